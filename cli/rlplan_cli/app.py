@@ -1,0 +1,64 @@
+"""The `rlplan` command: one file a verb, one boundary for errors.
+
+Results go to stdout, progress and messages to stderr. Exit codes stand in `rlplan.errors`.
+"""
+
+import sys
+from typing import NoReturn
+
+import click
+import typer
+
+from rlplan.errors import EXIT_BUG, RlplanError
+from rlplan_cli import doctor, emit, estimate, plan, profiles, report, run
+from rlplan_cli.render import show_error
+
+app = typer.Typer(
+    name="rlplan",
+    help="Plan, estimate, run and report reinforcement learning of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for module in (estimate, plan, emit, run, report, doctor):
+    app.command(name=module.NAME)(module.command)
+app.add_typer(profiles.app, name="profiles")
+
+
+def main() -> NoReturn:
+    """Entry point: every expected failure is one message and its exit code, never a traceback."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    sys.exit(_run(debug))
+
+
+def _run(debug: bool) -> int:
+    try:
+        result = app(standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except RlplanError as error:
+        if debug:
+            raise
+        show_error(error)
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show(file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"a bug in rlplan: {type(error).__name__}: {error}\n  way out: run again with --debug and report the traceback",
+            file=sys.stderr,
+        )
+        return EXIT_BUG

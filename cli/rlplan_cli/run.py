@@ -1,0 +1,74 @@
+"""`rlplan run JOB|plan.json|BUNDLE_DIR`: execute a plan and measure it against its own prediction."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlplan.errors import RlplanError
+from rlplan_cli.options import AsJson, Overrides
+from rlplan_cli.render import note
+
+NAME = "run"
+
+
+def command(
+    what: Annotated[Path, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")] = None,
+    with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a job on vLLM, DeepSpeed and Ray; leave metrics, a memory trace and the trained policy in a run folder."""
+    from rlplan_cli.progress import RunDisplay
+
+    folder, bundle = _prepare(what, tuple(overrides or ()), out)
+    note(f"run folder: {folder}")
+    try:
+        from rlplan.runtime.launch import run_bundle
+
+        with RunDisplay(bundle) as display:
+            run_bundle(bundle, folder, display.show)
+    except RlplanError:
+        if with_report and (folder / "trace.jsonl").exists():
+            _report(folder)
+        raise
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    if with_report:
+        status["report"] = _report(folder)
+    if as_json:
+        print(json.dumps({"schema_version": 1, "run_folder": str(folder), **status}))
+    else:
+        from rlplan_cli.run_summary import show_summary
+
+        show_summary(folder)
+
+
+def _prepare(what: Path, overrides: tuple[str, ...], out: Path | None) -> tuple[Path, Path]:
+    """(run folder, bundle folder). A bundle runs as it stands; a job or a plan is emitted into the run folder first."""
+    from rlplan.emit.bundle import read_bundle
+    from rlplan.planner.search import plan_from_file
+    from rlplan.runtime.launch import check_run_folder, prepare_run_folder
+
+    if what.is_dir():
+        folder = out or _default_folder(read_bundle(what).job.name)
+        check_run_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, what
+    plan = plan_from_file(what, overrides)
+    folder = out or _default_folder(plan.job.name)
+    return folder, prepare_run_folder(plan, folder)
+
+
+def _default_folder(name: str) -> Path:
+    return Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _report(folder: Path) -> str:
+    from rlplan.report.write import write_report
+
+    files = write_report(folder, folder / "report")
+    note(f"report: {folder / 'report' / 'index.html'}")
+    return str(getattr(files, "html", folder / "report" / "index.html"))

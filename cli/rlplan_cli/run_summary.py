@@ -1,0 +1,27 @@
+"""The end of a run in a few lines: what was learned, and what was predicted against what was measured."""
+
+import json
+from pathlib import Path
+
+from rlplan.planner.plan import read_plan
+from rlplan.trace import Trace
+from rlplan.units import format_bytes
+from rlplan_cli.render import new_table, stdout
+
+
+def show_summary(folder: Path) -> None:
+    """Accuracy before and after, and each process's peak."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    accuracies = [(row["step"], row["evaluate/greedy_accuracy"]) for row in rows if "evaluate/greedy_accuracy" in row]
+    if accuracies:
+        steps = ", ".join(f"{accuracy:.1%} {'at the end' if step < 0 else f'after {step}'}" for step, accuracy in accuracies)
+        stdout.print(f"greedy accuracy on held-out prompts: {steps}")
+    plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
+    table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
+    for process in plan.ledger.processes:
+        measured = [s.num_bytes for s in trace.samples if s.process == process and s.kind == "total"]
+        if measured:
+            predicted = plan.ledger.process_peak(process).num_bytes
+            table.add_row(process, format_bytes(predicted), format_bytes(max(measured)),
+                          f"{predicted / max(measured) - 1:+.1%}")
+    stdout.print(table)

@@ -1,0 +1,35 @@
+"""StepGraph: what one RL step consists of, before anyone decides where.
+
+In: nothing but words. Out: calls with what must come before them.
+Left out: devices, processes, bytes and seconds.
+"""
+
+from dataclasses import dataclass
+
+from rlplan.vocabulary import ActionKind, Phase, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One thing that happens to one role.
+
+    after: ids of calls of the same part (start, step or finish) that must have finished.
+    every: the call happens in steps that are a multiple of it. mini_batch: index of the mini-batch, for train calls.
+    """
+
+    id: str
+    kind: ActionKind
+    role: Role
+    phase: Phase
+    after: tuple[str, ...] = ()
+    every: int = 1
+    mini_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """A whole job: what happens once before, in every step, and once after."""
+
+    start: tuple[Call, ...]
+    step: tuple[Call, ...]
+    finish: tuple[Call, ...]

@@ -1,0 +1,42 @@
+"""Layouts: device groups, and how a role's processes and shards lie on them.
+
+In: a candidate's choices. Out: frozen groups, layouts and processes.
+Left out: bytes. A device is named `cpu:0`; on a `cpu` profile it is a process slot of the host.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlplan.vocabulary import Role
+
+Worker = Literal["policy_trainer", "rollout_engine", "scorer"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Devices that a role uses together."""
+
+    name: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLayout:
+    """How one role's worker processes lie on a device group, one process a device from the first on.
+
+    dp: data-parallel ranks; tp: tensor-parallel ranks of one replica; zero_stage: 0 for a role that is not trained.
+    """
+
+    role: Role
+    worker: Worker
+    group: str
+    devices: tuple[str, ...]
+    dp: int = 1
+    tp: int = 1
+    zero_stage: int = 0
+
+    @property
+    def processes(self) -> tuple[tuple[str, str], ...]:
+        """(process, device) of every worker process, as `policy_trainer/0` on `cpu:0`."""
+        name = self.worker if self.worker != "scorer" else f"scorer/{self.role}"
+        return tuple((f"{name}/{rank}", device) for rank, device in enumerate(self.devices))

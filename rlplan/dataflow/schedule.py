@@ -1,0 +1,122 @@
+"""Schedule: the graph of Actions that is estimated, executed and reported.
+
+In: a StepGraph and the layouts of a candidate. Out: Actions, each with its device group, stream and processes.
+Left out: bytes (memory/) and how an action is done (runtime/).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlplan.dataflow.graph import Call, StepGraph
+from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
+from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
+
+Part = Literal["start", "step", "finish"]
+
+HOST_GROUP = "host"
+DRIVER_PROCESS = "driver/0"
+HOST_DEVICE = "host:0"
+
+_STREAMS = {
+    ActionKind.GENERATE: Stream.GENERATION,
+    ActionKind.START_ENGINE: Stream.GENERATION,
+    ActionKind.EVALUATE: Stream.GENERATION,
+    ActionKind.SYNC_WEIGHTS: Stream.TRANSFER,
+    ActionKind.VERIFY: Stream.HOST,
+    ActionKind.COMPUTE_ADVANTAGES: Stream.HOST,
+}
+
+_WORKERS: dict[ActionKind, tuple[str, ...]] = {
+    ActionKind.START_TRAINER: ("policy_trainer",),
+    ActionKind.START_ENGINE: ("rollout_engine",),
+    ActionKind.START_SCORER: ("scorer",),
+    ActionKind.GENERATE: ("rollout_engine",),
+    ActionKind.EVALUATE: ("rollout_engine",),
+    ActionKind.SCORE: ("scorer",),
+    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer",),
+    ActionKind.OPTIMIZER_STEP: ("policy_trainer",),
+    ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
+    ActionKind.CHECKPOINT: ("policy_trainer",),
+    ActionKind.VERIFY: (),
+    ActionKind.COMPUTE_ADVANTAGES: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that happens to one role on one device group, when everything in `after` has finished.
+
+    processes: the worker processes that take part; empty for what the driver does itself.
+    """
+
+    id: str
+    kind: ActionKind
+    role: Role
+    phase: Phase
+    device_group: str
+    stream: Stream
+    processes: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    every: int = 1
+    mini_batch: int | None = None
+
+    def happens_in(self, step: int) -> bool:
+        """Whether this action belongs to RL step `step` (from 1; start and finish actions always happen)."""
+        return step < 1 or step % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A whole job on device groups: actions before, in every step, and after."""
+
+    placement: Placement
+    groups: tuple[DeviceGroup, ...]
+    layouts: tuple[RoleLayout, ...]
+    start: tuple[Action, ...]
+    step: tuple[Action, ...]
+    finish: tuple[Action, ...]
+
+    @property
+    def parts(self) -> tuple[tuple[Part, tuple[Action, ...]], ...]:
+        """The three parts by name, in order."""
+        return (("start", self.start), ("step", self.step), ("finish", self.finish))
+
+    @property
+    def processes(self) -> tuple[tuple[str, str], ...]:
+        """(process, device) of every worker process."""
+        return tuple(pair for layout in self.layouts for pair in layout.processes)
+
+    def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
+        """The layout of a role's worker. Raises: KeyError."""
+        for layout in self.layouts:
+            if layout.worker == worker and layout.role == role:
+                return layout
+        raise KeyError(f"{worker} of {role}")
+
+
+def build_schedule(
+    graph: StepGraph, placement: Placement, groups: tuple[DeviceGroup, ...], layouts: tuple[RoleLayout, ...]
+) -> Schedule:
+    """Give every call of the graph its place."""
+
+    def located(calls: tuple[Call, ...]) -> tuple[Action, ...]:
+        return tuple(_locate(call, layouts) for call in calls)
+
+    return Schedule(placement, groups, layouts, located(graph.start), located(graph.step), located(graph.finish))
+
+
+def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
+    workers = _WORKERS[call.kind]
+    mine = [layout for layout in layouts if layout.worker in workers and layout.role == call.role]
+    return Action(
+        id=call.id,
+        kind=call.kind,
+        role=call.role,
+        phase=call.phase,
+        device_group=mine[-1].group if mine else HOST_GROUP,
+        stream=_STREAMS.get(call.kind, Stream.TRAINING),
+        processes=tuple(process for layout in mine for process, _ in layout.processes),
+        after=call.after,
+        every=call.every,
+        mini_batch=call.mini_batch,
+    )

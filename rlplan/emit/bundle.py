@@ -1,0 +1,87 @@
+"""The bundle: a folder with everything that will run, readable by people and by `rlplan run`.
+
+    DIR/plan.json               the resolved plan with its ledger
+    DIR/execution.json          schedule and job
+    DIR/deepspeed/<role>.json   one DeepSpeed config a trained role
+    DIR/vllm/<role>.json        engine arguments
+    DIR/ray.json                the Ray placement
+    DIR/launch.sh               the one command
+
+In: a Plan. Out: those files; and back: `read_bundle(write_bundle(plan)) == execution_spec(plan)`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlplan.emit.execution import ExecutionSpec, execution_spec
+from rlplan.emit.flags import check_keys
+from rlplan.errors import EmitError, SpecError
+from rlplan.planner.plan import Plan, write_plan
+from rlplan.spec.base import read_json, validate
+
+LAUNCH_SCRIPT = """#!/usr/bin/env bash
+# Runs this bundle, exactly as it stands, with the rlplan of the active environment.
+set -euo pipefail
+exec rlplan run "$(dirname "$0")" "$@"
+"""
+
+
+def write_bundle(plan: Plan, folder: Path) -> None:
+    """Write the bundle of a plan. Raises: EmitError when the folder holds something else or a key is not known."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / "execution.json").exists():
+        raise EmitError(
+            f"{folder} is not empty and holds no bundle",
+            where=str(folder),
+            rule="a bundle is written into a new folder or over an older bundle",
+            way_out="name another folder",
+        )
+    spec = execution_spec(plan)
+    check_keys(spec)
+    for name in ("deepspeed", "vllm"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    write_plan(plan, folder / "plan.json")
+    portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
+    _write_json(folder / "execution.json", json.loads(portable.model_dump_json(exclude={"deepspeed", "vllm", "ray"})))
+    for role, config in spec.deepspeed.items():
+        _write_json(folder / "deepspeed" / f"{role}.json", config)
+    for role, arguments in spec.vllm.items():
+        _write_json(folder / "vllm" / f"{role}.json", arguments)
+    _write_json(folder / "ray.json", json.loads(spec.ray.model_dump_json()))
+    launch = folder / "launch.sh"
+    launch.write_text(LAUNCH_SCRIPT, encoding="utf-8")
+    launch.chmod(0o755)
+
+
+def read_bundle(folder: Path) -> ExecutionSpec:
+    """The ExecutionSpec in a bundle. Raises: SpecError, EmitError."""
+    if not (folder / "execution.json").is_file():
+        raise SpecError(
+            f"{folder} holds no bundle",
+            where=str(folder / "execution.json"),
+            rule="a bundle has execution.json, deepspeed/, vllm/ and ray.json",
+            way_out="make one with `rlplan emit plan.json -o DIR`",
+        )
+    data = read_json(folder / "execution.json", "the bundle's execution.json", limit=1 << 28)
+    if isinstance(data, dict):
+        data["deepspeed"] = _read_folder(folder / "deepspeed")
+        data["vllm"] = _read_folder(folder / "vllm")
+        data["ray"] = read_json(folder / "ray.json", "the bundle's ray.json")
+    spec = validate(ExecutionSpec, data, file=str(folder / "execution.json"), way_out="emit the bundle again")
+    check_keys(spec)
+    return spec.model_copy(update={"job": spec.job.resolved(folder)})
+
+
+def _read_folder(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise SpecError(
+            f"{folder.name}/ is missing from the bundle",
+            where=str(folder),
+            rule="a folder of JSON files",
+            way_out="emit the bundle again",
+        )
+    return {path.stem: read_json(path, f"the bundle's {folder.name} config") for path in sorted(folder.glob("*.json"))}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

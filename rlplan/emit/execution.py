@@ -1,0 +1,39 @@
+"""ExecutionSpec: the part of a plan that the runtime needs, and nothing that is still to be decided.
+
+In: a Plan. Out: DeepSpeed configs, vLLM engine arguments, the Ray placement and the schedule, as one frozen value.
+Left out: the ledger; a run compares itself with the plan that lies beside it.
+"""
+
+from typing import Any, Literal
+
+from rlplan.dataflow.schedule import Schedule
+from rlplan.emit.deepspeed import deepspeed_config
+from rlplan.emit.ray import RayPlacement, ray_placement
+from rlplan.emit.vllm import engine_arguments
+from rlplan.planner.plan import Plan
+from rlplan.spec.base import Spec
+from rlplan.spec.job import JobSpec
+
+
+class ExecutionSpec(Spec):
+    """What will run. deepspeed: one config a trained role; vllm: engine arguments of the policy's rollout engine."""
+
+    schema_version: Literal[1] = 1
+    job: JobSpec
+    schedule: Schedule
+    deepspeed: dict[str, dict[str, Any]]
+    vllm: dict[str, dict[str, Any]]
+    ray: RayPlacement
+
+
+def execution_spec(plan: Plan) -> ExecutionSpec:
+    """The executable part of a plan."""
+    return ExecutionSpec(
+        job=plan.job,
+        schedule=plan.schedule,
+        deepspeed={
+            role: deepspeed_config(plan.job, plan.schedule) for role in plan.job.algorithm.declaration.trained_roles
+        },
+        vllm={"policy": engine_arguments(plan.job)},
+        ray=ray_placement(plan),
+    )

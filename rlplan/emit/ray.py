@@ -1,0 +1,87 @@
+"""The Ray placement: bundles, and one worker process a bundle slot with its environment.
+
+In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
+"""
+
+from typing import Any, Literal
+
+from rlplan.planner.plan import Plan
+from rlplan.spec.base import Spec
+from rlplan.units import MIB
+from rlplan.vocabulary import Role
+
+# A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
+# memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest.
+_MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 * MIB), "MALLOC_TRIM_THRESHOLD_": str(2 * MIB)}
+
+_COMMON_ENVIRONMENT = {
+    **_MALLOC_ENVIRONMENT,
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_COMPILE_DISABLE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+_WORKER_ENVIRONMENT = {
+    "policy_trainer": {"DS_ACCELERATOR": "cpu"},
+    "scorer": {},
+    "rollout_engine": {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    },
+}
+
+
+class WorkerPlacement(Spec):
+    """One worker process. bundle: index into the placement group; num_threads: its OpenMP threads."""
+
+    process: str
+    worker: Literal["policy_trainer", "rollout_engine", "scorer"]
+    role: Role
+    rank: int
+    world_size: int
+    device: str
+    bundle: int
+    num_cpus: float
+    num_threads: int
+    environment: dict[str, str]
+
+
+class RayPlacement(Spec):
+    """Bundles of one placement group and the workers in them. object_store_memory: bytes of Ray's shared store."""
+
+    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    bundles: tuple[dict[str, float], ...]
+    workers: tuple[WorkerPlacement, ...]
+    object_store_memory: int = 128 * MIB
+
+
+def ray_placement(plan: Plan) -> RayPlacement:
+    """One bundle a device; each worker takes one logical CPU of its device's bundle.
+
+    Logical CPUs are slots, not cores: processes of a hybrid placement share a device in turn. A process that is alone
+    at work while the others wait (engine, scorer) may use the threads of its whole group.
+    """
+    devices = [f"cpu:{index}" for index in range(plan.job.hardware.num_devices)]
+    group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
+    workers = []
+    for layout in plan.schedule.layouts:
+        threads = 1 if layout.worker == "policy_trainer" else group_sizes[layout.group]
+        for rank, (process, device) in enumerate(layout.processes):
+            environment = {**_COMMON_ENVIRONMENT, **_WORKER_ENVIRONMENT[layout.worker], "OMP_NUM_THREADS": str(threads)}
+            fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role, "rank": rank}
+            workers.append(
+                WorkerPlacement(
+                    **fields,
+                    world_size=layout.dp * layout.tp,
+                    device=device,
+                    bundle=devices.index(device),
+                    num_cpus=1.0,
+                    num_threads=threads,
+                    environment=environment,
+                )
+            )
+    bundles = tuple({"CPU": float(sum(worker.bundle == index for worker in workers))} for index in range(len(devices)))
+    return RayPlacement(bundles=bundles, workers=tuple(workers))

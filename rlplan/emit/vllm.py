@@ -1,0 +1,36 @@
+"""vLLM's engine arguments for the rollout engine, by vLLM's own names.
+
+In: a JobSpec. Out: a plain dict for `vllm.LLM(**arguments)`, without the model's path. Source: vLLM 0.32.0.
+"""
+
+from typing import Any
+
+from rlplan.spec.job import JobSpec
+
+WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
+WEIGHT_TRANSFER_BACKEND = "rlplan_shared_memory"
+
+
+def engine_arguments(job: JobSpec) -> dict[str, Any]:
+    """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
+
+    `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
+    what the ratio needs.
+    """
+    return {
+        "dtype": job.rollout.dtype.value,
+        "seed": job.seed,
+        "tensor_parallel_size": 1,
+        "skip_tokenizer_init": True,
+        "load_format": "auto",
+        "max_model_len": job.workload.max_seq_len,
+        "max_num_seqs": job.rollout.max_num_seqs,
+        "max_num_batched_tokens": job.rollout.max_num_batched_tokens,
+        "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
+        "block_size": job.rollout.block_size,
+        "enable_prefix_caching": True,
+        "enforce_eager": True,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
+    }

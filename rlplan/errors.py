@@ -1,0 +1,89 @@
+"""The exception tree. Every message has four parts: what (with both numbers), where, the rule, the way out.
+
+    RlplanError
+      SpecError            the job, profile or data is wrong        exit 2
+      NoFeasiblePlanError  a correct, negative answer               exit 1
+      EmitError            the plan cannot be expressed in a target exit 3
+      HostError            missing extra, version, device, memory   exit 4
+      RunError             a launched process failed                exit 5
+      InterruptedRunError  stopped by Ctrl-C or SIGTERM             exit 130 or 143
+    a bug of ours (anything else)                                   exit 70
+
+Exit 75 (interrupted but resumable) comes with checkpoints; until then an interrupted run says 130 or 143.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_BUG = 70
+
+
+class RlplanError(Exception):
+    """A failure with an explanation. `str()` gives the four parts on one to four lines.
+
+    what: what went wrong, with the value that was found.
+    where: file and key path, or the process and action.
+    rule: what must hold, with the allowed set.
+    way_out: what to do now.
+    """
+
+    exit_code = EXIT_BUG
+
+    def __init__(self, what: str, *, where: str = "", rule: str = "", way_out: str = "") -> None:
+        self.what, self.where, self.rule, self.way_out = what, where, rule, way_out
+        labelled = (("where", where), ("rule", rule), ("way out", way_out))
+        super().__init__("\n".join([what] + [f"  {label}: {text}" for label, text in labelled if text]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the four parts when the error crosses a process boundary."""
+        return _rebuild, (type(self), self.what, self.where, self.rule, self.way_out)
+
+
+def _rebuild(kind: type[RlplanError], what: str, where: str, rule: str, way_out: str) -> RlplanError:
+    return kind(what, where=where, rule=rule, way_out=way_out)
+
+
+class SpecError(RlplanError):
+    """The job, a profile, a plan or a data file is wrong."""
+
+    exit_code = 2
+
+
+class NoFeasiblePlanError(RlplanError):
+    """Nothing that was allowed fits: an answer, not a failure."""
+
+    exit_code = 1
+
+
+class EmitError(RlplanError):
+    """The plan says something that the target cannot express."""
+
+    exit_code = 3
+
+
+class HostError(RlplanError):
+    """This machine lacks an extra, a version, a device, a port or memory."""
+
+    exit_code = 4
+
+
+class RunError(RlplanError):
+    """A launched process failed, hung past its deadline or gave an impossible result."""
+
+    exit_code = 5
+
+
+class InterruptedRunError(RlplanError):
+    """A person or a scheduler stopped the run; `exit_code` follows the signal (128 + its number)."""
+
+    exit_code = 130
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` when a known word is near, else nothing.
+
+    >>> did_you_mean("plicy", ["policy", "reward"])
+    " Did you mean 'policy'?"
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,52 @@
+"""What the rollout engine holds, action by action.
+
+In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and transitions.py.
+"""
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
+from rlplan.memory.ledger import Moment
+from rlplan.memory.params import engine_parameter_bytes, packed_weight_bytes, unpacked_remainder_bytes
+from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+
+class EngineForecast:
+    """One engine process. See `memory.predict.Forecast`."""
+
+    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> None:
+        self.job, self.model, self.profile = job, model, profile
+        self.element_bytes = job.rollout.dtype.num_bytes
+
+    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held when the action has ended."""
+        rollout = self.job.rollout
+        held = {
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes),
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(self.model, self.element_bytes, self.profile.weight_packing),
+            MemoryKind.KV_CACHE: kv_cache_bytes(
+                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory
+            ),
+            MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
+        }
+        if action.kind is not ActionKind.START_ENGINE:
+            held[MemoryKind.SYNC_STAGING] = self._staging()
+        return held
+
+    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, moment)
+        if action.kind is ActionKind.START_ENGINE:
+            held[MemoryKind.WEIGHTS] = engine_parameter_bytes(self.model, self.element_bytes)
+        elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
+            rollout = self.job.rollout
+            held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
+            held[MemoryKind.LOGITS] = sampler_bytes(self.model.vocab_size, rollout.max_num_seqs)
+        return held
+
+    def _staging(self) -> int:
+        buckets = plan_buckets(self.model.parameters, self.job.training.dtype.num_bytes, self.job.placement.sync_bucket)
+        return staging_bytes(buckets)

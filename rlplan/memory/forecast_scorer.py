@@ -1,0 +1,42 @@
+"""What a scorer (a frozen model that gives log-probs) holds, action by action.
+
+In: a job and its model. Out: bytes by kind.
+"""
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.activations import forward_working_bytes
+from rlplan.memory.ledger import Moment
+from rlplan.memory.logits import largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.params import parameter_bytes
+from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+
+class ScorerForecast:
+    """One scorer process. See `memory.predict.Forecast`."""
+
+    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_processes: int) -> None:
+        self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
+
+    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held when the action has ended."""
+        return {
+            MemoryKind.WEIGHTS: parameter_bytes(self.model, self.job.training.dtype.num_bytes),
+            MemoryKind.PROCESS: self.profile.process_overheads.scorer.value,
+        }
+
+    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, moment)
+        if action.kind is ActionKind.SCORE:
+            workload = self.job.workload
+            share = ceil_div(workload.num_rollouts_per_step, self.num_processes)
+            size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
+            layer = forward_working_bytes(self.model, size * workload.max_seq_len)
+            head = logits_bytes(size * workload.max_response_len, self.model.vocab_size)
+            head += probability_slice_bytes(size * workload.max_response_len, self.model.vocab_size) // 3
+            held[MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS] = max(layer, head)
+        return held

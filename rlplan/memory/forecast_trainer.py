@@ -1,0 +1,99 @@
+"""What a policy trainer rank holds, action by action.
+
+In: a job, its model and the rank. Out: bytes by kind. The formulas are in training.py, activations.py and backward.py.
+"""
+
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.backward import MicroBatch, forward_backward_peak
+from rlplan.memory.ledger import Moment
+from rlplan.memory.logits import largest_micro_batch, num_micro_batches
+from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
+from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+
+class TrainerForecast:
+    """One data-parallel rank. See `memory.predict.Forecast`."""
+
+    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_ranks: int, rank: int) -> None:
+        self.job, self.model, self.profile, self.rank = job, model, profile, rank
+        self.num_ranks = num_ranks
+        self.zero = ZeroTwo(model, num_ranks, rank, job.training.reduce_bucket_size)
+
+    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held when the action has ended."""
+        held = self._base(has_optimizer=self._has_optimizer(action, moment, after=True))
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held[MemoryKind.GRADIENTS] = self.zero.gradient_bytes()
+        if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
+            held[MemoryKind.SYNC_STAGING] = self._staging()
+        return held
+
+    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, moment)
+        if action.kind is ActionKind.START_TRAINER:
+            # The loaded parameters and DeepSpeed's flat copy of them exist side by side while it flattens.
+            held[MemoryKind.COMM_BUFFERS] = max(0, self.zero.weight_bytes() - self.zero.master_bytes())
+        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held |= {kind: size for kind, size in self._passes.items()}
+        elif action.kind is ActionKind.OPTIMIZER_STEP:
+            gradients, extra = self._step_moment(held, moment)
+            held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
+        return held
+
+    @cached_property
+    def _passes(self) -> dict[MemoryKind, int]:
+        workload = self.job.workload
+        share = workload.mini_batch_size // self.num_ranks
+        size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
+        micro = MicroBatch(
+            num_tokens=size * workload.max_seq_len,
+            num_response_tokens=size * workload.max_response_len,
+            count=num_micro_batches(share, workload.micro_batch_size_per_gpu),
+        )
+        return forward_backward_peak(self.zero, micro)
+
+    def _step_moment(self, held: dict[MemoryKind, int], moment: Moment) -> tuple[int, int]:
+        """(gradients, communication buffers) at the larger of two moments of the step.
+
+        Flattening: the gradients and a flat copy of this rank's partition; Adam's moments appear right after it.
+        Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
+        """
+        flattening = self.zero.gradient_bytes() + self.zero.partition_numel * FLOAT_BYTES
+        late = held.get(MemoryKind.OPTIMIZER, 0) if moment == "first" else 0
+        gathering = self.zero.weight_bytes() if self.num_ranks > 1 else 0
+        if gathering >= flattening - late:
+            return 0, gathering
+        return flattening, 0
+
+    def _base(self, *, has_optimizer: bool) -> dict[MemoryKind, int]:
+        held = {
+            MemoryKind.WEIGHTS: self.zero.weight_bytes(),
+            MemoryKind.MASTER_WEIGHTS: self.zero.master_bytes(),
+            MemoryKind.PROCESS: self.profile.process_overheads.policy_trainer.value,
+        }
+        if has_optimizer:
+            held[MemoryKind.OPTIMIZER] = self.zero.optimizer_bytes()
+        return held
+
+    def _has_optimizer(self, action: Action, moment: Moment, *, after: bool) -> bool:
+        """Adam's moments appear in the first optimizer step."""
+        if moment == "start":
+            return False
+        if moment != "first":
+            return True
+        is_step = action.kind is ActionKind.OPTIMIZER_STEP and after
+        return is_step or action.kind in (ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT) or bool(action.mini_batch)
+
+    def _staging(self) -> int:
+        """The shared arena is mapped by the first rank only."""
+        if self.rank:
+            return 0
+        buckets = plan_buckets(self.model.parameters, self.job.training.dtype.num_bytes, self.job.placement.sync_bucket)
+        return staging_bytes(buckets)

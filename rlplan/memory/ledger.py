@@ -1,0 +1,153 @@
+"""MemoryLedger: bytes resident after and at the peak inside each Action, per process, role and kind.
+
+In: rows made by `memory.predict`. Out: totals per device, host and process, and the binding moment.
+Left out: how the bytes come about (the other modules of this package) and what was measured (trace.py).
+
+A row speaks of one (moment, action, process, role, kind). `resident_bytes` is held when the action has ended;
+`peak_bytes` is held at the moment of the process's peak inside the action, so that a process's rows add up to its peak.
+A process that takes no part in an action has no row for it and keeps what it held after its last one.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+
+Moment = Literal["start", "first", "steady", "finish"]
+"""When: while starting, in the first step (Adam states appear late), in every later step, while finishing."""
+
+LEDGER_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """Bytes of one kind that one process holds for one role, after and inside one action. See the module docstring.
+
+    space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
+    source: the function that computed the bytes.
+    """
+
+    moment: Moment
+    action_id: str
+    phase: Phase
+    process: str
+    device: str
+    role: Role
+    kind: MemoryKind
+    space: Literal["device", "host"]
+    resident_bytes: int
+    peak_bytes: int
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest total of a device, process or the host: where it happens and what it is made of.
+
+    rows: (process, role, kind, bytes), largest first.
+    """
+
+    scope: str
+    moment: Moment
+    action_id: str
+    num_bytes: int
+    rows: tuple[tuple[str, Role, MemoryKind, int], ...]
+
+
+@dataclass(frozen=True)
+class MemoryLedger:
+    """All rows of a schedule, with the capacity of each device and of the host in bytes.
+
+    shares_host_memory: the devices' memory is the host's (a CPU profile), so the host's total is everything.
+    concurrent: pairs of actions of one part that may run at once; their peaks add up.
+    """
+
+    rows: tuple[LedgerRow, ...]
+    device_capacity: int
+    host_capacity: int
+    shares_host_memory: bool
+    order: tuple[tuple[Moment, str], ...]
+    concurrent: tuple[tuple[str, str], ...] = ()
+    schema_version: int = LEDGER_SCHEMA_VERSION
+
+    def process_peak(self, process: str) -> Peak:
+        """The largest sum of one process's rows inside any action."""
+        totals: dict[tuple[Moment, str], list[LedgerRow]] = defaultdict(list)
+        for row in self.rows:
+            if row.process == process:
+                totals[(row.moment, row.action_id)].append(row)
+        moment, rows = max(totals.items(), key=lambda item: sum(row.peak_bytes for row in item[1]))
+        return _peak(process, moment, [(row, row.peak_bytes) for row in rows])
+
+    def device_peak(self, device: str) -> Peak:
+        """The largest total of the `device` rows on one device over all moments."""
+        return max(
+            (
+                _peak(
+                    device,
+                    moment,
+                    [(row, size) for row, size in held if row.device == device and row.space == "device"],
+                )
+                for moment, held in self._moments()
+            ),
+            key=lambda peak: peak.num_bytes,
+        )
+
+    def host_peak(self) -> Peak:
+        """The largest total of the host's memory over all moments; on a CPU profile that is every row."""
+        return max(
+            (
+                _peak("host", moment, [(row, size) for row, size in held if self._is_host(row)])
+                for moment, held in self._moments()
+            ),
+            key=lambda peak: peak.num_bytes,
+        )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that hold anything, in order."""
+        return tuple(sorted({row.device for row in self.rows if row.space == "device"}))
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The processes that hold anything, in order of appearance."""
+        return tuple(dict.fromkeys(row.process for row in self.rows))
+
+    def _is_host(self, row: LedgerRow) -> bool:
+        return self.shares_host_memory or row.space == "host"
+
+    def _moments(self) -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:
+        """For each moment in order: every row that counts then, with its bytes.
+
+        A process in the action counts its peak; so does a process in an action that may run beside it; any other
+        process counts what it held after its last action.
+        """
+        by_moment: dict[tuple[Moment, str], dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
+        for row in self.rows:
+            by_moment[(row.moment, row.action_id)][row.process].append(row)
+        held: dict[str, list[LedgerRow]] = {}
+        result = []
+        for moment in self.order:
+            beside = self._beside(moment)
+            active = {process: rows for other in [*beside, moment] for process, rows in by_moment[other].items()}
+            counted = [(row, row.peak_bytes) for rows in active.values() for row in rows]
+            counted += [
+                (row, row.resident_bytes) for process, rows in held.items() if process not in active for row in rows
+            ]
+            result.append((moment, counted))
+            held.update(by_moment[moment])
+        return result
+
+    def _beside(self, moment: tuple[Moment, str]) -> list[tuple[Moment, str]]:
+        pairs = [pair for pair in self.concurrent if moment[1] in pair]
+        return [(moment[0], first if second == moment[1] else second) for first, second in pairs]
+
+
+def _peak(scope: str, moment: tuple[Moment, str], counted: list[tuple[LedgerRow, int]]) -> Peak:
+    sums: dict[tuple[str, Role, MemoryKind], int] = defaultdict(int)
+    for row, size in counted:
+        sums[(row.process, row.role, row.kind)] += size
+    rows = sorted(((*key, size) for key, size in sums.items() if size), key=lambda item: -item[3])
+    return Peak(scope, moment[0], moment[1], sum(row[3] for row in rows), tuple(rows))

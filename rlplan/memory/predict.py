@@ -1,0 +1,138 @@
+"""From a job and a schedule to the ledger: what every process holds after and at the peak inside each action.
+
+In: JobSpec, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. Pure: it imports no engine and starts nothing.
+Left out: overlap of actions other than those that the schedule lets run side by side.
+
+Each process has a forecaster that says, for one action at one moment, the bytes by kind: resident after it, and at the
+moment of the process's own peak inside it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
+from rlplan.memory.forecast_engine import EngineForecast
+from rlplan.memory.forecast_scorer import ScorerForecast
+from rlplan.memory.forecast_trainer import TrainerForecast
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.spec.hardware import HardwareProfile, SourcedBytes
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+
+Bytes = Mapping[MemoryKind, int]
+
+
+class Forecast(Protocol):
+    """Bytes of one process by kind."""
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held when the action has ended."""
+        ...
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held at the moment of the process's peak inside the action."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Process:
+    name: str
+    device: str
+    role: Role
+    forecast: Forecast
+
+
+def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedule: Schedule) -> MemoryLedger:
+    """The whole ledger of a schedule."""
+    processes = list(_processes(job, model, profile, schedule))
+    order: list[tuple[Moment, str]] = []
+    rows: list[LedgerRow] = _host_rows(profile, schedule)
+    for moment, actions in _moments(job, schedule):
+        for action in actions:
+            order.append((moment, action.id))
+            for process in processes:
+                if process.name in action.processes:
+                    rows += _rows(action, moment, process)
+    capacity = job.hardware.memory or profile.memory.value
+    return MemoryLedger(
+        rows=tuple(rows),
+        device_capacity=capacity,
+        host_capacity=capacity,
+        shares_host_memory=profile.kind == "cpu",
+        order=tuple(order),
+        concurrent=_concurrent(schedule),
+    )
+
+
+def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
+    yield "start", schedule.start
+    yield "first", tuple(action for action in schedule.step if action.happens_in(1))
+    if job.workload.num_steps > 1:
+        yield "steady", schedule.step
+    yield "finish", schedule.finish
+
+
+def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedule: Schedule) -> Iterator[_Process]:
+    for layout in schedule.layouts:
+        for rank, (name, device) in enumerate(layout.processes):
+            if layout.worker == "policy_trainer":
+                forecast: Forecast = TrainerForecast(job, model, profile, layout.dp, rank)
+            elif layout.worker == "rollout_engine":
+                forecast = EngineForecast(job, model, profile)
+            else:
+                forecast = ScorerForecast(job, model, profile, len(layout.devices))
+            yield _Process(name, device, layout.role, forecast)
+
+
+def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerRow]:
+    resident, peak = process.forecast.resident(action, moment), process.forecast.peak(action, moment)
+    for kind in MemoryKind:
+        if resident.get(kind, 0) or peak.get(kind, 0):
+            yield LedgerRow(
+                moment=moment,
+                action_id=action.id,
+                phase=action.phase,
+                process=process.name,
+                device=process.device,
+                role=process.role,
+                kind=kind,
+                space="device",
+                resident_bytes=resident.get(kind, 0),
+                peak_bytes=peak.get(kind, 0),
+                provenance=Provenance.MEASURED if kind in _PROFILE_KINDS else Provenance.DERIVED,
+                source=f"memory.{type(process.forecast).__name__}",
+            )
+
+
+_PROFILE_KINDS = (MemoryKind.PROCESS, MemoryKind.FRAGMENTATION)
+"""Kinds whose bytes come straight from the profile."""
+
+
+def _host_rows(profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
+    """What runs beside the workers all the time: the driver and Ray's own processes."""
+    overheads = profile.process_overheads
+    first = schedule.start[0]
+
+    def row(process: str, size: SourcedBytes, space: Literal["device", "host"] = "host") -> LedgerRow:
+        return LedgerRow(
+            moment="start", action_id=first.id, phase=Phase.START, process=process, device=HOST_DEVICE,
+            role=Role.VERIFIER, kind=MemoryKind.PROCESS, space=space, resident_bytes=size.value, peak_bytes=size.value,
+            provenance=size.provenance, source=size.source,
+        )  # fmt: skip
+
+    return [row(DRIVER_PROCESS, overheads.driver), row("ray_system", overheads.ray_system)]
+
+
+def _concurrent(schedule: Schedule) -> tuple[tuple[str, str], ...]:
+    """Pairs of actions of one part that may run at the same time: neither must come before the other."""
+    pairs = []
+    for _, actions in schedule.parts:
+        before: dict[str, set[str]] = {}
+        for action in actions:
+            before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
+        names = [action.id for action in actions if action.processes]
+        for index, one in enumerate(names):
+            pairs += [(one, two) for two in names[index + 1 :] if one not in before[two] and two not in before[one]]
+    return tuple(dict.fromkeys(pairs))

@@ -1,0 +1,57 @@
+"""Candidates: every layout that the job leaves open and the runtime can execute.
+
+In: a JobSpec. Out: candidates in order of preference, and those that cannot be built with the reason.
+Left out: time. Until there is a timing model the order is fixed: hybrid before disaggregated, for it keeps every
+device busy in training.
+"""
+
+from dataclasses import dataclass
+
+from rlplan.planner.plan import Rejection
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Placement
+
+SUPPORTED_ZERO_STAGES = (2,)
+SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One layout to consider."""
+
+    placement: Placement
+    zero_stage: int
+
+
+def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
+    """(candidates, rejections): what can be built, and what cannot with the reason."""
+    wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
+    stages = SUPPORTED_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
+    ordered = sorted(
+        wanted, key=lambda placement: (placement not in SUPPORTED_PLACEMENTS, list(Placement).index(placement))
+    )
+    candidates, rejections = [], []
+    for placement in ordered:
+        for stage in stages:
+            reason = _cannot(job, placement, stage)
+            if reason:
+                rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
+            else:
+                candidates.append(Candidate(placement, stage))
+    return tuple(candidates), tuple(rejections)
+
+
+def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
+    if zero_stage not in SUPPORTED_ZERO_STAGES:
+        return f"zero_stage {zero_stage} is not executed yet; {SUPPORTED_ZERO_STAGES} is"
+    if placement not in SUPPORTED_PLACEMENTS:
+        return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
+    num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)
+    if num_training < 1:
+        return "disaggregated needs at least 2 devices: one generates, the others train"
+    if job.workload.mini_batch_size % num_training:
+        return (
+            f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
+            f"training device(s)"
+        )
+    return ""

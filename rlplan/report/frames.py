@@ -1,0 +1,261 @@
+"""Dataframes of a run: what was predicted, what was measured, and both joined on the action.
+
+In: a RunFolder. Out: pandas dataframes, one row a fact, bytes in nullable integers, columns documented on each function.
+Left out: anything drawn, and any number that neither the ledger nor the trace holds; what is unknown stays empty.
+
+An error is always predicted minus measured: above zero the prediction was too large, below zero it was too small.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from rlplan.memory.ledger import MemoryLedger
+from rlplan.report.run_folder import RunFolder
+from rlplan.trace import MemorySample
+from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
+
+TOTAL = "total"
+PEAK_TOLERANCE, PACKED_TOLERANCE = 0.15, 0.05
+"""A process's peak may be predicted too large by this fraction and never too small; packed weights may be off by it."""
+
+PERSISTENT = tuple(str(kind) for kind in PERSISTENT_KINDS)
+
+_AT = ["moment", "action_id", "process"]
+_BYTES = ["resident_bytes", "peak_bytes"]
+_PREDICTED_COLUMNS = [
+    *("moment", "action_id", "phase", "process", "device", "role", "kind", "space"),
+    *("resident_bytes", "peak_bytes", "provenance", "source"),
+]
+_MEASURED_COLUMNS = [
+    *("step", "attempt", "moment", "action_id", "process", "device", "role", "kind", "statistic"),
+    *("measured_bytes", "at_s"),
+]
+_JOINED_COLUMNS = [
+    *("step", "attempt", "moment", "action_id", "process", "device", "role", "kind", "statistic"),
+    *("predicted_bytes", "measured_bytes", "error_bytes", "error_fraction", "exact", "at_s"),
+]
+
+
+def moment_of_step(step: int) -> str:
+    """The ledger's moment that speaks of a step of the trace.
+
+    >>> [moment_of_step(step) for step in (0, 1, 2, 40, -1)]
+    ['start', 'first', 'steady', 'steady', 'finish']
+    """
+    return {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
+
+
+def predicted_memory(run: RunFolder) -> pd.DataFrame:
+    """The ledger's rows as they stand in the plan."""
+    rows = [{**asdict(row), "role": str(row.role), "kind": str(row.kind)} for row in run.plan.ledger.rows]
+    return pd.DataFrame(rows, columns=_PREDICTED_COLUMNS).astype(dict.fromkeys(_BYTES, "Int64"))
+
+
+def held_memory(ledger: MemoryLedger) -> pd.DataFrame:
+    """The ledger with what every process holds at every moment, also where it takes no part.
+
+    Columns: moment, action_id, process, device, role, kind, takes_part, resident_bytes, peak_bytes. A process that
+    takes no part keeps what it held after its last action, inside the action and after it.
+    """
+    by_moment: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    for row in ledger.rows:
+        by_moment.setdefault((row.moment, row.action_id), {}).setdefault(row.process, []).append(row)
+    held: dict[str, list[Any]] = {}
+    facts = []
+    for moment in ledger.order:
+        active = by_moment.get(moment, {})
+        for process, rows in {**held, **active}.items():
+            for row in rows:
+                peak = row.peak_bytes if process in active else row.resident_bytes
+                name = (*moment, process, row.device, str(row.role), str(row.kind), process in active)
+                facts.append((*name, row.resident_bytes, peak))
+        held.update(active)
+    keys = [*_AT, "device", "role", "kind", "takes_part"]
+    frame = pd.DataFrame(facts, columns=[*keys, *_BYTES]).astype(dict.fromkeys(_BYTES, "Int64"))
+    return frame.groupby(keys, sort=False, as_index=False)[_BYTES].sum()
+
+
+def measured_memory(run: RunFolder) -> pd.DataFrame:
+    """Every memory sample of the trace, with the ledger's moment that speaks of it."""
+    frame = pd.DataFrame([_measured_row(sample) for sample in run.trace.samples], columns=_MEASURED_COLUMNS)
+    return frame.astype({"measured_bytes": "Int64"})
+
+
+def joined_memory(run: RunFolder) -> pd.DataFrame:
+    """Every measured sample beside its prediction, in the order in which they were measured.
+
+    exact: whether both are the same byte for byte, for persistent kinds; empty for the others.
+    predicted_bytes: empty where the ledger does not know the process at that moment; 0 where it knows the process and
+    has no row of that kind.
+    """
+    measured, held = measured_memory(run), held_memory(run.plan.ledger)
+    totals = held.groupby(_AT, as_index=False)[_BYTES].sum()
+    keys = [*_AT, "role", "kind"]
+    parts = held.groupby(keys, as_index=False)[_BYTES].sum()
+    is_total = measured["kind"] == TOTAL
+    whole = measured[is_total].merge(totals, on=_AT, how="left")
+    components = measured[~is_total].merge(parts, on=keys, how="left")
+    known = components.merge(totals[_AT].assign(is_known=True), on=_AT, how="left")["is_known"].notna()
+    for column in _BYTES:
+        components.loc[known.to_numpy() & components[column].isna().to_numpy(), column] = 0
+    frame = pd.concat([whole, components]) if len(components) else whole
+    return _with_errors(frame.astype(dict.fromkeys(_BYTES, "Int64")))
+
+
+def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row a process: the largest total predicted and measured, over the actions that the run reached.
+
+    Columns: process, device, moment and action_id of the predicted peak, predicted_bytes, predicted_baseline_bytes (its
+    PROCESS rows), measured_bytes, measured_action_id, measured_step, baseline_bytes (measured before any model was
+    there), error_fraction, and the same without the baselines: net_predicted_bytes, net_measured_bytes,
+    net_error_fraction, and modelled_share: what part of the measured peak is not baseline.
+    """
+    joined = joined_memory(run) if joined is None else joined
+    held = _reached(run, held_memory(run.plan.ledger))
+    totals = joined[joined["kind"] == TOTAL]
+    processes = dict.fromkeys([*held["process"], *totals["process"]])
+    rows = [{**_predicted_peak(held, process), **_measured_peak(joined, process)} for process in processes]
+    frame = pd.DataFrame(rows, columns=_PEAK_COLUMNS)
+    for column in [name for name in _PEAK_COLUMNS if name.endswith("_bytes")]:
+        frame[column] = frame[column].astype("Int64")
+    frame["error_fraction"] = _fraction(frame["predicted_bytes"], frame["measured_bytes"])
+    frame["net_predicted_bytes"] = frame["predicted_bytes"] - frame["predicted_baseline_bytes"]
+    frame["net_measured_bytes"] = frame["measured_bytes"] - frame["baseline_bytes"]
+    frame["net_error_fraction"] = _fraction(frame["net_predicted_bytes"], frame["net_measured_bytes"])
+    frame["modelled_share"] = (frame["net_measured_bytes"] / frame["measured_bytes"]).astype("Float64")
+    return frame
+
+
+def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row for each persistent kind of each process and role: how many of its samples were predicted exactly.
+
+    Columns: kind, process, role, num_compared, num_exact, predicted_bytes and measured_bytes (of the sample that is
+    furthest off, or the largest when all are exact). A kind that was predicted and never measured has num_compared 0.
+    """
+    joined = joined_memory(run) if joined is None else joined
+    persistent = joined[joined["kind"].isin(PERSISTENT) & (joined["statistic"] == "resident")]
+    held = _reached(run, held_memory(run.plan.ledger))
+    promised = held[held["kind"].isin(PERSISTENT) & (held["resident_bytes"] > 0)]
+    keys = dict.fromkeys(
+        (str(kind), process, str(role))
+        for frame in (promised, persistent)
+        for kind, process, role in zip(frame["kind"], frame["process"], frame["role"], strict=True)
+    )
+    rows = []
+    for kind, process, role in sorted(keys, key=lambda key: (PERSISTENT.index(key[0]), key[1:])):
+        samples = _of(persistent, process=process, kind=kind, role=role)
+        peak = _of(promised, process=process, kind=kind, role=role)["resident_bytes"].max()
+        rows.append({"kind": kind, "process": process, "role": role, **_exact_counts(samples, peak)})
+    columns = ["kind", "process", "role", "num_compared", "num_exact", "predicted_bytes", "measured_bytes"]
+    return pd.DataFrame(rows, columns=columns).astype({"predicted_bytes": "Int64", "measured_bytes": "Int64"})
+
+
+def metrics(run: RunFolder) -> pd.DataFrame:
+    """Learning metrics, one row a step in order; the last evaluation (step -1) belongs to the last step."""
+    return _by_step(run.metrics)
+
+
+def timings(run: RunFolder) -> pd.DataFrame:
+    """Seconds and throughput, one row a step in order."""
+    return _by_step(run.timings)
+
+
+_PEAK_COLUMNS = [
+    *("process", "device", "moment", "action_id", "predicted_bytes", "predicted_baseline_bytes"),
+    *("measured_bytes", "measured_action_id", "measured_step", "baseline_bytes"),
+]
+
+
+def _measured_row(sample: MemorySample) -> dict[str, Any]:
+    row = asdict(sample)
+    return {**row, "measured_bytes": row.pop("num_bytes"), "moment": moment_of_step(sample.step)}
+
+
+def _with_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame.copy()
+    is_peak = frame["statistic"] == "peak"
+    frame["predicted_bytes"] = frame["peak_bytes"].where(is_peak, frame["resident_bytes"])
+    frame["error_bytes"] = frame["predicted_bytes"] - frame["measured_bytes"]
+    frame["error_fraction"] = _fraction(frame["predicted_bytes"], frame["measured_bytes"])
+    is_exact = (frame["error_bytes"] == 0).astype("boolean").fillna(False)
+    frame["exact"] = is_exact.where(frame["kind"].isin(PERSISTENT) & ~is_peak, pd.NA)
+    order = ["at_s", "process", "kind", "statistic"]
+    return frame.sort_values(order, kind="stable", ignore_index=True)[_JOINED_COLUMNS]
+
+
+def _fraction(predicted: pd.Series, measured: pd.Series) -> pd.Series:
+    """(predicted - measured) / measured; empty where nothing was measured."""
+    return ((predicted - measured) / measured.where(measured > 0)).astype("Float64")
+
+
+def _reached(run: RunFolder, held: pd.DataFrame) -> pd.DataFrame:
+    """The moments that the run got to, so that a run cut short is not compared with a peak it never had."""
+    seen = {(moment_of_step(record.step), record.action_id) for record in (*run.trace.samples, *run.trace.spans)}
+    if not seen:
+        return held
+    return held[[pair in seen for pair in zip(held["moment"], held["action_id"], strict=True)]]
+
+
+def _predicted_peak(held: pd.DataFrame, process: str) -> dict[str, Any]:
+    mine = _of(held, process=process)
+    if mine.empty:
+        return {"process": process, "device": ""}
+    sums = mine.groupby(["moment", "action_id"], sort=False)["peak_bytes"].sum()
+    moment, action_id = sums.idxmax()
+    rows = _of(mine, moment=moment, action_id=action_id)
+    baseline = rows[rows["kind"] == MemoryKind.PROCESS]["peak_bytes"].sum()
+    return {
+        "process": process,
+        "device": mine["device"].iloc[0],
+        "moment": moment,
+        "action_id": action_id,
+        "predicted_bytes": sums.max(),
+        "predicted_baseline_bytes": baseline,
+    }
+
+
+def _measured_peak(joined: pd.DataFrame, process: str) -> dict[str, Any]:
+    mine = joined[joined["process"] == process]
+    totals = mine[mine["kind"] == TOTAL]
+    found: dict[str, Any] = {}
+    if len(totals):
+        top = totals.loc[totals["measured_bytes"].idxmax()]
+        found = {
+            "device": top["device"],
+            "measured_bytes": top["measured_bytes"],
+            "measured_action_id": top["action_id"],
+            "measured_step": int(top["step"]),
+        }
+    baselines = mine[(mine["kind"] == MemoryKind.PROCESS) & (mine["step"] == 0) & (mine["statistic"] == "resident")]
+    if len(baselines):
+        found["baseline_bytes"] = baselines["measured_bytes"].iloc[0]
+    return found
+
+
+def _exact_counts(samples: pd.DataFrame, promised: Any) -> dict[str, Any]:
+    if samples.empty:
+        return {"num_compared": 0, "num_exact": 0, "predicted_bytes": promised, "measured_bytes": pd.NA}
+    off = samples["error_bytes"].abs().fillna(samples["measured_bytes"])
+    worst = samples.loc[off.idxmax() if off.max() > 0 else samples["measured_bytes"].idxmax()]
+    return {
+        "num_compared": len(samples),
+        "num_exact": int(samples["exact"].sum()),
+        "predicted_bytes": worst["predicted_bytes"],
+        "measured_bytes": worst["measured_bytes"],
+    }
+
+
+def _of(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
+    """The rows whose columns have those values."""
+    for column, value in wanted.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+def _by_step(rows: tuple[dict[str, Any], ...]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(rows)) if rows else pd.DataFrame({"step": pd.Series(dtype="int64")})
+    last = int(frame["step"].max()) if len(frame) else 0
+    frame["step"] = frame["step"].where(frame["step"] >= 0, max(last, 0))
+    return frame.groupby("step", as_index=False, sort=True).last()

@@ -1,0 +1,194 @@
+"""The report as one self-contained HTML page.
+
+In: Findings, their summary, and the figures. Out: HTML text; all values are data and pass through autoescape.
+Left out: working anything out (summary.py, frames.py); here numbers only become words.
+"""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from rlplan.report import style
+from rlplan.report.frames import PEAK_TOLERANCE, held_memory
+from rlplan.report.summary import Findings
+from rlplan.units import format_bytes, format_rate, format_seconds
+
+TEMPLATE = "report.html.j2"
+FLAT_POINTS = 0.05
+"""A control whose accuracy moved less than this counts as flat."""
+
+_STATES = {
+    "finished": ("good", "The run finished."),
+    "running": ("bad", "The run had not ended when this report was written: everything below is what there was so far."),
+    "interrupted": ("bad", "The run was interrupted: everything below ends where it was stopped."),
+    "failed": ("bad", "The run failed: everything below ends where it broke."),
+    "unknown": ("bad", "Nobody knows how the run ended: everything below is what it wrote before it stopped."),
+}
+
+
+def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
+    """The page. figures: `learning`, `memory_timeline`, `memory_by_process`, `prediction`."""
+    environment = Environment(
+        loader=FunctionLoader(_template), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "bytes": _or_dash(format_bytes),
+        "seconds": _or_dash(format_seconds),
+        "percent": _or_dash(style.percent),
+        "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
+        "points": _or_dash(lambda value: f"{100 * value:+.1f} points".replace("-", "\u2212")),
+        "magnitude": _or_dash(lambda value: f"{value:.2g}"),
+        "name": style.name_of,
+    }
+    return environment.get_template(TEMPLATE).render(
+        summary=summary,
+        state=_STATES.get(summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")),
+        tiles=_tiles(findings, summary),
+        pictures={name: style.data_uri(figure) for name, figure in figures.items()},
+        peaks=summary["memory"]["process_peaks"],
+        kinds_at_peak=_kinds_at_peak(findings),
+        exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
+        workload=_workload(findings),
+        schedule=findings.run.plan.schedule,
+        rejected=findings.run.plan.rejected,
+        commands=_commands(findings),
+        flat_points=FLAT_POINTS,
+        tolerance=PEAK_TOLERANCE,
+    )
+
+
+def _template(name: str) -> str:
+    return (resources.files("rlplan.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _or_dash(show: Any) -> Any:
+    """A filter that shows what is unknown as a dash."""
+    return lambda value: "\u2013" if value is None or pd.isna(value) else show(value)
+
+
+def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The answers that a reader came for: what, how much, and whether it is as it should be."""
+    return [
+        _accuracy_tile(summary),
+        _exactness_tile(summary["memory"]["persistent_kinds"]),
+        _peak_tile(summary["memory"]["process_peaks"]),
+        _host_tile(summary["memory"]["host_peak"]),
+        _time_tile(findings, summary),
+    ]
+
+
+def _accuracy_tile(summary: Mapping[str, Any]) -> dict[str, str]:
+    run = summary["learning"][0]
+    steps = f"{run['num_steps_done']} of {summary['job']['num_steps']} steps"
+    before, after = run["accuracy_before"], run["accuracy_after"]
+    if after is None:
+        start = "" if before is None else f"{style.percent(before)} before; "
+        return _tile("Greedy accuracy, held out", "unknown", f"{start}no later evaluation, {steps}", "quiet")
+    value = style.percent(after) if before is None else f"{style.percent(before)} \u2192 {style.percent(after)}"
+    gained = "" if before is None else f"{100 * (after - before):+.1f} points in ".replace("-", "\u2212")
+    grows = before is not None and (after > before) != run["is_control"]
+    return _tile("Greedy accuracy, held out", value, gained + steps, "good" if grows else "quiet")
+
+
+def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:
+    samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
+    if not samples:
+        return _tile("Persistent kinds exact", "unknown", "none was measured", "quiet")
+    wrong = ", ".join(style.name_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
+    note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
+    return _tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
+
+
+def _peak_tile(peaks: list[dict[str, Any]]) -> dict[str, str]:
+    known = [peak for peak in peaks if peak["error_fraction"] is not None]
+    if not known:
+        return _tile("Worst process peak", "unknown", "no process was measured", "quiet")
+    worst = min(known, key=lambda peak: (peak["error_fraction"] >= 0, -abs(peak["error_fraction"])))
+    under = sum(peak["error_fraction"] < 0 for peak in known)
+    side = f"{under} of {len(known)} predicted too small" if under else f"none of {len(known)} predicted too small"
+    fine = all(peak["is_within_tolerance"] for peak in known)
+    value = style.percent(worst["error_fraction"], signed=True)
+    return _tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
+
+
+def _host_tile(host: Mapping[str, Any]) -> dict[str, str]:
+    predicted, measured, capacity = host["predicted_bytes"], host["measured_bytes"], host["capacity_bytes"]
+    value = "unknown" if measured is None else format_bytes(measured)
+    note = "" if predicted is None else f"{format_bytes(predicted)} predicted; "
+    return _tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}", "quiet")
+
+
+def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]:
+    seconds, timings = summary["status"]["seconds"], findings.timings
+    notes = []
+    if "step_s" in timings and timings["step_s"].notna().any():
+        notes.append(f"{format_seconds(timings['step_s'].mean())} a step")
+    if "throughput/tokens_per_sec" in timings and timings["throughput/tokens_per_sec"].notna().any():
+        notes.append(format_rate(timings["throughput/tokens_per_sec"].mean()))
+    value = "unknown" if seconds is None else format_seconds(seconds)
+    return _tile("Time", value, ", ".join(notes) or "no step was timed", "quiet")
+
+
+def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
+    return {"title": title, "value": value, "note": note, "mood": mood}
+
+
+def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
+    """For each process, its rows at the predicted peak; measured: the largest sample of that kind after that action."""
+    held, joined = held_memory(findings.run.plan.ledger), findings.joined
+    provenance = {
+        (row.moment, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
+        for row in findings.run.plan.ledger.rows
+    }
+    groups = []
+    for _, peak in findings.peaks.iterrows():
+        where = ["moment", "action_id", "process"]
+        mine, seen = held, joined[joined["statistic"] == "resident"]
+        for column in where:
+            mine, seen = mine[mine[column] == peak[column]], seen[seen[column] == peak[column]]
+        rows = []
+        for _, row in mine[(mine["peak_bytes"] > 0) | (mine["resident_bytes"] > 0)].iterrows():
+            sample = seen[(seen["kind"] == row["kind"]) & (seen["role"] == row["role"])]["measured_bytes"].max()
+            rows.append(
+                {
+                    "role": row["role"],
+                    "kind": row["kind"],
+                    "color": style.KIND_COLORS.get(row["kind"], style.MUTED),
+                    "peak_bytes": int(row["peak_bytes"]),
+                    "resident_bytes": int(row["resident_bytes"]),
+                    "measured_bytes": None if pd.isna(sample) else int(sample),
+                    "provenance": provenance.get((*(peak[name] for name in where), row["role"], row["kind"]), ""),
+                }
+            )
+        if rows:
+            rows.sort(key=lambda row: -row["peak_bytes"])
+            groups.append({name: peak[name] for name in where} | {"rows": rows})
+    return groups
+
+
+def _workload(findings: Findings) -> list[tuple[str, str]]:
+    """The job in words, without any path of this machine."""
+    job = findings.run.plan.job
+    work = job.workload
+    rewards = ", ".join(f"{reward.kind} (weight {reward.weight:g})" for reward in job.rewards)
+    ladder = f"{work.num_prompts_per_step} prompts × {work.num_samples_per_prompt} samples"
+    return [
+        ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),
+        ("Rollouts a step", f"{work.num_rollouts_per_step} ({ladder})"),
+        ("Mini-batch, micro-batch", f"{work.mini_batch_size}, {work.micro_batch_size_per_gpu} rollouts"),
+        ("Lengths", f"at most {work.max_prompt_len} prompt and {work.max_response_len} response tokens"),
+        ("Rewards", rewards),
+        ("Hardware", f"{job.hardware.profile}, {job.hardware.num_devices} devices"),
+    ]
+
+
+def _commands(findings: Findings) -> list[str]:
+    """What to type to get this report again: the run, each run beside it, then the report."""
+    commands = [f"rlplan run {findings.run.name}/plan.json"]
+    commands += [f"rlplan run {other.name}/plan.json" for other in findings.others]
+    return [*commands, f"rlplan report {findings.run.name}"]

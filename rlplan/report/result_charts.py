@@ -1,0 +1,253 @@
+"""What came out: learning curves of one or several runs, and each process's peak against its prediction.
+
+In: runs with labels, and the dataframes of frames.py. Out: matplotlib figures.
+Left out: memory over time (charts.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
+
+from rlplan.report import style
+from rlplan.report.frames import PEAK_TOLERANCE, held_memory, metrics, process_peaks, timings
+from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder
+from rlplan.units import format_bytes
+from rlplan.vocabulary import MemoryKind
+
+WIDTH = 11.5
+MAX_PROCESS_ROWS = 24
+_SEEDS = ("#33508f", "#2a9187", "#b0652b", "#8a4fa3", "#5d7a1f", "#7a5a4b")
+_CONTROLS = (("#9a4a4a", (0, (4, 2))), ("#77838f", (0, (1, 1.6))), ("#b08d2e", (0, (6, 2, 1, 2))))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run as the learning chart draws it. The first run of a chart is the one that the report is about."""
+
+    label: str
+    frame: pd.DataFrame
+    color: str
+    dashes: object
+    is_main: bool
+
+
+def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> Figure:
+    """Held-out accuracy of every run, and beside it six curves: the first run's bold, other runs' thin."""
+    with mpl.rc_context(style.RC):
+        curves = _curves(runs, labels)
+        figure = style.new_figure(WIDTH, 5.0)
+        grid = GridSpec(2, 5, figure=figure, left=0.052, right=0.988, top=0.93, bottom=0.085, wspace=0.34, hspace=0.42,
+                        width_ratios=[1.4, 0.46, 1, 1, 1])  # fmt: skip
+        _draw_accuracy(figure.add_subplot(grid[:, 0]), curves)
+        panels = (
+            ("Reward", "reward/mean", _draw_reward),
+            ("KL to the reference", "kl/mean", _draw_lines),
+            ("Entropy of the policy", "policy/entropy", _draw_lines),
+            ("Clipped ratios", "policy/clip_fraction", _draw_fractions),
+            ("Throughput, tokens/s", "throughput/tokens_per_sec", _draw_counts),
+            ("Engine against trainer,\nlargest log-prob difference", "sync/logprob_difference_max", _draw_magnitudes),
+        )
+        for index, (title, key, draw) in enumerate(panels):
+            axes = figure.add_subplot(grid[index // 3, 2 + index % 3])
+            axes.set_title(title, fontsize=8.6)
+            drawn = [curve for curve in curves if key in curve.frame and curve.frame[key].notna().any()]
+            if drawn:
+                draw(axes, drawn, key)
+                _steps_axis(axes)
+            else:
+                style.say(axes, "not recorded")
+        return figure
+
+
+def prediction(run: RunFolder, peaks: pd.DataFrame | None = None) -> Figure:
+    """One row a process: predicted peak stacked by kind, measured peak as a mark; left whole, right without baseline."""
+    peaks = process_peaks(run) if peaks is None else peaks
+    with mpl.rc_context(style.RC):
+        if peaks.empty:
+            figure = style.new_figure(WIDTH, 1.4)
+            style.say(figure.subplots(), "The plan predicts nothing and nothing was measured.")
+            return figure
+        peaks = peaks.sort_values("predicted_bytes", ascending=False, na_position="last").head(MAX_PROCESS_ROWS)
+        height = 1.28 + 0.4 * len(peaks)
+        figure = style.new_figure(WIDTH, height)
+        grid = GridSpec(1, 2, figure=figure, left=0.125, right=0.985, top=1 - 0.36 / height, bottom=0.78 / height,
+                        wspace=0.14)  # fmt: skip
+        held = held_memory(run.plan.ledger)
+        whole, net = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
+        drawn = _draw_bars(whole, peaks, held, "")
+        _draw_bars(net, peaks, held, "net_")
+        whole.set_title("Peak of each process, and the prediction's error")
+        net.set_title("The same without process baselines")
+        net.tick_params(labelleft=False)
+        handles = [
+            Patch(facecolor=color, label=style.name_of(kind))
+            for kind, color in style.KIND_COLORS.items()
+            if kind in drawn
+        ]
+        handles.append(Patch(facecolor=style.MEASURED, label="measured peak"))
+        figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 8), bbox_to_anchor=(0.5, 0.0),
+                      handlelength=1.0, handleheight=0.9, columnspacing=1.4)  # fmt: skip
+        return figure
+
+
+def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
+    curves: list[Curve] = []
+    num_seeds = num_controls = 0
+    for run, label in zip(runs, labels, strict=True):
+        frame = metrics(run).merge(timings(run), on="step", how="outer").sort_values("step")
+        if run.is_control:
+            color, dashes = _CONTROLS[num_controls % len(_CONTROLS)]
+            num_controls += 1
+        else:
+            color, dashes = _SEEDS[num_seeds % len(_SEEDS)], "solid"
+            num_seeds += 1
+        curves.append(Curve(label, frame, color, dashes, is_main=not curves))
+    return curves
+
+
+def _draw_accuracy(axes: Axes, curves: list[Curve]) -> None:
+    axes.set_title("Greedy accuracy on held-out prompts")
+    drawn = [curve for curve in curves if GREEDY_ACCURACY in curve.frame]
+    if not drawn:
+        style.say(axes, "no evaluation was recorded")
+        return
+    ends = []
+    for curve in drawn:
+        rows = curve.frame[["step", GREEDY_ACCURACY]].dropna()
+        width = 2.2 if curve.is_main else 1.5
+        axes.plot(rows["step"], rows[GREEDY_ACCURACY], color=curve.color, ls=curve.dashes, lw=width, marker="o",
+                  ms=3.6 if curve.is_main else 2.8, mec=style.PAPER, mew=0.5)  # fmt: skip
+        value = float(rows[GREEDY_ACCURACY].iloc[-1])
+        ends.append((value, float(rows["step"].iloc[-1]), f"{curve.label}  {style.percent(value)}", curve))
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.grid(axis="y")
+    _steps_axis(axes)
+    heights = _spread([end[0] for end in ends], 0.042)
+    for (value, step, text, curve), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            text, (step, value), (1.035, height), textcoords=axes.get_yaxis_transform(), va="center", fontsize=7.8,
+            color=curve.color, fontweight="bold" if curve.is_main else "normal", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": curve.color, "lw": 0.5, "shrinkA": 1, "shrinkB": 3},
+        )  # fmt: skip
+
+
+def _spread(values: list[float], gap: float) -> list[float]:
+    """Heights for labels, as near to their values as a gap between neighbours allows, and below the top."""
+    order = sorted(range(len(values)), key=lambda index: -values[index])
+    heights, ceiling = [0.0] * len(values), 1.0
+    for index in order:
+        heights[index] = min(values[index], ceiling)
+        ceiling = heights[index] - gap
+    shift = max(0.0, -min(heights, default=0.0))
+    return [height + shift for height in heights]
+
+
+def _draw_lines(axes: Axes, curves: list[Curve], key: str) -> None:
+    for curve in reversed(curves):
+        rows = curve.frame[["step", key]].dropna()
+        style_of = {"lw": 1.8, "zorder": 3} if curve.is_main else {"lw": 0.9, "alpha": 0.65}
+        axes.plot(rows["step"], rows[key], color=curve.color, ls=curve.dashes, **style_of)
+    axes.grid(axis="y")
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    low, high = axes.get_ylim()
+    if low >= -0.1 * high:
+        axes.set_ylim(0, 1.06 * high if high > 0 else 1)
+
+
+def _draw_fractions(axes: Axes, curves: list[Curve], key: str) -> None:
+    _draw_lines(axes, curves, key)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def _draw_counts(axes: Axes, curves: list[Curve], key: str) -> None:
+    _draw_lines(axes, curves, key)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _draw_magnitudes(axes: Axes, curves: list[Curve], key: str) -> None:
+    """Rounding and a stale engine lie powers of ten apart."""
+    _draw_lines(axes, curves, key)
+    values = pd.concat([curve.frame[key] for curve in curves]).dropna()
+    positive = values[values > 0]
+    if len(positive):
+        axes.set_yscale("log")
+        axes.set_ylim(10 ** np.floor(np.log10(positive.min()) - 0.3), 10 ** np.ceil(np.log10(positive.max()) + 0.3))
+        axes.yaxis.set_major_locator(LogLocator(numticks=5))
+        axes.minorticks_off()
+
+
+def _draw_reward(axes: Axes, curves: list[Curve], key: str) -> None:
+    """The first run's mean inside one standard deviation, and its extremes."""
+    main = curves[0]
+    columns = [name for name in ("reward/std", "reward/min", "reward/max") if name in main.frame]
+    rows = main.frame[["step", key, *columns]].dropna()
+    if "reward/std" in columns:
+        low, high = rows[key] - rows["reward/std"], rows[key] + rows["reward/std"]
+        axes.fill_between(rows["step"], low, high, color=main.color, alpha=0.16, lw=0)
+    _draw_lines(axes, curves, key)
+    for name in ("reward/min", "reward/max"):
+        if name in columns and len(rows):
+            axes.plot(rows["step"], rows[name], color=style.MUTED, lw=0.8, ls=(0, (2, 2)))
+            axes.annotate(name.removeprefix("reward/"), (rows["step"].iloc[-1], rows[name].iloc[-1]), (0, 2),
+                          textcoords="offset points", ha="right", va="bottom", fontsize=6.8, color=style.MUTED)  # fmt: skip
+    axes.relim()
+    axes.autoscale(axis="y")
+    axes.margins(y=0.12)
+
+
+def _steps_axis(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_xlabel("RL step", fontsize=7.6, labelpad=2)
+
+
+def _draw_bars(axes: Axes, peaks: pd.DataFrame, held: pd.DataFrame, prefix: str) -> set[MemoryKind]:
+    """Draw a bar and a mark for each process; returns the kinds that were drawn."""
+    tops, drawn = [1], set()
+    for row, (_, peak) in enumerate(peaks.iterrows()):
+        at = (held["moment"] == peak["moment"]) & (held["action_id"] == peak["action_id"])
+        mine = held[at & (held["process"] == peak["process"])].groupby("kind")["peak_bytes"].sum()
+        left = 0
+        for kind, color in style.KIND_COLORS.items():
+            size = int(mine.get(str(kind), 0))
+            if size and not (prefix and kind is MemoryKind.PROCESS):
+                axes.barh(row, size, left=left, height=0.56, color=color, ec=style.PAPER, lw=0.4)
+                left, drawn = left + size, drawn | {kind}
+        measured = peak[f"{prefix}measured_bytes"]
+        if not pd.isna(measured):
+            mark = axes.plot([measured] * 2, [row - 0.4, row + 0.4], color=style.MEASURED, lw=2.2)
+            mark[0].set_solid_capstyle("butt")
+            mark[0].set_path_effects([withStroke(linewidth=3.6, foreground=style.PAPER, alpha=0.8)])
+        tops.append(max(left, 0 if pd.isna(measured) else int(measured)))
+        _label_bar(axes, row, tops[-1], peak, prefix)
+    axes.set_ylim(len(peaks) - 0.4, -0.6)
+    axes.set_yticks(range(len(peaks)), peaks["process"], fontsize=8, color=style.INK)
+    top = int(max(tops) * 1.42)
+    axes.set_xlim(0, top)
+    axes.set_xticks(range(0, top, style.tick_step(top)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.tick_text(value)))
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+    return drawn
+
+
+def _label_bar(axes: Axes, row: int, end: int, peak: pd.Series, prefix: str) -> None:
+    error, predicted = peak[f"{prefix}error_fraction"], peak[f"{prefix}predicted_bytes"]
+    text, color = "not predicted", style.MUTED
+    if prefix and not pd.isna(predicted) and predicted == 0:
+        text = "nothing but its baseline"
+    elif not pd.isna(error):
+        text = f"{format_bytes(predicted)}, {style.percent(error, signed=True)}"
+        color = style.BAD if error < 0 or error > PEAK_TOLERANCE else style.INK
+    elif not pd.isna(predicted):
+        text = f"{format_bytes(predicted)}, not measured"
+    axes.annotate(text, (end, row), (6, 0), textcoords="offset points", va="center", fontsize=7.8, color=color)

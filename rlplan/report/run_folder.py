@@ -1,0 +1,167 @@
+"""RunFolder: what a run left on disk, read once and as data only.
+
+In: a folder with plan.json and whatever the run had time to write. Out: a frozen RunFolder, or a SpecError.
+Left out: any judgement about the run; a killed run with a torn last line is as readable as a finished one.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.trace import Trace
+
+GREEDY_ACCURACY = "evaluate/greedy_accuracy"
+FINISHED = "finished"
+
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run ended. state: `finished` | `interrupted` | `failed` | `running`, or `unknown` when nobody wrote it.
+
+    message: free text of the run, without absolute paths. started_at: as the run wrote it. seconds: wall time.
+    """
+
+    state: str
+    exit_code: int | None = None
+    message: str = ""
+    started_at: str = ""
+    seconds: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run did everything that its plan says."""
+        return self.state == FINISHED
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run: its plan, what was measured, what was learned, how long it took and how it ended.
+
+    name: the folder's own name, never its path. metrics, timings: rows as written, one a step.
+    """
+
+    name: str
+    plan: Plan
+    trace: Trace
+    metrics: tuple[dict[str, Any], ...]
+    timings: tuple[dict[str, Any], ...]
+    status: RunStatus
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this run is an experiment that must not learn, or must show an error."""
+        job = self.plan.job
+        return bool(
+            job.algorithm.learning_rate == 0
+            or job.controls.shuffle_rewards
+            or job.controls.skip_sync_after_step is not None
+        )
+
+    @property
+    def label(self) -> str:
+        """What tells this run from its siblings: the control that it is, else its seed."""
+        job = self.plan.job
+        if job.controls.shuffle_rewards:
+            return "shuffled rewards"
+        if job.algorithm.learning_rate == 0:
+            return "learning rate 0"
+        if job.controls.skip_sync_after_step is not None:
+            return "skipped sync"
+        return f"seed {job.seed}"
+
+
+def read_run_folder(folder: Path) -> RunFolder:
+    """Read a run folder. Raises: SpecError when it is none, or when a file in it is damaged."""
+    if not (folder / "plan.json").is_file():
+        raise SpecError(
+            f"'{folder}' is not a run folder" if folder.is_dir() else f"there is no folder '{folder}'",
+            where=str(folder / "plan.json"),
+            rule="a run folder holds the plan.json that `rlplan run` wrote",
+            way_out="give the folder that `rlplan run` printed, such as one under runs/",
+        )
+    return RunFolder(
+        name=folder.resolve().name,
+        plan=read_plan(folder / "plan.json"),
+        trace=_read_trace(folder / "trace.jsonl"),
+        metrics=_read_rows(folder / "metrics.jsonl"),
+        timings=_read_rows(folder / "timings.jsonl"),
+        status=_read_status(folder / "status.json"),
+    )
+
+
+def unique_labels(runs: tuple[RunFolder, ...]) -> tuple[str, ...]:
+    """One label a run; where two would read the same, the folder's name is added.
+
+    A job name is added where runs of several jobs are laid side by side.
+    """
+    labels = [run.label for run in runs]
+    if len({run.plan.job.name for run in runs}) > 1:
+        labels = [f"{run.plan.job.name}, {label}" for run, label in zip(runs, labels, strict=True)]
+    return tuple(
+        f"{label} ({run.name})" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)
+    )
+
+
+def without_absolute_paths(text: str) -> str:
+    """Text in which a path of this machine is cut to its last part.
+
+    >>> without_absolute_paths("lost '/home/me/runs/7/plan.json' at 9 tokens/s")
+    "lost '…/plan.json' at 9 tokens/s"
+    """
+    return _ABSOLUTE_PATH.sub(r"…/\1", text)
+
+
+def _read_trace(path: Path) -> Trace:
+    if not path.is_file():
+        return Trace(origin="measured")
+    try:
+        return Trace.read(path)
+    except ValueError as error:
+        raise _damaged("the trace is damaged", str(error)) from None
+
+
+def _read_rows(path: Path) -> tuple[dict[str, Any], ...]:
+    """Rows of a JSONL file; a torn last line is dropped, an absent file has no rows."""
+    if not path.is_file():
+        return ()
+    rows: list[dict[str, Any]] = []
+    lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"])})
+        except (ValueError, KeyError, TypeError) as error:
+            if number == lines[-1][0] and not line.rstrip().endswith(b"}"):
+                break
+            raise _damaged("a row is not an object with a step", f"{path}, line {number} ({error})") from None
+    return tuple(rows)
+
+
+def _read_status(path: Path) -> RunStatus:
+    """The status as written; a run that was killed outright has none, or half of one."""
+    try:
+        row = json.loads(path.read_bytes())
+        return RunStatus(
+            state=str(row["state"]),
+            exit_code=None if row.get("exit_code") is None else int(row["exit_code"]),
+            message=without_absolute_paths(str(row.get("message") or "")),
+            started_at=str(row.get("started_at") or ""),
+            seconds=None if row.get("seconds") is None else float(row["seconds"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunStatus("unknown", message="the run left no readable status: it was killed, or the disk was full")
+
+
+def _damaged(what: str, where: str) -> SpecError:
+    return SpecError(
+        what,
+        where=where,
+        rule="one whole JSON record a line; only the last line may be torn",
+        way_out="remove that line, or run the job again",
+    )

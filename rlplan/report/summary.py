@@ -1,0 +1,221 @@
+"""Findings: everything that a report says, worked out once, and its machine-readable summary.
+
+In: the run folder that the report is about and those to lay beside it. Out: dataframes, and a JSON-able summary.
+Left out: drawing and wording.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlplan import __version__
+from rlplan.report import frames
+from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder, read_run_folder, unique_labels
+from rlplan.report.timeline import measured_levels
+from rlplan.vocabulary import MemoryKind
+
+REPORT_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The run that the report is about, the runs beside it (with one label each, the run's own first), its tables."""
+
+    run: RunFolder
+    others: tuple[RunFolder, ...]
+    labels: tuple[str, ...]
+    joined: pd.DataFrame
+    peaks: pd.DataFrame
+    exactness: pd.DataFrame
+    metrics: pd.DataFrame
+    timings: pd.DataFrame
+
+    @property
+    def runs(self) -> tuple[RunFolder, ...]:
+        """The run of the report, then the others."""
+        return (self.run, *self.others)
+
+
+def find(run_dir: Path, compare: Sequence[Path] = ()) -> Findings:
+    """Read the folders and join what they hold. Raises: SpecError for a folder that is no run folder."""
+    run, *others = (read_run_folder(folder) for folder in (run_dir, *compare))
+    joined = frames.joined_memory(run)
+    return Findings(
+        run=run,
+        others=tuple(others),
+        labels=unique_labels((run, *others)),
+        joined=joined,
+        peaks=frames.process_peaks(run, joined),
+        exactness=frames.exactness(run, joined),
+        metrics=frames.metrics(run),
+        timings=frames.timings(run),
+    )
+
+
+def summarize(findings: Findings) -> dict[str, Any]:
+    """The report as data: the job, how it ended, accuracy of every run, and how far predictions were off.
+
+    Fractions are 0-1, bytes integers, seconds floats; an error is predicted minus measured; unknown is null.
+    """
+    run = findings.run
+    job = run.plan.job
+    return {
+        "schema_version": REPORT_SCHEMA_VERSION,
+        "rlplan_version": __version__,
+        "run": run.name,
+        "job": {
+            "name": job.name,
+            "seed": job.seed,
+            "algorithm": job.algorithm.name,
+            "learning_rate": job.algorithm.learning_rate,
+            "policy": Path(job.policy.path).name,
+            "num_steps": job.workload.num_steps,
+            "num_rollouts_per_step": job.workload.num_rollouts_per_step,
+            "placement": str(run.plan.schedule.placement),
+        },
+        "status": {
+            "state": run.status.state,
+            "exit_code": run.status.exit_code,
+            "message": run.status.message,
+            "started_at": run.status.started_at,
+            "seconds": run.status.seconds,
+            "num_steps_done": num_steps_done(run),
+        },
+        "learning": [learned(other, label) for other, label in zip(findings.runs, findings.labels, strict=True)],
+        "memory": {
+            "persistent_kinds": _persistent_kinds(findings.exactness),
+            "packed_weights": _packed_weights(findings.joined),
+            "process_peaks": [_peak(row) for _, row in findings.peaks.iterrows()],
+            "host_peak": _host_peak(run),
+        },
+        "seconds_per_action": seconds_per_action(findings),
+    }
+
+
+def learned(run: RunFolder, label: str) -> dict[str, Any]:
+    """What one run learned: greedy accuracy before the first and after the last step that was evaluated."""
+    job, frame = run.plan.job, frames.metrics(run)
+    accuracy = frame[GREEDY_ACCURACY].dropna() if GREEDY_ACCURACY in frame else pd.Series(dtype=float)
+    before = float(accuracy.iloc[0]) if len(accuracy) and frame.loc[accuracy.index[0], "step"] == 0 else None
+    after = float(accuracy.iloc[-1]) if len(accuracy) and frame.loc[accuracy.index[-1], "step"] > 0 else None
+    return {
+        "label": label,
+        "run": run.name,
+        "state": run.status.state,
+        "seed": job.seed,
+        "learning_rate": job.algorithm.learning_rate,
+        "shuffles_rewards": job.controls.shuffle_rewards,
+        "skips_sync_after_step": job.controls.skip_sync_after_step,
+        "is_control": run.is_control,
+        "num_steps_done": num_steps_done(run),
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "accuracy_change": None if before is None or after is None else after - before,
+        "logprob_difference_max": _largest(frame, "sync/logprob_difference_max"),
+    }
+
+
+def num_steps_done(run: RunFolder) -> int:
+    """The last RL step whose metrics were written."""
+    return max((int(row["step"]) for row in run.metrics), default=0)
+
+
+def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
+    """Seconds of every action that was timed, in the order of the schedule.
+
+    mean_s: over its executions. share: its part of all steps' seconds; actions that overlap may sum to more than 1.
+    """
+    spans: dict[tuple[str, str], dict[tuple[int, int], tuple[float, float]]] = {}
+    for span in findings.run.trace.spans:
+        part = {0: "start", -1: "finish"}.get(span.step, "step")
+        runs = spans.setdefault((part, span.action_id), {})
+        start_s, end_s = runs.get((span.step, span.attempt), (span.start_s, span.end_s))
+        runs[(span.step, span.attempt)] = (min(start_s, span.start_s), max(end_s, span.end_s))
+    total_s = findings.timings["step_s"].sum() if "step_s" in findings.timings else 0.0
+    rows = []
+    for part, actions in findings.run.plan.schedule.parts:
+        for action in actions:
+            durations = [end_s - start_s for start_s, end_s in spans.get((part, action.id), {}).values()]
+            written = findings.timings.get(f"seconds/{action.id}")
+            if part == "step" and written is not None and written.notna().any():
+                durations = [float(value) for value in written.dropna()]
+            if durations:
+                share = sum(durations) / total_s if part == "step" and total_s else None
+                rows.append({"part": part, "action_id": action.id, "phase": str(action.phase), "count": len(durations),
+                             "mean_s": sum(durations) / len(durations), "share": share})  # fmt: skip
+    return rows
+
+
+def _persistent_kinds(exactness: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = []
+    for kind in frames.PERSISTENT:
+        mine = exactness[exactness["kind"] == kind]
+        if len(mine):
+            off = (mine["predicted_bytes"] - mine["measured_bytes"]).abs().max()
+            compared, exact = int(mine["num_compared"].sum()), int(mine["num_exact"].sum())
+            rows.append(
+                {
+                    "kind": kind,
+                    "is_exact": bool((mine["num_compared"] > 0).all() and exact == compared),
+                    "num_samples": compared,
+                    "num_exact_samples": exact,
+                    "worst_error_bytes": _integer(off),
+                }
+            )
+    return rows
+
+
+def _packed_weights(joined: pd.DataFrame) -> dict[str, Any] | None:
+    """The engine's packed copies: how far the worst sample is off. None where nothing was packed."""
+    mine = joined[(joined["kind"] == MemoryKind.PACKED_WEIGHTS) & (joined["measured_bytes"] > 0)]
+    mine = mine[mine["error_fraction"].notna()]
+    if mine.empty:
+        return None
+    worst = mine.loc[mine["error_fraction"].abs().idxmax()]
+    return {
+        "predicted_bytes": _integer(worst["predicted_bytes"]),
+        "measured_bytes": _integer(worst["measured_bytes"]),
+        "error_fraction": _number(worst["error_fraction"]),
+        "is_within_tolerance": bool(abs(worst["error_fraction"]) <= frames.PACKED_TOLERANCE),
+    }
+
+
+def _peak(row: pd.Series) -> dict[str, Any]:
+    """One process's peak as data."""
+    texts = ("process", "device", "moment", "action_id", "measured_action_id")
+    values: dict[str, Any] = {name: None if pd.isna(row[name]) else str(row[name]) for name in texts}
+    values["measured_step"] = _integer(row["measured_step"])
+    for name in row.index:
+        if name.endswith("_bytes"):
+            values[name] = _integer(row[name])
+        elif name.endswith(("_fraction", "_share")):
+            values[name] = _number(row[name])
+    error = values["error_fraction"]
+    values["is_within_tolerance"] = None if error is None else 0 <= error <= frames.PEAK_TOLERANCE
+    return values
+
+
+def _host_peak(run: RunFolder) -> dict[str, Any]:
+    """The whole host: the ledger's peak of the whole plan, and the largest sum of measured process peaks."""
+    ledger, levels = run.plan.ledger, measured_levels(run)
+    total = levels.total(levels.processes)
+    return {
+        "predicted_bytes": ledger.host_peak().num_bytes if ledger.rows else None,
+        "measured_bytes": int(total.max()) if len(total) and total.max() > 0 else None,
+        "capacity_bytes": ledger.host_capacity,
+    }
+
+
+def _largest(frame: pd.DataFrame, column: str) -> float | None:
+    return _number(frame[column].max()) if column in frame else None
+
+
+def _integer(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)

@@ -1,0 +1,226 @@
+"""The run on its own clock: what every process was predicted and measured to hold at every second.
+
+In: a RunFolder, whose spans say when each action ran. Out: step functions of bytes, phase blocks and windows of time.
+Left out: drawing. Inside an action a process holds its peak; from its end to the process's next action it holds what
+was resident then. A process's peaks in one action need not fall together with another's: a sum of them is an upper bound,
+for the prediction and for the measurement alike.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplan.report.frames import TOTAL, moment_of_step
+from rlplan.report.run_folder import RunFolder
+
+Bytes = NDArray[np.float64]
+Key = tuple[str, int, int]
+"""(action_id, step, attempt)."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Step functions on one grid. edges: n + 1 seconds; parts: n bytes for each (process, kind)."""
+
+    edges: Bytes
+    parts: dict[tuple[str, str], Bytes]
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The processes that hold anything, by name."""
+        return tuple(sorted({process for process, _ in self.parts}))
+
+    def by_kind(self, processes: Iterable[str]) -> dict[str, Bytes]:
+        """Bytes of each kind, summed over those processes."""
+        wanted = set(processes)
+        sums: dict[str, Bytes] = {}
+        for (process, kind), values in self.parts.items():
+            if process in wanted:
+                sums[kind] = sums[kind] + values if kind in sums else values
+        return sums
+
+    def total(self, processes: Iterable[str], without: Iterable[str] = ()) -> Bytes:
+        """Bytes of all kinds but those named, summed over those processes."""
+        left_out = set(without)
+        parts = [values for kind, values in self.by_kind(processes).items() if kind not in left_out]
+        return sum(parts, np.zeros(max(len(self.edges) - 1, 0)))
+
+    def slice_of(self, start_s: float, end_s: float) -> slice:
+        """Which entries of the n levels touch this time; the edges of slice(a, b) are edges[a : b + 1]."""
+        first = max(int(np.searchsorted(self.edges, start_s, "right")) - 1, 0)
+        return slice(first, min(int(np.searchsorted(self.edges, end_s, "left")), len(self.edges) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of one phase of one step."""
+
+    phase: str
+    step: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the run that is worth a panel."""
+
+    title: str
+    start_s: float
+    end_s: float
+
+
+def predicted_levels(run: RunFolder, spaces: Iterable[str] = ("device", "host")) -> Levels:
+    """What the ledger says for the actions that ran, when they ran, of the rows in those spaces."""
+    wanted = set(spaces)
+    inside: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
+    after: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
+    rows = defaultdict(list)
+    for row in run.plan.ledger.rows:
+        if row.space in wanted:
+            rows[(row.moment, row.action_id)].append(row)
+    for key in _intervals(run):
+        for row in rows[(moment_of_step(key[1]), key[0])]:
+            for table, size in ((inside, row.peak_bytes), (after, row.resident_bytes)):
+                kinds = table[row.process].setdefault(key, {})
+                kinds[str(row.kind)] = kinds.get(str(row.kind), 0) + size
+    return _levels(run, inside, after)
+
+
+def measured_levels(run: RunFolder) -> Levels:
+    """The whole of every process as the operating system saw it, under the kind `total`."""
+    inside: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
+    after: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
+    for sample in run.trace.samples:
+        if sample.kind == TOTAL:
+            key = (sample.action_id, sample.step, sample.attempt)
+            table = inside if sample.statistic == "peak" else after
+            table[sample.process][key] = {TOTAL: sample.num_bytes}
+            (after if sample.statistic == "peak" else inside)[sample.process].setdefault(
+                key, {TOTAL: sample.num_bytes}
+            )
+    return _levels(run, inside, after)
+
+
+def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)) -> tuple[Bytes, Bytes]:
+    """(seconds, bytes): the sum of what those processes held of those kinds, each time an action had been measured.
+
+    A point needs a sample of every process that had begun by then, so that no point is a part that looks like a whole.
+    """
+    wanted, known = set(processes), set(kinds)
+    samples = [
+        sample
+        for sample in sorted(run.trace.samples, key=lambda sample: sample.at_s)
+        if sample.process in wanted and sample.kind in known and sample.statistic == "resident"
+    ]
+    spans = _by_process(run)
+    begun = {process: min((span[0] for span in spans[process].values()), default=0.0) for process in wanted}
+    awaited = {sample.process for sample in samples}
+    latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    points: dict[Key, tuple[float, float]] = {}
+    for sample in samples:
+        latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes
+        if all(process in latest or begun[process] >= sample.at_s for process in awaited):
+            held = sum(size for parts in latest.values() for size in parts.values())
+            points[(sample.action_id, sample.step, sample.attempt)] = (sample.at_s, held)
+    pairs = np.array(list(points.values()), dtype=float).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def phase_blocks(run: RunFolder) -> tuple[Block, ...]:
+    """Which phase ran when; actions of one phase and step that follow each other are one block."""
+    parts = {"start": run.plan.schedule.start, "finish": run.plan.schedule.finish}
+    phases = {
+        (part, action.id): str(action.phase)
+        for part in ("start", "first", "steady", "finish")
+        for action in parts.get(part, run.plan.schedule.step)
+    }
+    blocks: list[Block] = []
+    for (action_id, step, _), (start_s, end_s) in sorted(_intervals(run).items(), key=lambda item: item[1]):
+        phase = phases.get((moment_of_step(step), action_id), "")
+        if blocks and (blocks[-1].phase, blocks[-1].step) == (phase, step):
+            blocks[-1] = Block(phase, step, blocks[-1].start_s, max(blocks[-1].end_s, end_s))
+        else:
+            blocks.append(Block(phase, step, start_s, end_s))
+    return tuple(blocks)
+
+
+def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
+    """The stretches that tell the story: starting, the first two steps, and the last two with the finish."""
+    steps = sorted({block.step for block in blocks if block.step > 0})
+    has_finish = any(block.step < 0 for block in blocks)
+    groups = [[0]]
+    if len(steps) <= 4:
+        groups.append([*steps, -1])
+    else:
+        groups += [steps[:2], [*steps[-2:], -1]]
+    windows = []
+    for group in groups:
+        mine = [block for block in blocks if block.step in group]
+        if mine:
+            title = _title([step for step in group if step > 0], 0 in group, has_finish and -1 in group)
+            windows.append(Window(title, min(b.start_s for b in mine), max(b.end_s for b in mine)))
+    return tuple(windows)
+
+
+def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
+    if is_start:
+        return "Start"
+    if not steps:
+        return "Finish"
+    name = f"Step {steps[0]}" if len(steps) == 1 else f"Steps {steps[0]}\u2013{steps[-1]}"
+    return f"{name} and finish" if is_finish else name
+
+
+def _intervals(run: RunFolder) -> dict[Key, tuple[float, float]]:
+    """When each action ran, over all its processes."""
+    found: dict[Key, tuple[float, float]] = {}
+    for spans in _by_process(run).values():
+        for key, (start_s, end_s) in spans.items():
+            before = found.get(key, (start_s, end_s))
+            found[key] = (min(before[0], start_s), max(before[1], end_s))
+    return found
+
+
+def _by_process(run: RunFolder) -> dict[str, dict[Key, tuple[float, float]]]:
+    spans: dict[str, dict[Key, tuple[float, float]]] = defaultdict(dict)
+    for span in run.trace.spans:
+        spans[span.process][(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
+    return spans
+
+
+def _levels(
+    run: RunFolder, inside: dict[str, dict[Key, dict[str, float]]], after: dict[str, dict[Key, dict[str, float]]]
+) -> Levels:
+    intervals, own = _intervals(run), _by_process(run)
+    if not intervals:
+        return Levels(np.zeros(0), {})
+    times = {t for pair in intervals.values() for t in pair}
+    times |= {t for spans in own.values() for pair in spans.values() for t in pair}
+    edges = np.array(sorted(times))
+    parts: dict[tuple[str, str], Bytes] = {}
+    for process, table in inside.items():
+        known = {key: own[process].get(key) or intervals[key] for key in table if key in intervals}
+        events = sorted(known.items(), key=lambda item: item[1])
+        starts = [span[0] for _, span in events[1:]] + [edges[-1]]
+        for (key, (start_s, end_s)), next_s in zip(events, starts, strict=True):
+            _fill(parts, edges, process, (start_s, end_s), table[key])
+            _fill(parts, edges, process, (end_s, next_s), after[process][key])
+    return Levels(edges, parts)
+
+
+def _fill(
+    parts: dict[tuple[str, str], Bytes],
+    edges: Bytes,
+    process: str,
+    span: tuple[float, float],
+    kinds: dict[str, float],
+) -> None:
+    first, last = np.searchsorted(edges, span)
+    for kind, size in kinds.items():
+        if size and last > first:
+            values = parts.setdefault((process, kind), np.zeros(len(edges) - 1))
+            values[first:last] = np.maximum(values[first:last], size)

@@ -1,0 +1,88 @@
+"""write_report: a run folder in, a folder with the page, the pictures and the tables out.
+
+In: a run folder, a place to write, and runs to lay beside it. Out: the files of ReportFiles; the run folder is only read.
+Left out: what the files say (summary.py, html.py, charts.py, result_charts.py). No output names a path of this machine.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from rlplan.errors import SpecError
+from rlplan.report import charts, html, result_charts, style
+from rlplan.report.summary import Findings, find, summarize
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where the parts of a report lie, all in one folder."""
+
+    page: Path
+    memory_timeline: Path
+    memory_by_process: Path
+    learning: Path
+    prediction: Path
+    metrics: Path
+    memory: Path
+    summary: Path
+
+    @staticmethod
+    def within(folder: Path) -> "ReportFiles":
+        """The names that every report uses."""
+        return ReportFiles(
+            page=folder / "index.html",
+            memory_timeline=folder / "memory_timeline.png",
+            memory_by_process=folder / "memory_by_process.png",
+            learning=folder / "learning.png",
+            prediction=folder / "prediction.png",
+            metrics=folder / "metrics.csv",
+            memory=folder / "memory.csv",
+            summary=folder / "report.json",
+        )
+
+
+def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> ReportFiles:
+    """Write the report of a run, finished or not, with other runs (seeds, controls) laid beside its learning.
+
+    Raises: SpecError when a folder is no run folder, holds a damaged file, or the report cannot be written there.
+    """
+    findings = find(run_dir, compare)
+    summary = summarize(findings)
+    figures = {
+        "memory_timeline": charts.memory_timeline(findings.run),
+        "memory_by_process": charts.memory_by_process(findings.run),
+        "learning": result_charts.learning(findings.runs, findings.labels),
+        "prediction": result_charts.prediction(findings.run, findings.peaks),
+    }
+    files = ReportFiles.within(out_dir)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            style.save_png(figure, getattr(files, name))
+        _learning_table(findings).to_csv(files.metrics, index=False, lineterminator="\n")
+        _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")
+        files.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        files.page.write_text(html.render_page(findings, summary, figures), encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"the report cannot be written: {error.strerror}",
+            where=str(error.filename or out_dir),
+            rule="the report needs a folder that can be written to",
+            way_out="name another folder with -o",
+        ) from None
+    return files
+
+
+def _learning_table(findings: Findings) -> pd.DataFrame:
+    """One row a step: what was learned, which a seed repeats bit for bit, then what depends on the machine."""
+    return findings.metrics.merge(findings.timings, on="step", how="outer").sort_values("step")
+
+
+def _memory_table(findings: Findings) -> pd.DataFrame:
+    """Every sample beside its prediction, without digits that no clock of ours has."""
+    return findings.joined.assign(
+        error_fraction=findings.joined["error_fraction"].round(5), at_s=findings.joined["at_s"].astype(float).round(4)
+    )

@@ -1,0 +1,209 @@
+"""Crew: the worker processes of a run as Ray actors in one placement group.
+
+In: the bundle's Ray placement. Out: calls on processes by name, each with a deadline, each measured.
+Left out: what the calls mean (steps.py). An actor is never restarted: a lost trainer rank cannot rejoin its group.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.emit.ray import RayPlacement, WorkerPlacement
+from rlplan.errors import HostError, RunError
+from rlplan.runtime.workers.memory_meter import Measurement
+
+STOP_S = 5.0
+"""How long processes get to go by themselves before they are killed."""
+
+
+_WORKER_CLASSES = {
+    "policy_trainer": "rlplan.runtime.workers.policy_trainer:PolicyTrainer",
+    "rollout_engine": "rlplan.runtime.workers.rollout_engine:RolloutEngine",
+    "scorer": "rlplan.runtime.workers.scorer:Scorer",
+}
+
+
+class Crew:
+    """The workers of a run. `close` always works, also half-way through the start."""
+
+    def __init__(self, spec: ExecutionSpec, log_folder: Path) -> None:
+        self.spec, self.log_folder = spec, log_folder
+        self.actors: dict[str, Any] = {}
+        self.placement_group: Any = None
+        self.pids: dict[str, int] = {}
+        self._children: list[Any] = []
+
+    def start(self) -> None:
+        """Start Ray, reserve the placement group and bring the processes up. Raises: HostError, RunError."""
+        _start_ray(self.spec.ray)
+        self.placement_group = _reserve(self.spec.ray, self.spec.job.limits.start_timeout_s)
+        for worker in self.spec.ray.workers:
+            self.actors[worker.process] = self._make_actor(worker)
+        calls = [(process, "ready", actor.ready.remote()) for process, actor in self.actors.items()]
+        self.pids = dict(zip(self.actors, self.gather(calls, self.spec.job.limits.start_timeout_s), strict=True))
+
+    def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+        """Begin an unmeasured call; hand the result to `gather`."""
+        return process, method, self.actors[process].call.remote(method, *arguments)
+
+    def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+        """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
+        return process, method, self.actors[process].perform.remote(method, *arguments)
+
+    def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
+        """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        pending = {reference: (process, method) for process, method, reference in calls}
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                names = ", ".join(f"{process}.{method}" for process, method in pending.values())
+                raise RunError(f"no answer from {names} within {timeout_s:.0f} s", where=names,
+                               rule="every call has a deadline (limits)", way_out=f"read the logs in {self.log_folder}")
+            for reference in ready:
+                process, method = pending.pop(reference)
+                self._check(process, method, reference)
+        return ray.get([reference for _, _, reference in calls], timeout=max(1.0, deadline - time.monotonic()))
+
+    def measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
+        """(results, measurements) of calls begun with `perform`."""
+        answers = self.gather(calls, timeout_s)
+        return [result for result, _ in answers], [measurement for _, measurement in answers]
+
+    def system_bytes(self) -> int:
+        """Resident memory of Ray's own processes on this host."""
+        import psutil
+
+        mine = set(self.pids.values())
+        total = 0
+        for child in self._remember_children():
+            try:
+                if child.pid not in mine:
+                    total += child.memory_info().rss
+            except psutil.Error:
+                continue
+        return total
+
+    def close(self) -> None:
+        """End every process that this run started, by its id, and wait until they are gone."""
+        import psutil
+        import ray
+
+        self._remember_children()
+        if ray.is_initialized():
+            ray.shutdown()
+        _, alive = psutil.wait_procs(self._children, timeout=STOP_S / 2)
+        for child in alive:
+            _signal(child, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=STOP_S / 2)
+        self.actors.clear()
+
+    def _make_actor(self, worker: WorkerPlacement) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from rlplan.runtime.workers.worker import WorkerProcess
+
+        actor = ray.remote(WorkerProcess).options(
+            num_cpus=worker.num_cpus,
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": worker.environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self.placement_group, placement_group_bundle_index=worker.bundle
+            ),
+        )
+        extra: dict[str, Callable[[], Any]] = {
+            "policy_trainer": lambda: self.spec.deepspeed[worker.role],
+            "scorer": lambda: worker.role.value,
+            "rollout_engine": lambda: self.spec.vllm[worker.role],
+        }
+        return actor.remote(
+            _WORKER_CLASSES[worker.worker],
+            worker.process,
+            str(self.log_folder.resolve()),
+            self.spec.job,
+            extra[worker.worker](),
+            worker.num_threads,
+        )
+
+    def _check(self, process: str, method: str, reference: Any) -> None:
+        """Turn a failed call into a RunError with the end of the process's log."""
+        import ray
+
+        try:
+            ray.get(reference, timeout=1.0)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+            text = str(cause).strip().splitlines()
+            raise RunError(
+                f"{process} failed in {method}: {type(cause).__name__}: {text[0] if text else ''}",
+                where=str(self.log_folder / f"{process.replace('/', '-')}.log"), rule="every call succeeds",
+                way_out="the log has the whole story",
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise RunError(
+                f"{process} is gone, in {method}", where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                rule="a process lives as long as the run",
+                way_out="look at the end of its log; if the system killed it for memory, give the job more or plan for less",
+            ) from error
+
+    def _remember_children(self) -> list[Any]:
+        """All processes below this one, kept so that those whose parent died are still known."""
+        import psutil
+
+        known = {child.pid for child in self._children}
+        self._children += [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
+        return self._children
+
+
+def _start_ray(placement: RayPlacement) -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=int(sum(bundle.get("CPU", 0) for bundle in placement.bundles)),
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=placement.object_store_memory,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+        )
+    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        raise HostError(
+            f"Ray did not start: {str(error).splitlines()[0]}", where="ray.init", rule="a local Ray node on 127.0.0.1",
+            way_out="end other Ray nodes on this host (`ray stop`), check free memory and /dev/shm; `rlplan doctor` says more",
+        ) from error
+
+
+def _reserve(placement: RayPlacement, timeout_s: float) -> Any:
+    import ray
+    from ray.util.placement_group import placement_group
+
+    group = placement_group(list(placement.bundles), strategy=placement.strategy)
+    if not group.wait(timeout_seconds=min(timeout_s, 60)):
+        raise HostError(
+            f"the placement group {list(placement.bundles)} is not satisfied", where="ray.json",
+            rule=f"the cluster offers {ray.cluster_resources()}", way_out="plan for the resources that are there",
+        )
+    return group
+
+
+def _signal(process: Any, number: signal.Signals) -> None:
+    import psutil
+
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        return

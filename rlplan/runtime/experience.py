@@ -1,0 +1,64 @@
+"""Experience: what one step produces, from prompts to advantages, as plain values that travel between processes.
+
+Left out: a buffer over steps; a synchronous on-policy step keeps nothing.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, tokenized. answer: the right answer, seen by verifiers only."""
+
+    id: str
+    text: str
+    answer: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the engine made of one prompt. tokens and logprobs have the same length (the sampled tokens).
+
+    finish_reason: `stop` (end of sequence) or `length`.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One completion with everything that is learned about it. group: index of its prompt within the step.
+
+    rewards: by reward name. reference_logprobs: one a response token, empty without a reference.
+    """
+
+    prompt: Prompt
+    group: int
+    completion: Completion
+    text: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
+    reward: float = 0.0
+    advantage: float = 0.0
+    reference_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSample:
+    """What a trainer rank needs of one rollout. logprobs: the engine's, at sampling time (the behaviour policy)."""
+
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reference_logprobs: tuple[float, ...]
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePair:
+    """A prompt and its response, to be scored."""
+
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]

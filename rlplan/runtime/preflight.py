@@ -1,0 +1,114 @@
+"""Preflight: what can be checked before anything starts, so that a run that cannot work says so at once.
+
+In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or HostError.
+"""
+
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import HostError, SpecError
+from rlplan.memory.ledger import MemoryLedger
+from rlplan.runtime.experience import Prompt
+from rlplan.spec.job import JobSpec
+from rlplan.spec.workload import read_prompts
+from rlplan.units import format_bytes
+
+
+@dataclass(frozen=True)
+class PromptSets:
+    """Training and held-out prompts, tokenized."""
+
+    train: tuple[Prompt, ...]
+    heldout: tuple[Prompt, ...]
+
+
+def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
+    """Packages and memory. Raises: HostError."""
+    _check_packages()
+    _check_memory(ledger)
+    _check_policy_files(spec.job)
+
+
+def load_prompts(job: JobSpec) -> PromptSets:
+    """Read and tokenize both prompt files. Raises: SpecError for a bad row or a prompt over the limit."""
+    from tokenizers import Tokenizer
+
+    path = Path(job.policy.path) / "tokenizer.json"
+    if not path.is_file():
+        raise SpecError("the policy has no tokenizer", where=str(path), rule="a Hugging Face folder with tokenizer.json",
+                        way_out="copy the model's tokenizer there")
+    tokenizer = Tokenizer.from_file(str(path))
+    train = _tokenize(Path(job.workload.prompts), job, tokenizer)
+    heldout = _tokenize(Path(job.workload.heldout_prompts), job, tokenizer)
+    if len(train) < job.workload.num_prompts_per_step:
+        raise SpecError(
+            f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step", where=job.workload.prompts,
+            rule="at least workload.num_prompts_per_step prompts", way_out="add prompts or take fewer a step",
+        )
+    shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
+    if shared:
+        raise SpecError(
+            f"{len(shared)} held-out prompts are also training prompts, such as {min(shared)!r}",
+            where=job.workload.heldout_prompts, rule="held-out prompts are not trained on", way_out="remove them from one",
+        )
+    return PromptSets(train, heldout[: job.workload.num_heldout_prompts])
+
+
+def _tokenize(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]:
+    prompts = []
+    for row in read_prompts(path):
+        tokens = tuple(tokenizer.encode(row.prompt).ids)  # type: ignore[attr-defined]
+        if not 0 < len(tokens) <= job.workload.max_prompt_len:
+            raise SpecError(
+                f"prompt {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_prompt_len}",
+                where=str(path), rule="1 to workload.max_prompt_len tokens", way_out="raise the limit or shorten the prompt",
+            )
+        prompts.append(Prompt(row.id, row.prompt, row.answer, tokens))
+    return tuple(prompts)
+
+
+def _check_packages() -> None:
+    from rlplan.runtime.doctor import REQUIRED_PACKAGES
+
+    missing = []
+    for name in REQUIRED_PACKAGES:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        raise HostError(
+            f"packages are missing: {', '.join(missing)}", where="this Python environment",
+            rule="a run needs torch, vLLM, DeepSpeed and Ray", way_out="run `make setup` in a checkout; `rlplan doctor` says more",
+        )
+
+
+def _check_memory(ledger: MemoryLedger) -> None:
+    """The predicted peak against what the host has free now."""
+    import psutil
+
+    needed, available = ledger.host_peak().num_bytes, psutil.virtual_memory().available
+    if needed > available:
+        raise HostError(
+            f"the plan needs {format_bytes(needed)} of memory, {format_bytes(available)} is free on this host",
+            where=f"the peak is in {ledger.host_peak().action_id}",
+            rule="the predicted host peak must be free before the start",
+            way_out="free memory, use a larger host, or lower hardware.memory and plan again",
+        )
+    shared = shutil.disk_usage("/dev/shm").free
+    staging = max((row.peak_bytes for row in ledger.rows if row.kind == "sync_staging"), default=0)
+    if staging > shared:
+        raise HostError(
+            f"weight sync stages {format_bytes(staging)}, /dev/shm has {format_bytes(shared)} free", where="/dev/shm",
+            rule="the staging memory fits into /dev/shm", way_out="enlarge /dev/shm or lower placement.sync_bucket",
+        )
+
+
+def _check_policy_files(job: JobSpec) -> None:
+    weights = Path(job.policy.path) / "model.safetensors"
+    if job.policy.init == "checkpoint" and not weights.is_file():
+        raise SpecError("the policy has no weights", where=str(weights), rule="init: checkpoint reads model.safetensors",
+                        way_out="put the file there, or set policy.init to random")

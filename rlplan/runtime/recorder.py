@@ -1,0 +1,101 @@
+"""Recorder: writes a run folder while the run goes on, so that what happened survives whatever happens next.
+
+    trace.jsonl     spans and memory, line by line            metrics.jsonl   learning only: seeded runs agree bit for bit
+    timings.jsonl   seconds, tokens/s and memory of each step status.json     how the run stands; written atomically
+    samples.jsonl   some rollouts of each step, to read
+
+In: measurements and metrics. Out: files, and the latest values for a display.
+"""
+
+import json
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
+from rlplan.trace import MemorySample, Span, Trace, record_line
+
+
+class Recorder:
+    """One run folder. All methods are called from the driver; every line is flushed."""
+
+    def __init__(self, folder: Path, devices: dict[str, str]) -> None:
+        """devices: device of each process."""
+        self.folder, self.devices = folder, devices
+        self.origin_s = time.time()
+        self.resident: dict[str, int] = {}
+        self._files = {name: (folder / name).open("w", encoding="utf-8", buffering=1)
+                       for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")}
+        for line in Trace(origin="measured").lines():
+            self._write("trace.jsonl", line)
+
+    def record(self, action: Action, step: int, measurements: list[Measurement]) -> None:
+        """Record one action: measurements of one process (several calls) are merged into one span and one sample a kind."""
+        by_process: dict[str, list[Measurement]] = defaultdict(list)
+        for measurement in measurements:
+            by_process[measurement.process].append(measurement)
+        for process, parts in by_process.items():
+            self._record_process(action, step, process, parts)
+
+    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement]) -> None:
+        device = self.devices.get(process, "host:0")
+        start = min(part.start_s for part in parts) - self.origin_s
+        end = max(part.end_s for part in parts) - self.origin_s
+        self._write("trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6))))
+        last = max(parts, key=lambda part: part.end_s)
+        self.resident[process] = last.resident_bytes
+        sizes = {key: size for key, size in last.components.items()}
+        totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
+        samples = [(role, kind, "resident", size) for (role, kind), size in sizes.items()]
+        samples += [(role, kind, "peak", size) for part in parts for (role, kind), size in part.component_peaks.items()]
+        samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
+        for role, kind, statistic, size in samples:
+            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6))
+            self._write("trace.jsonl", record_line(sample))
+
+    def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
+        """Record what a process holds once its libraries are imported and before it holds a model."""
+        at = round(time.time() - self.origin_s, 6)
+        device = self.devices.get(process, "host:0")
+        sample = MemorySample(action_id, 0, process, device, role, "process", "resident", num_bytes, at)
+        self._write("trace.jsonl", record_line(sample))
+
+    def record_host(self, step: int, system_bytes: int) -> None:
+        """Record the driver's own memory and that of Ray's processes, once a step."""
+        at = round(time.time() - self.origin_s, 6)
+        for process, size in (("driver/0", resident_bytes()), ("ray_system", system_bytes)):
+            self.resident[process] = size
+            sample = MemorySample("finish_step", step, process, "host:0", "host", "total", "resident", size, at)
+            self._write("trace.jsonl", record_line(sample))
+
+    def write_metrics(self, row: dict[str, float | int]) -> None:
+        """One step's learning metrics."""
+        self._write("metrics.jsonl", json.dumps(row))
+
+    def write_timings(self, row: dict[str, float | int]) -> None:
+        """One step's seconds, rates and bytes."""
+        self._write("timings.jsonl", json.dumps(row))
+
+    def write_sample(self, row: dict[str, Any]) -> None:
+        """One rollout to read."""
+        self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
+
+    def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
+        """How the run stands. state: running | finished | interrupted | failed."""
+        status = {"schema_version": 1, "state": state, "exit_code": exit_code, "message": message,
+                  "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
+                  "seconds": round(time.time() - self.origin_s, 3)}
+        partial = self.folder / "status.json.partial"
+        partial.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self.folder / "status.json")
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def _write(self, name: str, line: str) -> None:
+        self._files[name].write(line + "\n")

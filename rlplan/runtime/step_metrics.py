@@ -1,0 +1,113 @@
+"""StepMetrics: the numbers of one step under the names that people's dashboards know.
+
+In: rollouts, sums from the trainer ranks, seconds. Out: one row of learning metrics and one of timings.
+Learning metrics hold nothing that depends on the clock, so that two seeded runs give the same rows bit for bit.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rlplan.runtime.experience import Rollout
+from rlplan.spec.job import JobSpec
+
+
+class StepMetrics:
+    """Collects during a step; `take_rows` gives what was collected and starts anew."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self._begin()
+
+    def _begin(self) -> None:
+        self.learning: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        self.num_tokens = 0
+        self.training: dict[str, float] = defaultdict(float)
+        self.grad_norms: list[float] = []
+        self.started = time.monotonic()
+
+    @contextmanager
+    def timing(self, action_id: str) -> Iterator[None]:
+        """Time one action."""
+        start = time.monotonic()
+        yield
+        self.seconds[action_id] = time.monotonic() - start
+
+    def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
+        """Lengths and how rollouts ended."""
+        lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+        self.num_tokens += sum(lengths)
+        self.learning["response_len/mean"] = sum(lengths) / len(lengths)
+        self.learning["response_len/max"] = max(lengths)
+        truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
+        self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
+
+    def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
+        """Statistics of the rewards, each alone and weighted together."""
+        rewards = [rollout.reward for rollout in rollouts]
+        mean = math.fsum(rewards) / len(rewards)
+        self.learning["reward/mean"] = mean
+        self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
+        self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)
+        for spec in self.job.rewards:
+            values = [rollout.rewards[spec.kind] for rollout in rollouts]
+            self.learning[f"reward/{spec.kind}/mean"] = math.fsum(values) / len(values)
+        groups: dict[int, set[float]] = defaultdict(set)
+        for rollout in rollouts:
+            groups[rollout.group].add(rollout.reward)
+        self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
+
+    def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
+        """Sums and maxima over the ranks of one mini-batch.
+
+        The difference between the engine's and the trainer's log-probs is only meaningful before the first optimizer
+        step on these rollouts: afterwards the policy has moved on purpose.
+        """
+        for sums in ranks:
+            for key, value in sums.items():
+                if key == "logprob_difference_max" and not is_first:
+                    continue
+                self.training[key] = max(self.training[key], value) if key.endswith("_max") else self.training[key] + value
+
+    def add_optimizer_step(self, result: dict[str, float]) -> None:
+        """The gradient's norm before clipping."""
+        self.grad_norms.append(result["grad_norm"])
+
+    def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
+        """Greedy results on the held-out prompts, by reward."""
+        for spec in self.job.rewards:
+            values = [rollout.rewards[spec.kind] for rollout in rollouts]
+            name = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy"}[spec.kind]
+            self.learning[f"evaluate/{name}"] = math.fsum(values) / len(values)
+
+    def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(learning row, timing row) of the step that ends now."""
+        seconds = time.monotonic() - self.started
+        learning = {"step": step, **self.learning, **self._training_row()}
+        timings = {"step": step, "step_s": round(seconds, 6)}
+        if self.num_tokens:
+            timings["throughput/tokens_per_sec"] = round(self.num_tokens / seconds, 3)
+        timings |= {f"seconds/{name}": round(value, 6) for name, value in self.seconds.items()}
+        self._begin()
+        return learning, timings
+
+    def _training_row(self) -> dict[str, float]:
+        sums, tokens = self.training, self.training.get("num_tokens", 0.0)
+        if not tokens:
+            return {}
+        row = {
+            "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
+            "policy/entropy": sums["entropy_sum"] / tokens,
+            "policy/clip_fraction": sums["is_clipped_sum"] / tokens,
+            "policy/ratio_max": sums["ratio_max"],
+            "sync/logprob_difference_max": sums["logprob_difference_max"],
+        }
+        if "kl_sum" in sums:
+            row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+        if self.grad_norms:
+            row["policy/grad_norm"] = math.fsum(self.grad_norms) / len(self.grad_norms)
+        return row

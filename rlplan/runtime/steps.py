@@ -1,0 +1,251 @@
+"""ActionRunner: what each kind of action means on a crew. The Schedule says when; this says how.
+
+In: an action and the step it belongs to. Out: experience, kept until the step ends, and measurements for the recorder.
+"""
+
+import random
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.runtime.crew import Crew
+from rlplan.runtime.experience import Prompt, Rollout, SequencePair, TrainSample
+from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.preflight import PromptSets
+from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.rewards.verifiers import score_rollout
+from rlplan.runtime.step_metrics import StepMetrics
+from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
+from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.vocabulary import ActionKind
+
+SEED_STRIDE = 1 << 20
+"""Seeds of one step's prompts lie this far apart from the next step's; vLLM adds the sample's index to a prompt's seed."""
+
+
+class ActionRunner:
+    """Performs actions on a crew. `model_folder` holds the start checkpoint."""
+
+    def __init__(self, spec: ExecutionSpec, crew: Crew, recorder: Recorder, prompts: PromptSets, model_folder: Path) -> None:
+        self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
+        self.prompts, self.model_folder = prompts, model_folder
+        self.metrics = StepMetrics(spec.job)
+        self.rollouts: list[Rollout] = []
+        self.version = 0
+        self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
+        self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
+        self.buckets = plan_buckets(spec.job.load_model().parameters, spec.job.training.dtype.num_bytes,
+                                    spec.job.placement.sync_bucket)
+        self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
+        self._decoder: Any = None
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action and record it."""
+        handler = {
+            ActionKind.START_TRAINER: self._start_trainer,
+            ActionKind.START_ENGINE: self._start_engine,
+            ActionKind.START_SCORER: self._start_scorer,
+            ActionKind.GENERATE: self._generate,
+            ActionKind.VERIFY: self._verify,
+            ActionKind.SCORE: self._score,
+            ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
+            ActionKind.TRAIN_FORWARD_BACKWARD: self._train_forward_backward,
+            ActionKind.OPTIMIZER_STEP: self._optimizer_step,
+            ActionKind.SYNC_WEIGHTS: self._sync_weights,
+            ActionKind.EVALUATE: self._evaluate,
+            ActionKind.CHECKPOINT: self._checkpoint,
+        }[action.kind]
+        with self.metrics.timing(action.id):
+            measurements = handler(action, step)
+        self.recorder.record(action, step, measurements)
+
+    def deadline_s(self, action: Action) -> float:
+        """Seconds that an action may take."""
+        limits = self.job.limits
+        return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
+
+    def close(self) -> None:
+        """Remove the shared memory."""
+        self.arena.unlink(missing_ok=True)
+
+    def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
+        self._import_libraries(action)
+        timeout = self.deadline_s(action)
+        rendezvous = self.crew.gather([self.crew.submit(self.trainers[0], "find_rendezvous")], timeout)[0]
+        return self._everywhere(
+            action, lambda rank: ("start", rank, len(self.trainers), rendezvous, str(self.model_folder))
+        )[1]
+
+    def _start_engine(self, action: Action, step: int) -> list[Measurement]:
+        self._import_libraries(action)
+        return self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
+
+    _start_scorer = _start_engine
+
+    def _import_libraries(self, action: Action) -> None:
+        """Measure what each process holds before it holds a model: the import baseline."""
+        _, measurements = self._everywhere(action, lambda rank: ("import_libraries",))
+        for measurement in measurements:
+            self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
+
+    def _generate(self, action: Action, step: int) -> list[Measurement]:
+        prompts = self._prompts_of(step)
+        num_samples, temperature = self.job.workload.num_samples_per_prompt, self.job.workload.temperature
+        groups, measurements = self._complete(action, prompts, num_samples, temperature, step)
+        self.rollouts = [
+            Rollout(prompt, group, completion, self._decode(completion.tokens))
+            for group, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))
+            for completion in completions
+        ]
+        self.metrics.add_rollouts(self.rollouts)
+        return measurements
+
+    def _verify(self, action: Action, step: int) -> list[Measurement]:
+        for rollout in self.rollouts:
+            score_rollout(rollout, self.job.rewards)
+        if self.job.controls.shuffle_rewards:
+            rewards = [rollout.reward for rollout in self.rollouts]
+            random.Random(f"{self.job.seed}/shuffle/{step}").shuffle(rewards)
+            for rollout, reward in zip(self.rollouts, rewards, strict=True):
+                rollout.reward = reward
+        return []
+
+    def _score(self, action: Action, step: int) -> list[Measurement]:
+        """Log-probs of a frozen model, the rollouts dealt out over its processes in contiguous shares."""
+        shares = _contiguous(self.rollouts, len(action.processes))
+
+        def call(rank: int) -> tuple[Any, ...]:
+            pairs = [SequencePair(rollout.prompt.tokens, rollout.completion.tokens) for rollout in shares[rank]]
+            return "score", pairs
+
+        results, measurements = self._everywhere(action, call)
+        for share, scores in zip(shares, results, strict=True):
+            for rollout, score in zip(share, scores, strict=True):
+                rollout.reference_logprobs = score
+        return measurements
+
+    def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
+        compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
+        advantages = compute([r.reward for r in self.rollouts], [r.group for r in self.rollouts])
+        for rollout, advantage in zip(self.rollouts, advantages, strict=True):
+            rollout.advantage = advantage
+        self.metrics.add_rewards(self.rollouts)
+        return []
+
+    def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
+        """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
+        size = self.job.workload.mini_batch_size
+        batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
+        world = len(self.trainers)
+
+        def call(rank: int) -> tuple[Any, ...]:
+            samples = [_train_sample(rollout) for rollout in batch[rank::world]]
+            return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
+
+        results, measurements = self._everywhere(action, call)
+        self.metrics.add_training(results, is_first=not action.mini_batch)
+        return measurements
+
+    def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
+        results, measurements = self._everywhere(action, lambda rank: ("optimizer_step",))
+        self.metrics.add_optimizer_step(results[0])
+        return measurements
+
+    def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
+        """Hand the policy over bucket by bucket: the trainer fills the shared memory, the engine loads from it."""
+        if step == 0:
+            return self._open_arena(action) + self._send_buckets(action)
+        if step == self.job.controls.skip_sync_after_step:
+            return []
+        return self._send_buckets(action)
+
+    def _open_arena(self, action: Action) -> list[Measurement]:
+        create_arena(str(self.arena), staging_bytes(self.buckets))
+        sides = [self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
+                 for process in (self.trainers[0], self.engine)]
+        return self.crew.measured(sides, self.deadline_s(action))[1]
+
+    def _send_buckets(self, action: Action) -> list[Measurement]:
+        self.version += 1
+        measurements = self._one(action, self.engine, "begin_update")
+        for bucket in self.buckets:
+            measurements += self._one(action, self.trainers[0], "write_bucket", bucket)
+            measurements += self._one(action, self.engine, "load_bucket", bucket)
+        return measurements + self._one(action, self.engine, "finish_update", self.version)
+
+    def _evaluate(self, action: Action, step: int) -> list[Measurement]:
+        """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
+        if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
+            return []
+        groups, measurements = self._complete(action, self.prompts.heldout, 1, 0.0, 0)
+        rollouts = [
+            Rollout(prompt, index, completions[0], self._decode(completions[0].tokens))
+            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+        ]
+        for rollout in rollouts:
+            score_rollout(rollout, self.job.rewards)
+        self.metrics.add_evaluation(rollouts)
+        return measurements
+
+    def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
+        """The trained policy, in Hugging Face layout, beside the run's other files."""
+        folder = self.recorder.folder / "policy"
+        return self._one(action, self.trainers[0], "save", str(folder), self.job.policy.path)
+
+    def _prompts_of(self, step: int) -> Sequence[Prompt]:
+        """This step's prompts: epochs of the training set, each in its own seeded order."""
+        count, total = self.job.workload.num_prompts_per_step, len(self.prompts.train)
+        chosen = []
+        for position in range((step - 1) * count, step * count):
+            epoch, index = divmod(position, total)
+            chosen.append(self.prompts.train[self._order(epoch)[index]])
+        return chosen
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self.prompts.train)))
+        random.Random(f"{self.job.seed}/epoch/{epoch}").shuffle(order)
+        return order
+
+    def _complete(
+        self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
+    ) -> tuple[list[Any], list[Measurement]]:
+        first = self.job.seed * 7919 + max(step, 0) * SEED_STRIDE
+        seeds = [(first + index * num_samples) % (1 << 62) for index in range(len(prompts))]
+        tokens = [prompt.tokens for prompt in prompts]
+        call = self.crew.perform(self.engine, "generate", tokens, num_samples, temperature, seeds)
+        results, measurements = self.crew.measured([call], self.deadline_s(action))
+        return results[0], measurements
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if self._decoder is None:
+            from tokenizers import Tokenizer
+
+            self._decoder = Tokenizer.from_file(str(Path(self.job.policy.path) / "tokenizer.json"))
+        return str(self._decoder.decode(list(tokens), skip_special_tokens=True))
+
+    def _everywhere(self, action: Action, call: Any) -> tuple[list[Any], list[Measurement]]:
+        """Call every process of an action at once; `call(rank)` gives the method and its arguments."""
+        calls = [self.crew.perform(process, *call(rank)) for rank, process in enumerate(action.processes)]
+        return self.crew.measured(calls, self.deadline_s(action))
+
+    def _one(self, action: Action, process: str, method: str, *arguments: Any) -> list[Measurement]:
+        return self.crew.measured([self.crew.perform(process, method, *arguments)], self.deadline_s(action))[1]
+
+
+def _train_sample(rollout: Rollout) -> TrainSample:
+    return TrainSample(
+        prompt_tokens=rollout.prompt.tokens,
+        response_tokens=rollout.completion.tokens,
+        logprobs=rollout.completion.logprobs,
+        reference_logprobs=rollout.reference_logprobs,
+        advantage=rollout.advantage,
+    )
+
+
+def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:
+    size = -(-len(rollouts) // num_shares)
+    return [rollouts[index * size : (index + 1) * size] for index in range(num_shares)]

@@ -1,0 +1,62 @@
+"""MemoryMeter: what a process holds, read from the kernel and from live tensors.
+
+In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets the peak, so that each action has its own.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one process held in one action. Times: seconds since 1970.
+
+    components: bytes at its end by (role, kind). component_peaks: where a component is known to have been larger inside
+    the action.
+    """
+
+    process: str
+    start_s: float
+    end_s: float
+    peak_bytes: int
+    resident_bytes: int
+    components: dict[tuple[str, str], int]
+    component_peaks: dict[tuple[str, str], int]
+
+
+def reset_peak() -> None:
+    """Make the kernel's peak resident size start again from what is resident now."""
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def peak_bytes() -> int:
+    """Largest resident size since `reset_peak`, as the kernel saw it."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM line")
+
+
+def resident_bytes() -> int:
+    """Resident size of this process now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * _PAGE
+
+
+def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
+    """Bytes of the distinct storages behind the tensors: views of one storage count once."""
+    storages = {}
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

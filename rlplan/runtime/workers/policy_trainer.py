@@ -1,0 +1,180 @@
+"""PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
+
+In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
+Left out: ZeRO stages other than 2, offload, sequence packing.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlplan.memory.transitions import Bucket
+from rlplan.runtime.experience import TrainSample
+from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.losses.clipped_ratio import LossInputs
+from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.start_checkpoint import load_language_model, save_policy
+from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.worker import Worker
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import MemoryKind, Role
+
+
+class PolicyTrainer(Worker):
+    """See the module docstring. Every rank runs the same calls with its own samples."""
+
+    def __init__(self, process: str, log_folder: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
+        super().__init__(process, log_folder)
+        self.job, self.config, self.num_threads = job, config, num_threads
+        self.engine: Any = None
+        self.writer: BucketWriter | None = None
+
+    def import_libraries(self) -> None:
+        """Import what `start` needs, so that the memory of code alone can be measured."""
+        import deepspeed  # noqa: F401
+        import transformers.models.auto.modeling_auto  # noqa: F401
+
+        torch.set_num_threads(self.num_threads)
+
+    def find_rendezvous(self) -> str:
+        """`host:port` for the ranks to meet at: this host's loopback and a free port."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def start(self, rank: int, world_size: int, rendezvous: str, model_folder: str) -> None:
+        """Join the other ranks, load the policy and hand it to DeepSpeed."""
+        import deepspeed
+
+        host, _, port = rendezvous.rpartition(":")
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_SIZE=str(world_size),
+            MASTER_ADDR=host,
+            MASTER_PORT=port,
+        )
+        torch.manual_seed(self.job.seed)
+        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
+        deepspeed.init_distributed(dist_backend="gloo", timeout=timeout, verbose=False)
+        model = LogprobModel(
+            load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True
+        )
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
+        self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
+
+    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+        """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
+
+        token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
+        Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
+        """
+        micro = self.config["train_micro_batch_size_per_gpu"]
+        totals: dict[str, float] = {}
+        for first in range(0, len(samples), micro):
+            part = slice(first, first + micro)
+            _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
+        return totals
+
+    def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+        batch = make_batch(samples, self.pad_token)
+        logprobs, entropies = self.engine(batch)
+        counts = torch.tensor(batch.lengths)
+
+        def spread(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
+
+        has_reference = bool(samples[0].reference_logprobs) or self.job.algorithm.kl_coef > 0
+        inputs = LossInputs(
+            logprobs=logprobs,
+            behaviour_logprobs=torch.tensor([value for sample in samples for value in sample.logprobs]),
+            reference_logprobs=torch.tensor([value for sample in samples for value in sample.reference_logprobs])
+            if has_reference
+            else None,
+            advantages=spread([sample.advantage for sample in samples]),
+            weights=spread(list(token_weights)),
+        )
+        loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
+        # DeepSpeed averages gradients over ranks; the weights already add up to 1 over all of them.
+        self.engine.backward(loss * self.engine.dp_world_size)
+        return _summarize(float(loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+
+    def optimizer_step(self) -> dict[str, float]:
+        """Apply the accumulated gradient."""
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return {"grad_norm": float(norm) if norm is not None else 0.0}
+
+    def open_arena(self, path: str, num_bytes: int) -> None:
+        """Map the shared memory through which weights go out."""
+        self.writer = BucketWriter(path, num_bytes)
+
+    def write_bucket(self, bucket: Bucket) -> None:
+        """Copy one bucket of parameters into the arena."""
+        assert self.writer is not None, "open_arena comes first"
+        self.writer.write(bucket, self._named_parameters())
+
+    def close_arena(self) -> None:
+        """Unmap the shared memory."""
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+    def save(self, folder: str, tokenizer_folder: str) -> None:
+        """Write the policy in Hugging Face layout."""
+        save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))
+
+    def components(self) -> dict[tuple[str, str], int]:
+        """Bytes of DeepSpeed's own partitions and buffers."""
+        if self.engine is None:
+            return {}
+        zero = self.engine.optimizer
+        states = [value for state in zero.optimizer.state.values() for value in state.values()]
+        gradients = [
+            tensor
+            for kept in (zero.averaged_gradients, zero.all_grad_tensors)
+            for tensors in kept.values()
+            for tensor in tensors or ()
+        ]
+        buffers = [buffer for bucket in zero.ipg_buckets.values() for buffer in bucket.buffer]
+        held = {
+            MemoryKind.WEIGHTS: storage_bytes(zero.bit16_groups_flat),
+            MemoryKind.MASTER_WEIGHTS: storage_bytes(zero.single_partition_of_fp32_groups),
+            MemoryKind.OPTIMIZER: storage_bytes(value for value in states if isinstance(value, torch.Tensor)),
+            MemoryKind.GRADIENTS: storage_bytes(gradients),
+            MemoryKind.COMM_BUFFERS: storage_bytes(buffers),
+            MemoryKind.SYNC_STAGING: self.writer.num_bytes if self.writer else 0,
+        }
+        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
+
+    def _named_parameters(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.engine.module.language_model.named_parameters()}
+
+
+def _summarize(
+    loss: float, difference: torch.Tensor, entropies: torch.Tensor, details: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    summary = {
+        "num_tokens": float(difference.numel()),
+        "loss": loss,
+        "entropy_sum": float(entropies.double().sum()),
+        "is_clipped_sum": float(details["is_clipped"].double().sum()),
+        "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
+        "ratio_max": float(details["ratio"].max()) if difference.numel() else 1.0,
+    }
+    if "kl" in details:
+        summary["kl_sum"] = float(details["kl"].double().sum())
+        summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    return summary
+
+
+def _accumulate(totals: dict[str, float], part: dict[str, float]) -> None:
+    for key, value in part.items():
+        totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value

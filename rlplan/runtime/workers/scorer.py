@@ -1,0 +1,58 @@
+"""Scorer: a frozen model that gives log-probs of responses (the reference).
+
+In: prompts with responses. Out: one log-prob a response token. Left out: learned rewards.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlplan.runtime.experience import SequencePair
+from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.start_checkpoint import load_language_model
+from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.worker import Worker
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import MemoryKind
+
+
+class Scorer(Worker):
+    """See the module docstring."""
+
+    def __init__(self, process: str, log_folder: str, job: JobSpec, role: str, num_threads: int) -> None:
+        super().__init__(process, log_folder)
+        self.job, self.role, self.num_threads = job, role, num_threads
+        self.model: Any = None
+
+    def import_libraries(self) -> None:
+        """Import what `start` needs, so that the memory of code alone can be measured."""
+        import transformers.models.auto.modeling_auto  # noqa: F401
+
+        torch.set_num_threads(self.num_threads)
+
+    def start(self, model_folder: str) -> None:
+        """Load the frozen model."""
+        self.model = LogprobModel(
+            load_language_model(model_folder).requires_grad_(False),
+            self.job.workload.temperature,
+            computes_entropy=False,
+        )
+        self.pad_token = int(getattr(self.model.language_model.config, "pad_token_id", None) or 0)
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
+        """Log-probs of each response's tokens, micro-batch by micro-batch."""
+        micro = self.job.workload.micro_batch_size_per_gpu
+        scores: list[tuple[float, ...]] = []
+        for first in range(0, len(pairs), micro):
+            batch = make_batch(pairs[first : first + micro], self.pad_token)
+            logprobs, _ = self.model(batch)
+            scores += [tuple(part.tolist()) for part in logprobs.split(batch.lengths)]
+        return scores
+
+    def components(self) -> dict[tuple[str, str], int]:
+        """Bytes of the frozen parameters."""
+        if self.model is None:
+            return {}
+        return {(self.role, MemoryKind.WEIGHTS.value): storage_bytes(self.model.parameters())}

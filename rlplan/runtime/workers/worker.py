@@ -1,0 +1,86 @@
+"""Worker: the base of every process that holds a model; it measures each thing that it does.
+
+`WorkerProcess` is what Ray starts: it loads the worker's class only inside the new process, so that the driver needs
+neither torch nor an engine.
+
+In: the name of a method and its arguments. Out: the method's result and a Measurement.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rlplan.runtime.workers.memory_meter import Measurement, peak_bytes, reset_peak, resident_bytes
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """A process with a name. Subclasses add methods and say what they hold in `components`."""
+
+    def __init__(self, process: str, log_folder: str) -> None:
+        """Send this process's output to its own log, and let it die with its parent."""
+        self.process = process
+        _die_with_parent()
+        log = os.open(
+            Path(log_folder) / f"{process.replace('/', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+    def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
+        """Call a method and measure it."""
+        reset_peak()
+        start = time.time()
+        result = getattr(self, method)(*arguments)
+        measurement = Measurement(
+            process=self.process,
+            start_s=start,
+            end_s=time.time(),
+            peak_bytes=peak_bytes(),
+            resident_bytes=resident_bytes(),
+            components=self.components(),
+            component_peaks=self.component_peaks(),
+        )
+        return result, measurement
+
+    def components(self) -> dict[tuple[str, str], int]:
+        """Bytes now held by (role, kind), read from live objects."""
+        return {}
+
+    def component_peaks(self) -> dict[tuple[str, str], int]:
+        """Components that were larger inside the last call than they are now, where that is known."""
+        return {}
+
+
+class WorkerProcess:
+    """An actor that holds one Worker. class_path: `package.module:ClassName`."""
+
+    def __init__(self, class_path: str, *arguments: Any) -> None:
+        module, _, name = class_path.partition(":")
+        self.worker: Worker = getattr(importlib.import_module(module), name)(*arguments)
+
+    def ready(self) -> int:
+        """The process id: proves that the process is up."""
+        return os.getpid()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method, unmeasured."""
+        return getattr(self.worker, method)(*arguments)
+
+    def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
+        """Call a method and measure it."""
+        return self.worker.perform(method, *arguments)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when Ray's node manager, its parent, is gone: no orphan holds memory."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

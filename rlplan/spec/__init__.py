@@ -1,0 +1,1 @@
+"""What the user says: frozen pydantic models that refuse unknown keys."""

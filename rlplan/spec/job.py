@@ -1,0 +1,181 @@
+"""JobSpec: one RL job as its user says it, and how a job file becomes one.
+
+In: a YAML file and dotted overrides. Out: a frozen JobSpec whose paths are absolute in memory, or a SpecError.
+On disk, paths stand relative to the file that names them, so that a folder can be moved as a whole.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rlplan.errors import SpecError
+from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.hardware import HardwareProfile, get_profile
+from rlplan.spec.model import ModelSpec, load_model
+from rlplan.spec.workload import RewardSpec, WorkloadSpec
+from rlplan.spec.yaml import apply_overrides, read_yaml
+from rlplan.units import MIB
+from rlplan.vocabulary import Dtype, Placement, Transport
+
+
+class PolicySpec(Spec):
+    """The model to train: a Hugging Face folder.
+
+    init: `checkpoint` reads its safetensors; `random` needs only its config and draws the start weights from the seed.
+    """
+
+    path: str
+    init: Literal["checkpoint", "random"] = "checkpoint"
+
+
+class HardwareSpec(Spec):
+    """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use."""
+
+    profile: str
+    num_devices: int = Field(ge=1, le=16_384)
+    memory: ByteCount | None = None
+
+
+class TrainingSpec(Spec):
+    """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket."""
+
+    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
+    zero_stage: Literal["auto", 1, 2] = "auto"
+    reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
+
+
+class RolloutSpec(Spec):
+    """How the rollout engine is held. kv_cache_memory: bytes of KV cache, never a guessed fraction."""
+
+    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
+    kv_cache_memory: ByteCount = 64 * MIB
+    max_num_seqs: int = Field(default=256, ge=1)
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    block_size: Literal[16, 32, 64, 128] = 32
+
+
+class PlacementSpec(Spec):
+    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time."""
+
+    placement: Literal["auto"] | Placement = "auto"
+    transport: Transport = Transport.SHARED_MEMORY
+    sync_bucket: ByteCount = 64 * MIB
+
+
+class LimitsSpec(Spec):
+    """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action."""
+
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    action_timeout_s: float = Field(default=600.0, gt=0)
+
+
+class ControlsSpec(Spec):
+    """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
+
+    shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
+    """
+
+    shuffle_rewards: bool = False
+    skip_sync_after_step: int | None = Field(default=None, ge=1)
+
+
+class JobSpec(Spec):
+    """One RL job. Nested parts are documented on their own classes and in docs/job.md."""
+
+    schema_version: Literal[1] = 1
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    policy: PolicySpec
+    hardware: HardwareSpec
+    algorithm: AlgorithmSpec
+    workload: WorkloadSpec
+    rewards: tuple[RewardSpec, ...] = Field(min_length=1)
+    training: TrainingSpec = TrainingSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    placement: PlacementSpec = PlacementSpec()
+    limits: LimitsSpec = LimitsSpec()
+    controls: ControlsSpec = ControlsSpec()
+
+    @model_validator(mode="after")
+    def _group_is_large_enough(self) -> "JobSpec":
+        least = self.algorithm.declaration.min_samples_per_prompt
+        if self.workload.num_samples_per_prompt < least:
+            raise ValueError(
+                f"{self.algorithm.name} compares rollouts of one prompt: workload.num_samples_per_prompt = "
+                f"{self.workload.num_samples_per_prompt} must be at least {least}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prefill_fits_a_batch(self) -> "JobSpec":
+        if self.rollout.max_num_batched_tokens < self.workload.max_seq_len:
+            raise ValueError(
+                f"rollout.max_num_batched_tokens = {self.rollout.max_num_batched_tokens} must hold one longest "
+                f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
+            )
+        return self
+
+    def with_paths(self, change: Callable[[str], str]) -> "JobSpec":
+        """The same job with every path passed through `change`."""
+        policy = self.policy.model_copy(update={"path": change(self.policy.path)})
+        workload = self.workload.model_copy(
+            update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
+        )
+        return self.model_copy(update={"policy": policy, "workload": workload})
+
+    def resolved(self, folder: Path) -> "JobSpec":
+        """Paths made absolute, read relative to `folder`."""
+        return self.with_paths(lambda path: os.path.normpath(os.path.join(folder.resolve(), path)))
+
+    def relative_to(self, folder: Path) -> "JobSpec":
+        """Paths made relative to `folder`, for writing the job into it."""
+        return self.with_paths(lambda path: os.path.relpath(path, folder.resolve()))
+
+    def load_model(self) -> ModelSpec:
+        """The policy's shape. Raises: SpecError when the folder, its config or the length limit is wrong."""
+        model = load_model(Path(self.policy.path))
+        if self.workload.max_seq_len > model.max_position_embeddings:
+            raise SpecError(
+                f"prompt and response may reach {self.workload.max_seq_len} tokens, the model's limit is "
+                f"{model.max_position_embeddings}",
+                where="workload.max_prompt_len + workload.max_response_len",
+                rule="at most max_position_embeddings of the model's config.json",
+                way_out="shorten the lengths or take a model with a longer context",
+            )
+        return model
+
+    def load_profile(self) -> HardwareProfile:
+        """The hardware profile that the job names. Raises: SpecError."""
+        profile = get_profile(self.hardware.profile, where="hardware.profile")
+        if self.hardware.num_devices > profile.max_devices:
+            raise SpecError(
+                f"hardware.num_devices is {self.hardware.num_devices}, profile '{profile.name}' has at most "
+                f"{profile.max_devices}",
+                where="hardware.num_devices",
+                rule="at most the profile's max_devices",
+                way_out="ask for fewer devices or name another profile",
+            )
+        return profile
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job in a YAML file, with dotted overrides laid over it. Raises: SpecError."""
+    data = apply_overrides(read_yaml(path, "the job file"), overrides)
+    job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
+    for key, place in (
+        ("policy.path", job.policy.path),
+        ("workload.prompts", job.workload.prompts),
+        ("workload.heldout_prompts", job.workload.heldout_prompts),
+    ):
+        if not Path(place).exists():
+            raise SpecError(
+                f"'{place}' does not exist",
+                where=f"{path}: {key}",
+                rule="a path relative to the job file",
+                way_out="correct the path or make the file",
+            )
+    return job

@@ -1,0 +1,147 @@
+"""The workload: which prompts, how many rollouts of what length, and how they are rewarded.
+
+In: the `workload:` and `rewards:` parts of a job, and rows of a JSONL file. Out: frozen values.
+Units: lengths in tokens; counts are of prompts or rollouts as their names say.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec
+
+MAX_DATA_BYTES = 1 << 30
+
+
+class WorkloadSpec(Spec):
+    """The `workload:` part of a job: the batch ladder and the lengths.
+
+    evaluate_every: greedy evaluation on the held-out prompts after every so many steps; also before the first and
+    after the last. mini_batch_size: rollouts per optimizer step. micro_batch_size_per_gpu: rollouts per forward.
+    """
+
+    prompts: str
+    heldout_prompts: str
+    num_steps: int = Field(ge=1, le=10_000_000)
+    num_prompts_per_step: int = Field(ge=1)
+    num_samples_per_prompt: int = Field(ge=1)
+    mini_batch_size: int = Field(ge=1)
+    micro_batch_size_per_gpu: int = Field(ge=1)
+    max_prompt_len: int = Field(ge=1)
+    max_response_len: int = Field(ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    ignores_eos: bool = False
+    evaluate_every: int = Field(default=10, ge=1)
+    num_heldout_prompts: int = Field(default=256, ge=1)
+
+    @property
+    def num_rollouts_per_step(self) -> int:
+        """Rollouts generated in one step."""
+        return self.num_prompts_per_step * self.num_samples_per_prompt
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Optimizer steps in one RL step."""
+        return self.num_rollouts_per_step // self.mini_batch_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest prompt plus longest response."""
+        return self.max_prompt_len + self.max_response_len
+
+    @model_validator(mode="after")
+    def _ladder_divides(self) -> "WorkloadSpec":
+        if self.num_rollouts_per_step % self.mini_batch_size:
+            raise ValueError(
+                f"num_prompts_per_step x num_samples_per_prompt = {self.num_rollouts_per_step} must be a multiple of "
+                f"mini_batch_size = {self.mini_batch_size}"
+            )
+        return self
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+class AnswerMatcherSpec(Spec):
+    """Reward 1 when the pattern's first group equals the row's answer (whitespace and leading zeros as written)."""
+
+    kind: Literal["answer_matcher"]
+    weight: float = 1.0
+    pattern: str = r"<answer>(.*?)</answer>"
+
+    @field_validator("pattern")
+    @classmethod
+    def _one_group(cls, pattern: str) -> str:
+        if re.compile(_compiles(pattern)).groups < 1:
+            raise ValueError("the pattern needs one (group) that holds the answer")
+        return pattern
+
+
+class FormatCheckerSpec(Spec):
+    """Reward 1 when the whole response matches the pattern."""
+
+    kind: Literal["format_checker"]
+    weight: float = 1.0
+    pattern: str = r"<answer>.*</answer>"
+
+    _pattern_compiles = field_validator("pattern")(_compiles)
+
+
+RewardSpec = Annotated[AnswerMatcherSpec | FormatCheckerSpec, Field(discriminator="kind")]
+
+
+class PromptRow(Spec):
+    """One row of a prompt file: an id, the text that the policy sees, and the right answer."""
+
+    id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    answer: str
+
+
+def read_prompts(path: Path) -> tuple[PromptRow, ...]:
+    """The rows of a JSONL file. Raises: SpecError naming file, line and rule for the first bad row."""
+    try:
+        if path.stat().st_size > MAX_DATA_BYTES:
+            raise _row_error(path, 0, f"the file has more than {MAX_DATA_BYTES} bytes", "a smaller file")
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise SpecError(f"the prompt file cannot be read: {error.strerror}", where=str(path), rule="a readable JSONL file",
+                        way_out="check the path; paths in a job are relative to the job file") from None  # fmt: skip
+    rows = tuple(_read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    if not rows:
+        raise _row_error(path, 0, "the prompt file is empty", "at least one row")
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen:
+            raise SpecError(f"id {row.id!r} stands twice", where=str(path), rule="ids are unique", way_out="rename one")
+        seen.add(row.id)
+    return rows
+
+
+def _read_row(path: Path, number: int, line: bytes) -> PromptRow:
+    try:
+        return PromptRow.model_validate(json.loads(line.decode("utf-8")))
+    except UnicodeDecodeError:
+        raise _row_error(path, number, "the line is not UTF-8", "UTF-8 text") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "row"
+        raise _row_error(
+            path, number, f"{key}: {first['msg']}", "an object with the strings id, prompt, answer"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise _row_error(path, number, f"the line is not JSON ({error})", "one JSON object a line") from None
+
+
+def _row_error(path: Path, number: int, what: str, rule: str) -> SpecError:
+    where = f"{path}, line {number}" if number else str(path)
+    return SpecError(what, where=where, rule=rule, way_out="mend or remove that line")

@@ -1,0 +1,59 @@
+"""YAML 1.2 as data: `1e-5` is a float, duplicate keys and tags are refused.
+
+In: a file's text, and dotted overrides `workload.num_steps=5`. Out: plain dicts, lists and scalars, or a SpecError.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_text
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """Parsed YAML of a small file. Raises: SpecError with the line and column."""
+    return parse_yaml(read_text(path, what), where=str(path), what=what)
+
+
+def parse_yaml(text: str, *, where: str, what: str) -> Any:
+    """Parsed YAML of a text. Raises: SpecError."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
+        raise SpecError(f"{what} is not YAML: {error.problem or error.context}", where=place,
+                        rule="YAML 1.2 without tags, tabs or duplicate keys", way_out="mend that line") from None  # fmt: skip
+    except (YAMLError, RecursionError, ValueError) as error:
+        raise SpecError(f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                        where=where, rule="YAML 1.2 without tags, tabs or duplicate keys", way_out="mend the file") from None  # fmt: skip
+
+
+def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
+    """`data` with dotted overrides `a.b=value` laid over it; the value is read as YAML.
+
+    Raises: SpecError for an override without `=` or through something that is not a mapping.
+
+    >>> apply_overrides({"a": {"b": 1}}, ["a.b=2e-3", "a.c=[1, x]"])
+    {'a': {'b': 0.002, 'c': [1, 'x']}}
+    """
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not separator or not all(keys):
+            raise SpecError(f"override '{override}' is not KEY=VALUE", where="command line",
+                            rule="a dotted key path, '=' and a YAML value", way_out="for example workload.num_steps=5")  # fmt: skip
+        data = _with(data, keys, parse_yaml(text, where=f"command line: {path}", what="the override's value"), override)
+    return data
+
+
+def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
+    if not isinstance(data, dict):
+        raise SpecError(f"override '{override}' goes through {data!r}, which has no keys", where="command line",
+                        rule="a dotted path through mappings", way_out="check the path against the job file")  # fmt: skip
+    inner = value if len(keys) == 1 else _with(data.get(keys[0], {}), keys[1:], value, override)
+    return {**data, keys[0]: inner}

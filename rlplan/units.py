@@ -1,0 +1,91 @@
+"""Units: bytes are `int`, seconds are `float`; GiB exists only in text.
+
+In: a number, or text such as `80GiB` from a YAML file. Out: a number, or text to show.
+Left out: rates of anything but bytes and tokens.
+"""
+
+import re
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_SUFFIXES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
+BYTES_RULE = "a byte count is an integer of bytes or a number with one of " + ", ".join(_SUFFIXES) + ", as in 64MiB"
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The smallest integer not below numerator / denominator.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-numerator // denominator)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """`value` rounded up to a multiple.
+
+    >>> round_up(1_000_003, 4)
+    1000004
+    """
+    return ceil_div(value, multiple) * multiple
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `64MiB`, `1.5GiB` or an integer; a bare `80G` is refused, for nobody knows which G it is.
+
+    Raises: ValueError with the rule.
+
+    >>> parse_bytes("64MiB")
+    67108864
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ValueError(BYTES_RULE)
+    if isinstance(text, int):
+        if text < 0:
+            raise ValueError("a byte count is not negative")
+        return text
+    match = _BYTES.match(text)
+    if match is None or match.group(2) not in _SUFFIXES:
+        raise ValueError(BYTES_RULE)
+    return int(float(match.group(1)) * _SUFFIXES[match.group(2)])
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: three significant figures in the unit that fits.
+
+    >>> format_bytes(3 * GIB), format_bytes(1536), format_bytes(0)
+    ('3.00 GiB', '1.50 KiB', '0 B')
+    """
+    sign, size = ("-" if count < 0 else ""), abs(count)
+    for suffix in ("TiB", "GiB", "MiB", "KiB"):
+        if size >= _SUFFIXES[suffix]:
+            value = size / _SUFFIXES[suffix]
+            digits = 2 if value < 10 else 1 if value < 100 else 0
+            return f"{sign}{value:.{digits}f} {suffix}"
+    return f"{sign}{size:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> format_seconds(0.0042), format_seconds(75), format_seconds(2.5)
+    ('4.2 ms', '1 min 15 s', '2.50 s')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds >= 10 else f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def format_rate(per_second: float, what: str = "tokens") -> str:
+    """A rate for people.
+
+    >>> format_rate(12345.6)
+    '12,346 tokens/s'
+    """
+    return f"{per_second:,.0f} {what}/s"

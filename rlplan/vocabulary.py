@@ -1,0 +1,121 @@
+"""The project's words as enums: one spelling each, used by every layer.
+
+Left out: anything with behaviour; these are names only.
+"""
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """A model in play, or what stands in for one."""
+
+    POLICY = "policy"
+    REFERENCE = "reference"
+    REWARD = "reward"
+    VALUE = "value"
+    TEACHER = "teacher"
+    VERIFIER = "verifier"
+
+
+class Phase(StrEnum):
+    """A part of an RL step."""
+
+    START = "start"
+    ROLLOUT = "rollout"
+    SCORE = "score"
+    TRAIN = "train"
+    SYNC = "sync"
+    SWITCH = "switch"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+
+
+class ActionKind(StrEnum):
+    """One thing that happens to one role on one device group."""
+
+    START_TRAINER = "start_trainer"
+    START_ENGINE = "start_engine"
+    START_SCORER = "start_scorer"
+    GENERATE = "generate"
+    SCORE = "score"
+    VERIFY = "verify"
+    COMPUTE_ADVANTAGES = "compute_advantages"
+    TRAIN_FORWARD_BACKWARD = "train_forward_backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    SYNC_WEIGHTS = "sync_weights"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+
+
+class Stream(StrEnum):
+    """A lane of a device group: actions on different lanes may overlap."""
+
+    GENERATION = "generation"
+    TRAINING = "training"
+    TRANSFER = "transfer"
+    HOST = "host"
+
+
+class Placement(StrEnum):
+    """Who shares devices with whom."""
+
+    COLOCATED = "colocated"
+    HYBRID = "hybrid"
+    DISAGGREGATED = "disaggregated"
+
+
+class Transport(StrEnum):
+    """How new weights reach the rollout engine."""
+
+    SHARED_MEMORY = "shared_memory"
+
+
+class Provenance(StrEnum):
+    """Where a number comes from, strongest first; a total is as weak as its weakest row."""
+
+    MEASURED = "measured"
+    DATASHEET = "datasheet"
+    DERIVED = "derived"
+    ASSUMED = "assumed"
+
+
+class MemoryKind(StrEnum):
+    """What bytes are used for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    MASTER_WEIGHTS = "master_weights"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits"
+    KV_CACHE = "kv_cache"
+    PACKED_WEIGHTS = "packed_weights"
+    COMM_BUFFERS = "comm_buffers"
+    SYNC_STAGING = "sync_staging"
+    CUDA_GRAPHS = "cuda_graphs"
+    CONTEXT = "context"
+    FRAGMENTATION = "fragmentation"
+    PROCESS = "process"
+
+
+class Dtype(StrEnum):
+    """A tensor's element type."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one element."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+PERSISTENT_KINDS = (
+    MemoryKind.WEIGHTS,
+    MemoryKind.GRADIENTS,
+    MemoryKind.MASTER_WEIGHTS,
+    MemoryKind.OPTIMIZER,
+    MemoryKind.KV_CACHE,
+)
+"""Kinds whose predicted bytes must equal the measured bytes exactly (weights: before any packing)."""

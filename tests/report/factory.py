@@ -1,0 +1,281 @@
+"""Run folders made by hand: a plan with a ledger of known bytes, and a trace that is off by a known fraction.
+
+In: how the run went. Out: the files that `rlplan run` leaves, in a temporary folder.
+Left out: engines. The schedule is the library's own; bytes and seconds are invented, so that tests know each number.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlplan.dataflow.build import build_step_graph
+from rlplan.dataflow.placements import place
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule, build_schedule
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.planner.plan import Plan, write_plan
+from rlplan.spec.job import JobSpec
+from rlplan.trace import MemorySample, Span, record_line
+from rlplan.units import GIB, MIB
+from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind, Phase, Placement, Provenance, Role
+
+RAY_PROCESS = "ray_system"
+TOTAL_FACTOR = 0.95
+"""Measured totals are this part of the predicted ones, so the prediction is 5.26 % above."""
+
+PARAMS = {"tiny": 3 * MIB, "large": 500 * MIB}
+BASELINES = {"policy_trainer": 640 * MIB, "scorer": 480 * MIB, "rollout_engine": 700 * MIB}
+SECONDS = {
+    ActionKind.START_TRAINER: 11.0,
+    ActionKind.START_ENGINE: 16.0,
+    ActionKind.START_SCORER: 7.0,
+    ActionKind.GENERATE: 1.4,
+    ActionKind.VERIFY: 0.05,
+    ActionKind.SCORE: 0.4,
+    ActionKind.COMPUTE_ADVANTAGES: 0.01,
+    ActionKind.TRAIN_FORWARD_BACKWARD: 0.9,
+    ActionKind.OPTIMIZER_STEP: 0.12,
+    ActionKind.SYNC_WEIGHTS: 0.25,
+    ActionKind.EVALUATE: 1.1,
+    ActionKind.CHECKPOINT: 0.3,
+}
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """How a made-up run went. stops_after: the last RL step that was done; None for all of them."""
+
+    name: str = "quickstart"
+    seed: int = 0
+    learning_rate: float = 3e-4
+    shuffle_rewards: bool = False
+    num_steps: int = 6
+    num_devices: int = 2
+    size: str = "tiny"
+    state: str = "finished"
+    message: str = ""
+    stops_after: int | None = None
+    capacity: int = 16 * GIB
+
+
+def make_run(folder: Path, shape: RunShape = RunShape()) -> Path:
+    """Write a whole run folder and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = make_plan(shape, folder)
+    write_plan(plan, folder / "plan.json")
+    (folder / "trace.jsonl").write_text("\n".join(_trace_lines(plan, shape)) + "\n")
+    _write_rows(folder / "metrics.jsonl", _metric_rows(shape))
+    _write_rows(folder / "timings.jsonl", _timing_rows(plan, shape))
+    status = {
+        "state": shape.state,
+        "exit_code": 0 if shape.state == "finished" else 5,
+        "message": shape.message,
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "seconds": 93.5,
+    }
+    (folder / "status.json").write_text(json.dumps(status))
+    return folder
+
+
+def make_killed_run(folder: Path) -> Path:
+    """A run that was killed in its second step: torn last lines, no evaluation, no status."""
+    make_run(folder, RunShape(stops_after=2))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in row.items() if "evaluate" not in key} for row in rows if row["step"] > 0]
+    _write_rows(folder / "metrics.jsonl", kept)
+    for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl"):
+        text = (folder / name).read_text().rstrip()
+        (folder / name).write_text(text[:-17])
+    (folder / "status.json").unlink()
+    return folder
+
+
+def make_empty_run(folder: Path) -> Path:
+    """A run that failed before it measured anything."""
+    make_run(folder, RunShape(state="failed", message="no room at '/home/me/runs/7/plan.json'"))
+    for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl"):
+        (folder / name).unlink()
+    return folder
+
+
+def make_plan(shape: RunShape, folder: Path) -> Plan:
+    """A plan whose schedule is the library's own and whose ledger is made by hand."""
+    job = JobSpec.model_validate(
+        {
+            "name": shape.name,
+            "seed": shape.seed,
+            "policy": {"path": str(folder / "policy")},
+            "hardware": {"profile": "cpu-host", "num_devices": shape.num_devices},
+            "algorithm": {"name": "grpo", "learning_rate": shape.learning_rate},
+            "workload": {
+                "prompts": str(folder / "train.jsonl"),
+                "heldout_prompts": str(folder / "heldout.jsonl"),
+                "num_steps": shape.num_steps,
+                "num_prompts_per_step": 32,
+                "num_samples_per_prompt": 8,
+                "mini_batch_size": 256,
+                "micro_batch_size_per_gpu": 32,
+                "max_prompt_len": 16,
+                "max_response_len": 32,
+                "evaluate_every": 2 if shape.num_steps < 20 else 10,
+            },
+            "rewards": [{"kind": "answer_matcher"}],
+            "controls": {"shuffle_rewards": shape.shuffle_rewards},
+        }
+    )
+    placement = Placement.DISAGGREGATED if shape.num_devices > 1 else Placement.HYBRID
+    schedule = build_schedule(build_step_graph(job), placement, *place(job, placement, 2))
+    return Plan(job=job, schedule=schedule, ledger=_ledger(schedule, shape))
+
+
+def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:
+    rows: list[LedgerRow] = []
+    order: list[tuple[Moment, str]] = []
+    has_adam: set[str] = set()
+    for moment, actions in _moments(schedule):
+        for action in actions:
+            order.append((moment, action.id))
+            for process, device in _processes(schedule, action):
+                if action.kind is ActionKind.OPTIMIZER_STEP:
+                    has_adam.add(process)
+                held = _held(process, action, PARAMS[shape.size], process in has_adam)
+                rows += [_row(moment, action, process, device, kind, size) for kind, size in held.items()]
+    beside = tuple(("verify", action.id) for action in schedule.step if action.kind is ActionKind.SCORE)
+    return MemoryLedger(tuple(rows), shape.capacity, shape.capacity, True, tuple(order), beside)
+
+
+def _moments(schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
+    yield from (("start", schedule.start), ("first", schedule.step), ("steady", schedule.step))
+    yield ("finish", schedule.finish)
+
+
+def _processes(schedule: Schedule, action: Action) -> list[tuple[str, str]]:
+    devices = dict(schedule.processes)
+    own = [(process, devices[process]) for process in action.processes]
+    return [*own, (DRIVER_PROCESS, HOST_DEVICE), (RAY_PROCESS, HOST_DEVICE)]
+
+
+def _held(process: str, action: Action, params: int, has_adam: bool) -> dict[MemoryKind, tuple[int, int]]:
+    """(resident, peak) bytes of each kind after and inside an action."""
+    worker = process.split("/")[0]
+    if worker in ("driver", RAY_PROCESS):
+        size = 200 * MIB if worker == "driver" else 560 * MIB
+        return {MemoryKind.PROCESS: (size, size)}
+    held = {MemoryKind.PROCESS: (BASELINES[worker],) * 2, MemoryKind.WEIGHTS: (params, params)}
+    if worker == "policy_trainer":
+        held |= {kind: (params, params) for kind in (MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS)}
+        held[MemoryKind.OPTIMIZER] = (2 * params, 2 * params) if has_adam else (0, 0)
+        held[MemoryKind.COMM_BUFFERS] = (0, params // 2 if action.kind is ActionKind.OPTIMIZER_STEP else 0)
+    if worker == "rollout_engine":
+        held |= {MemoryKind.PACKED_WEIGHTS: (params, params), MemoryKind.KV_CACHE: (64 * MIB, 64 * MIB)}
+    if action.kind in (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE):
+        held |= {MemoryKind.ACTIVATIONS: (0, 30 * MIB + params), MemoryKind.LOGITS: (0, 12 * MIB + params // 3)}
+    if action.kind is ActionKind.SYNC_WEIGHTS:
+        held[MemoryKind.SYNC_STAGING] = (0, min(64 * MIB, params))
+    return held
+
+
+def _row(
+    moment: Moment, action: Action, process: str, device: str, kind: MemoryKind, size: tuple[int, int]
+) -> LedgerRow:
+    resident, peak = size
+    role = Role.REFERENCE if process.startswith("scorer") else Role.POLICY
+    space = "host" if device == HOST_DEVICE else "device"
+    return LedgerRow(moment, action.id, action.phase, process, device, role, kind, space, resident, peak,
+                     Provenance.DERIVED, "tests.report.factory")  # fmt: skip
+
+
+def _trace_lines(plan: Plan, shape: RunShape) -> Iterator[str]:
+    yield json.dumps({"type": "trace", "schema_version": 1, "origin": "measured"})
+    now = 2.0
+    for step, actions in _steps_done(plan, shape):
+        ends = {action.id: now for action in actions}
+        for action in (action for action in actions if action.happens_in(step)):
+            start = max([now, *(ends[before] for before in action.after)])
+            longest = SECONDS[action.kind] * (1 + 0.08 * math.sin(step + 1))
+            ends[action.id] = start + longest
+            for index, (process, device) in enumerate(_processes(plan.schedule, action)):
+                end = ends[action.id] - 0.004 * index
+                if device != HOST_DEVICE or not action.processes:
+                    yield record_line(Span(action.id, step, process, device, start, end))
+                yield from _samples(plan, (action.id, step, process, device), end)
+        now = max(ends.values()) + 0.01
+
+
+def _steps_done(plan: Plan, shape: RunShape) -> Iterator[tuple[int, tuple[Action, ...]]]:
+    yield 0, plan.schedule.start
+    last = shape.num_steps if shape.stops_after is None else shape.stops_after
+    yield from ((step, plan.schedule.step) for step in range(1, last + 1))
+    if shape.stops_after is None:
+        yield -1, plan.schedule.finish
+
+
+def _samples(plan: Plan, place_: tuple[str, int, str, str], at_s: float) -> Iterator[str]:
+    action_id, step, process, device = place_
+    moment = {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
+    rows = [
+        row for row in plan.ledger.rows if (row.moment, row.action_id, row.process) == (moment, action_id, process)
+    ]
+    for row in rows:
+        if row.kind in PERSISTENT_KINDS or row.kind is MemoryKind.PACKED_WEIGHTS:
+            parts = (str(row.role), str(row.kind), "resident", row.resident_bytes, at_s)
+            yield record_line(MemorySample(action_id, step, process, device, *parts))
+        if row.kind is MemoryKind.PROCESS and step == 0 and device != HOST_DEVICE and "start" in action_id:
+            parts = (str(row.role), "process", "resident", int(row.resident_bytes * 0.97), at_s)
+            yield record_line(MemorySample(action_id, step, process, device, *parts))
+    for statistic in ("resident", "peak"):
+        size = sum(row.peak_bytes if statistic == "peak" else row.resident_bytes for row in rows)
+        parts = ("policy", "total", statistic, int(size * TOTAL_FACTOR), at_s)
+        yield record_line(MemorySample(action_id, step, process, device, *parts))
+
+
+def _metric_rows(shape: RunShape) -> list[dict[str, float]]:
+    learns = shape.learning_rate > 0 and not shape.shuffle_rewards
+    last = shape.num_steps if shape.stops_after is None else shape.stops_after
+    rows: list[dict[str, float]] = [{"step": 0, "evaluate/greedy_accuracy": 0.25, "evaluate/format_accuracy": 0.9}]
+    for step in range(1, last + 1):
+        done = step / shape.num_steps
+        wave = math.sin(7.3 * step + shape.seed)
+        accuracy = 0.25 + (0.72 - 0.01 * shape.seed) * (1 - math.exp(-4 * done)) if learns else 0.25 + 0.01 * wave
+        row = {
+            "step": step,
+            "reward/mean": 0.3 + (0.9 * accuracy - 0.2) + 0.03 * wave,
+            "reward/std": 0.45 * (1 - 0.6 * accuracy),
+            "reward/min": 0.0,
+            "reward/max": 1.2,
+            "reward/answer_matcher/mean": accuracy,
+            "kl/mean": 0.08 * done + 0.004 * abs(wave) if learns else 0.0,
+            "kl/max": 0.5 * done,
+            "policy/entropy": 1.2 - 0.8 * done + 0.03 * wave,
+            "policy/clip_fraction": 0.02 + 0.01 * abs(wave),
+            "policy/loss": 0.01 * wave,
+            "policy/grad_norm": 1.0 + 0.2 * wave,
+            "policy/ratio_max": 1.3 + 0.1 * wave,
+            "sync/logprob_difference_max": 5e-7 * (1.5 + wave),
+            "response_len/mean": 11.0 + wave,
+            "group_variance_zero_fraction": 0.1 + 0.6 * done,
+        }
+        if step % (2 if shape.num_steps < 20 else 10) == 0 or step == shape.num_steps:
+            row |= {"evaluate/greedy_accuracy": accuracy, "evaluate/format_accuracy": 0.97}
+        rows.append(row)
+    return rows
+
+
+def _timing_rows(plan: Plan, shape: RunShape) -> list[dict[str, float]]:
+    rows = []
+    for step, actions in _steps_done(plan, shape):
+        if step > 0:
+            mine = {f"seconds/{action.id}": SECONDS[action.kind] for action in actions if action.happens_in(step)}
+            total = sum(mine.values())
+            rows.append(
+                {"step": step, "step_s": total, "throughput/tokens_per_sec": 9000 + 40 * math.sin(step), **mine}
+            )
+            rows[-1]["memory/host_total_bytes"] = 3 * GIB
+    return rows
+
+
+def _write_rows(path: Path, rows: list[dict[str, float]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
