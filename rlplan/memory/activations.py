@@ -42,10 +42,18 @@ def head_saved_bytes(model: ModelSpec, num_tokens: int, num_response_tokens: int
 def layer_backward_bytes(model: ModelSpec, num_tokens: int) -> int:
     """Bytes of gradients in flight inside one layer's backward pass, at most.
 
-    Counts, for a token: gradients of product, gate, activation and up 4I, of the residual 3h.
+    Counts, for a token: gradients of two tensors of the MLP 2I, of the residual 2h.
     Assumes: autograd frees each when its last reader is done.
     """
-    return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 3 * model.hidden_size)
+    return num_tokens * FLOAT_BYTES * (2 * model.intermediate_size + 2 * model.hidden_size)
+
+
+def mlp_saved_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """The part of `layer_saved_bytes` that is free once the backward pass has left a layer's MLP.
+
+    Counts, for a token: gate, its activation, up and product 4I, and the MLP's norm 2h.
+    """
+    return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 2 * model.hidden_size)
 
 
 def forward_working_bytes(model: ModelSpec, num_tokens: int) -> int:

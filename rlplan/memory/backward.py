@@ -11,7 +11,7 @@ accumulated gradients beside the new ones.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlplan.memory.activations import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from rlplan.memory.activations import head_saved_bytes, layer_backward_bytes, layer_saved_bytes, mlp_saved_bytes
 from rlplan.memory.logits import logits_bytes, probability_slice_bytes
 from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
 from rlplan.spec.model import ModelSpec, Parameter
@@ -56,12 +56,24 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
         yield from _with_activations(reduction.add(table), saved * model.num_layers, 0, accumulated)
         waiting = 0
     for layer in reversed(range(model.num_layers)):
-        activations = saved * (layer + 1) + layer_backward_bytes(model, micro.num_tokens)
         for parameter in reversed(_layer_parameters(model, layer)):
+            attention_only = ".mlp." not in parameter.name
+            activations = saved * (layer + 1) + _in_flight(model, micro.num_tokens, attention_only=attention_only)
             yield from _with_activations(reduction.add(parameter), activations, waiting, accumulated)
-    # The embedding's own gradient is dense; with a tied table it is added to the one that waits.
-    yield from _with_activations(reduction.add(_embedding(model)), 0, waiting, accumulated)
-    yield from _with_activations(reduction.finish(), 0, 0, accumulated)
+    table_bytes = _embedding(model).numel * FLOAT_BYTES
+    if model.has_tied_embeddings:
+        # The embedding's own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
+        held = reduction.accumulator + accumulated + 3 * table_bytes
+        yield _moment(0, 0, held, reduction.touched)
+    yield from _with_activations(reduction.add(_embedding(model)), 0, 0, accumulated)
+    yield from _with_activations(reduction.flush(), 0, 0, accumulated)
+
+
+def _in_flight(model: ModelSpec, num_tokens: int, *, attention_only: bool) -> int:
+    """What the backward pass of the topmost live layer adds to its saved tensors, or takes off once its MLP is done."""
+    if attention_only:
+        return layer_backward_bytes(model, num_tokens) - mlp_saved_bytes(model, num_tokens)
+    return layer_backward_bytes(model, num_tokens)
 
 
 class _Reduction:
@@ -82,9 +94,7 @@ class _Reduction:
         self.in_bucket.append(parameter)
         if parameter.numel <= self.limit:
             self.touched = max(self.touched, self._used() * FLOAT_BYTES)
-            yield self.accumulator + own, self.touched
-        else:
-            yield self.accumulator + own, self.touched
+        yield self.accumulator + own, self.touched
 
     def flush(self, arriving: int = 0) -> Iterator[tuple[int, int]]:
         """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept."""
@@ -94,10 +104,6 @@ class _Reduction:
         self.accumulator += sum(p.numel for p in self.in_bucket if p.name in self.owned) * FLOAT_BYTES
         yield self.accumulator + arriving + oversized, self.touched
         self.in_bucket = []
-
-    def finish(self) -> Iterator[tuple[int, int]]:
-        """The last reduction of the pass."""
-        yield from self.flush()
 
     def _used(self) -> int:
         return sum(parameter.numel for parameter in self.in_bucket)

@@ -6,7 +6,7 @@ In: a job and its model. Out: bytes by kind. The formulas are in params.py, gene
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
 from rlplan.memory.ledger import Moment
-from rlplan.memory.params import engine_parameter_bytes, packed_weight_bytes, unpacked_remainder_bytes
+from rlplan.memory.params import engine_parameter_bytes, largest_linear_bytes, packed_weight_bytes, unpacked_remainder_bytes
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
@@ -31,6 +31,7 @@ class EngineForecast:
                 self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory
             ),
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
         }
         if action.kind is not ActionKind.START_ENGINE:
             held[MemoryKind.SYNC_STAGING] = self._staging()
@@ -39,8 +40,16 @@ class EngineForecast:
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)
+        largest = largest_linear_bytes(self.model, self.element_bytes)
         if action.kind is ActionKind.START_ENGINE:
-            held[MemoryKind.WEIGHTS] = engine_parameter_bytes(self.model, self.element_bytes)
+            loading = engine_parameter_bytes(self.model, self.element_bytes)
+            if loading + largest > sum(held.values()) - held[MemoryKind.PROCESS]:
+                # Every parameter as loaded, and the first pack; the KV cache comes later.
+                held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
+        elif action.kind is ActionKind.SYNC_WEIGHTS:
+            # The reload materialises a weight and packs it before it lets go of the old pack.
+            held[MemoryKind.WEIGHTS] += largest
+            held[MemoryKind.PACKED_WEIGHTS] += largest
         elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             rollout = self.job.rollout
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)

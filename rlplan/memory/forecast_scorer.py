@@ -26,6 +26,7 @@ class ScorerForecast:
         return {
             MemoryKind.WEIGHTS: parameter_bytes(self.model, self.job.training.dtype.num_bytes),
             MemoryKind.PROCESS: self.profile.process_overheads.scorer.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:

@@ -9,6 +9,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import largest_micro_batch, num_micro_batches
+from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.spec.hardware import HardwareProfile
@@ -42,6 +43,9 @@ class TrainerForecast:
             held[MemoryKind.COMM_BUFFERS] = max(0, self.zero.weight_bytes() - self.zero.master_bytes())
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= {kind: size for kind, size in self._passes.items()}
+        elif action.kind is ActionKind.CHECKPOINT and self.rank == 0:
+            # Every tensor is copied out of the flat buffer before it is written.
+            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, FLOAT_BYTES)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, moment)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
@@ -77,6 +81,7 @@ class TrainerForecast:
             MemoryKind.WEIGHTS: self.zero.weight_bytes(),
             MemoryKind.MASTER_WEIGHTS: self.zero.master_bytes(),
             MemoryKind.PROCESS: self.profile.process_overheads.policy_trainer.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
         }
         if has_optimizer:
             held[MemoryKind.OPTIMIZER] = self.zero.optimizer_bytes()

@@ -33,7 +33,8 @@ def engine_parameter_bytes(model: ModelSpec, element_bytes: int) -> int:
 def fused_linear_shapes(model: ModelSpec) -> list[tuple[int, int]]:
     """(N, K) of each linear weight that vLLM packs: q, k and v fused, gate and up fused, and every vocabulary table.
 
-    The tied table is packed once and the untied ones twice (embedding and head). Source: vLLM 0.32.0, models/qwen3.py.
+    Embedding and head are packed each for itself, also when they share one tied table.
+    Source: vLLM 0.32.0, models/qwen3.py and vocab_parallel_embedding.py.
     """
     h, vocabulary = model.hidden_size, round_up(model.vocab_size, 64)
     layer = [
@@ -42,7 +43,12 @@ def fused_linear_shapes(model: ModelSpec) -> list[tuple[int, int]]:
         (2 * model.intermediate_size, h),
         (h, model.intermediate_size),
     ]
-    return layer * model.num_layers + [(vocabulary, h)] * (1 if model.has_tied_embeddings else 2)
+    return layer * model.num_layers + [(vocabulary, h)] * 2
+
+
+def largest_linear_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of the largest linear weight, which exists twice while it is loaded and packed anew."""
+    return max(n * k for n, k in fused_linear_shapes(model)) * element_bytes
 
 
 def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPacking) -> int:
@@ -63,7 +69,5 @@ def unpacked_remainder_bytes(model: ModelSpec, element_bytes: int) -> int:
 
     Source: vLLM 0.32.0, linear.py (`remove_weight=True`) and vocab_parallel_embedding.py (`remove_weight=False`).
     """
-    h, packed = model.hidden_size, fused_linear_shapes(model)
-    tables = 1 if model.has_tied_embeddings else 2
-    linear = sum(n * k for n, k in packed) - tables * round_up(model.vocab_size, 64) * h
+    linear = sum(n * k for n, k in fused_linear_shapes(model)[:-2])
     return engine_parameter_bytes(model, element_bytes) - linear * element_bytes

@@ -5,6 +5,7 @@ Left out: the other charts (result_charts.py), colours and axes (style.py), what
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,15 +16,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from rlplan.dataflow.schedule import DRIVER_PROCESS
 from rlplan.report import style
 from rlplan.report import timeline as clock
+from rlplan.report.frames import in_order
 from rlplan.report.run_folder import RunFolder
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
 MAX_PROCESS_ROWS = 12
-WIDTH, RIBBON, MARGINS = 11.5, 0.36, 1.12
+WIDTH, RIBBON, MARGINS = 10.8, 0.43, 1.12
 _STACK = tuple(str(kind) for kind in style.KIND_COLORS)
 _MODELLED = tuple(kind for kind in _STACK if kind != MemoryKind.PROCESS)
 
@@ -83,7 +84,7 @@ def memory_timeline(run: RunFolder) -> Figure:
 def memory_by_process(run: RunFolder) -> Figure:
     """The same for every process by itself, each on a scale of its own."""
     predicted, measured = clock.predicted_levels(run), clock.measured_levels(run)
-    names = sorted(dict.fromkeys([*run.plan.ledger.processes, *measured.processes]), key=_is_of_the_host)
+    names = in_order([*run.plan.ledger.processes, *measured.processes])
     with mpl.rc_context(style.RC):
         windows = clock.choose_windows(clock.phase_blocks(run))
         if not windows or not names:
@@ -97,15 +98,10 @@ def memory_by_process(run: RunFolder) -> Figure:
         return figure
 
 
-def _is_of_the_host(process: str) -> bool:
-    """Whether it is the driver or Ray's own, which hold no model and come last."""
-    return process == DRIVER_PROCESS or "/" not in process
-
-
 def _process_scene(run: RunFolder, name: str, predicted: clock.Levels, measured: clock.Levels) -> Scene:
     stacks = _stacks(predicted, (name,), _STACK)
     total = measured.total([name]) if name in measured.processes else None
-    height = 1.45 if len(stacks) > 1 else 0.72
+    height = max(1.45, 0.62 + 0.135 * len(stacks)) if len(stacks) > 1 else 0.72
     return Scene(name, predicted.edges, stacks, total, clock.measured_points(run, [name]), height)
 
 
@@ -127,7 +123,7 @@ def _draw(run: RunFolder, scenes: list[Scene], windows: tuple[clock.Window, ...]
     figure = style.new_figure(WIDTH, height)
     widths = [1.0 if window.title == "Start" and len(windows) > 1 else 1.7 for window in windows]
     grid = GridSpec(
-        len(scenes) + 1, len(windows) + 1, figure=figure, left=0.068, right=0.995,
+        len(scenes) + 1, len(windows) + 1, figure=figure, left=0.06, right=0.995,
         top=1 - 0.5 / height, bottom=0.55 / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
         width_ratios=[*widths, 0.27 * sum(widths)], height_ratios=[RIBBON, *(scene.height for scene in scenes)],
     )  # fmt: skip
@@ -146,7 +142,7 @@ def _draw(run: RunFolder, scenes: list[Scene], windows: tuple[clock.Window, ...]
         Line2D([], [], color=style.MEASURED, lw=1.2, label="measured peak inside each action"),
         Line2D([], [], color=style.MEASURED, lw=0, marker="o", ms=3.4, label="measured after each action"),
     ]
-    figure.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0.06, 0.0), handletextpad=0.6)
+    figure.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0.052, 0.0), handletextpad=0.6)
     return figure
 
 
@@ -158,32 +154,32 @@ def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ..
     axes.set_title(window.title, fontsize=9.5, pad=16)
     per_second = inches * 72 / max(window.end_s - window.start_s, 1e-9)
     for block in _inside(blocks, window):
-        color = style.PHASE_COLORS.get(block.phase, style.FAINT)
+        color = style.phase_color(block.phase)
         axes.axvspan(block.start_s, block.end_s, color=color, lw=0)
         middle, points = (block.start_s + block.end_s) / 2, (block.end_s - block.start_s) * per_second
         letters = len(block.phase)
         upright = (7.5, 5.2, 90) if letters <= 8 else (np.inf, 0, 0)
         for least, size, rotation in ((4.7 * letters, 7.4, 0), (3.9 * letters, 6.2, 0), upright):
             if points > least:
-                text = {"ha": "center", "va": "center", "fontsize": size, "rotation": rotation}
+                text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "rotation": rotation}
                 axes.text(middle, 0.48, block.phase, **text)
                 break
     for step in sorted({block.step for block in _inside(blocks, window)}):
         mine = [block for block in blocks if block.step == step]
-        if step and (mine[-1].end_s - mine[0].start_s) * per_second > 26:
+        if step and (max(block.end_s for block in mine) - mine[0].start_s) * per_second > 26:
             name = f"step {step}" if step > 0 else "finish"
             axes.text(mine[0].start_s, 1.1, name, ha="left", va="bottom", fontsize=7.2, color=style.MUTED)
 
 
 def _inside(blocks: tuple[clock.Block, ...], window: clock.Window) -> list[clock.Block]:
-    return [block for block in blocks if block.start_s >= window.start_s and block.end_s <= window.end_s]
+    """The blocks of a window, longest first: what runs beside a longer block is drawn over it."""
+    mine = [block for block in blocks if block.start_s >= window.start_s and block.end_s <= window.end_s]
+    return sorted(mine, key=lambda block: block.start_s - block.end_s)
 
 
 def _draw_panel(axes: Axes, scene: Scene, window: clock.Window, blocks: tuple[clock.Block, ...]) -> None:
     for block in _inside(blocks, window):
-        axes.axvspan(
-            block.start_s, block.end_s, color=style.PHASE_COLORS.get(block.phase, style.FAINT), alpha=0.42, lw=0
-        )
+        axes.axvspan(block.start_s, block.end_s, color=style.phase_color(block.phase), alpha=0.42, lw=0)
     part = clock.Levels(scene.edges, {}).slice_of(window.start_s, window.end_s)
     edges, floor = scene.edges[part.start : part.stop + 1], np.zeros(part.stop - part.start)
     for kind, values in scene.stacks.items():
@@ -198,11 +194,11 @@ def _draw_panel(axes: Axes, scene: Scene, window: clock.Window, blocks: tuple[cl
     seconds, sizes = scene.points
     seen = (seconds >= window.start_s) & (seconds <= window.end_s)
     axes.plot(seconds[seen], sizes[seen], "o", ms=3.1, color=style.MEASURED, mec=style.PAPER, mew=0.5, zorder=4)
-    _draw_limits(axes, scene)
+    _draw_limits(axes, scene, says_capacity=window.end_s >= blocks[-1].end_s)
     style.seconds_axis(axes, window.start_s, window.end_s)
 
 
-def _draw_limits(axes: Axes, scene: Scene) -> None:
+def _draw_limits(axes: Axes, scene: Scene, *, says_capacity: bool) -> None:
     """The scale, and the capacity: where it lies, or at the upper edge and marked so when it lies far above."""
     capacity = scene.capacity
     if capacity is None:
@@ -213,9 +209,9 @@ def _draw_limits(axes: Axes, scene: Scene) -> None:
     style.bytes_axis(axes, top)
     height = 0.95 * top if is_far else capacity
     axes.axhline(height, color=style.BAD, lw=1.0, ls=(0, (5, 2)))
-    if axes.get_subplotspec().colspan.start == axes.get_gridspec().ncols - 2:
-        times = f" \u2191 {capacity / scene.top:.1f} × the peak, not to scale" if is_far else ""
-        text = {"ha": "right", "va": "top", "color": style.BAD, "fontsize": 7.2}
+    if says_capacity:
+        times = f" \u2191 {capacity / scene.top:.1f} times the peak, not to scale" if is_far else ""
+        text: dict[str, Any] = {"ha": "right", "va": "top", "color": style.BAD, "fontsize": 7.2}
         axes.annotate(f"capacity {format_bytes(capacity)}{times}", (1, height), (-3, -2.5),
                       xycoords=axes.get_yaxis_transform(), textcoords="offset points", **text)  # fmt: skip
 

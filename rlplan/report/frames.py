@@ -1,17 +1,19 @@
 """Dataframes of a run: what was predicted, what was measured, and both joined on the action.
 
-In: a RunFolder. Out: pandas dataframes, one row a fact, bytes in nullable integers, columns documented on each function.
+In: a RunFolder. Out: pandas dataframes, one row a fact, bytes in nullable integers; each function says its columns.
 Left out: anything drawn, and any number that neither the ledger nor the trace holds; what is unknown stays empty.
 
 An error is always predicted minus measured: above zero the prediction was too large, below zero it was too small.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
-from rlplan.memory.ledger import MemoryLedger
+from rlplan.dataflow.schedule import DRIVER_PROCESS
+from rlplan.memory.ledger import MemoryLedger, Moment
 from rlplan.report.run_folder import RunFolder
 from rlplan.trace import MemorySample
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
@@ -38,13 +40,19 @@ _JOINED_COLUMNS = [
 ]
 
 
-def moment_of_step(step: int) -> str:
+def in_order(processes: Iterable[str]) -> list[str]:
+    """Each process once, those that hold a model first; the driver and Ray's own come last."""
+    return sorted(dict.fromkeys(processes), key=lambda process: process == DRIVER_PROCESS or "/" not in process)
+
+
+def moment_of_step(step: int) -> Moment:
     """The ledger's moment that speaks of a step of the trace.
 
     >>> [moment_of_step(step) for step in (0, 1, 2, 40, -1)]
     ['start', 'first', 'steady', 'steady', 'finish']
     """
-    return {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
+    named: dict[int, Moment] = {0: "start", 1: "first", -1: "finish"}
+    return named.get(step, "steady")
 
 
 def predicted_memory(run: RunFolder) -> pd.DataFrame:
@@ -88,19 +96,26 @@ def joined_memory(run: RunFolder) -> pd.DataFrame:
 
     exact: whether both are the same byte for byte, for persistent kinds; empty for the others.
     predicted_bytes: empty where the ledger does not know the process at that moment; 0 where it knows the process and
-    has no row of that kind.
+    has no row of that kind. A sample that was taken between two actions (the ledger does not know its action) is
+    compared with what was held after the last action of that moment.
     """
     measured, held = measured_memory(run), held_memory(run.plan.ledger)
-    totals = held.groupby(_AT, as_index=False)[_BYTES].sum()
-    keys = [*_AT, "role", "kind"]
+    last = dict(run.plan.ledger.order)
+    known = set(run.plan.ledger.order)
+    pairs = list(zip(measured["moment"], measured["action_id"], strict=True))
+    measured["at_action"] = [pair[1] if pair in known else last.get(pair[0], pair[1]) for pair in pairs]
+    measured["is_between"] = [pair not in known for pair in pairs]
+    held = held.rename(columns={"action_id": "at_action"})
+    at, keys = ["moment", "at_action", "process"], ["moment", "at_action", "process", "role", "kind"]
+    totals = held.groupby(at, as_index=False)[_BYTES].sum()
     parts = held.groupby(keys, as_index=False)[_BYTES].sum()
     is_total = measured["kind"] == TOTAL
-    whole = measured[is_total].merge(totals, on=_AT, how="left")
+    whole = measured[is_total].merge(totals, on=at, how="left")
     components = measured[~is_total].merge(parts, on=keys, how="left")
-    known = components.merge(totals[_AT].assign(is_known=True), on=_AT, how="left")["is_known"].notna()
+    is_known = components.merge(totals[at].assign(is_known=True), on=at, how="left")["is_known"].notna().to_numpy()
     for column in _BYTES:
-        components.loc[known.to_numpy() & components[column].isna().to_numpy(), column] = 0
-    frame = pd.concat([whole, components]) if len(components) else whole
+        components.loc[is_known & components[column].isna().to_numpy(), column] = 0
+    frame = pd.concat([part for part in (whole, components) if len(part)] or [whole])
     return _with_errors(frame.astype(dict.fromkeys(_BYTES, "Int64")))
 
 
@@ -114,8 +129,7 @@ def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.Data
     """
     joined = joined_memory(run) if joined is None else joined
     held = _reached(run, held_memory(run.plan.ledger))
-    totals = joined[joined["kind"] == TOTAL]
-    processes = dict.fromkeys([*held["process"], *totals["process"]])
+    processes = in_order([*held["process"], *joined.loc[joined["kind"] == TOTAL, "process"]])
     rows = [{**_predicted_peak(held, process), **_measured_peak(joined, process)} for process in processes]
     frame = pd.DataFrame(rows, columns=_PEAK_COLUMNS)
     for column in [name for name in _PEAK_COLUMNS if name.endswith("_bytes")]:
@@ -128,14 +142,32 @@ def process_peaks(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.Data
     return frame
 
 
+def is_fine_peak(error_fraction: float | None, share: float | None) -> bool | None:
+    """Whether a predicted peak is as near as it should be; None where that cannot be said.
+
+    share: the part of the peak that the prediction is about; below a half a baseline's own noise decides, and nothing
+    can be said.
+
+    >>> is_fine_peak(0.1, 1.0), is_fine_peak(-0.01, 1.0), is_fine_peak(0.3, 0.1)
+    (True, False, None)
+    """
+    if error_fraction is None or share is None or pd.isna(error_fraction) or pd.isna(share) or share < 0.5:
+        return None
+    return bool(0 <= error_fraction <= PEAK_TOLERANCE)
+
+
 def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row for each persistent kind of each process and role: how many of its samples were predicted exactly.
+
+    A sample counts where either side has a byte: zeros that agree prove nothing. Peaks count where the run knows them,
+    as for the engine's weights, which are whole only until they are packed.
 
     Columns: kind, process, role, num_compared, num_exact, predicted_bytes and measured_bytes (of the sample that is
     furthest off, or the largest when all are exact). A kind that was predicted and never measured has num_compared 0.
     """
     joined = joined_memory(run) if joined is None else joined
-    persistent = joined[joined["kind"].isin(PERSISTENT) & (joined["statistic"] == "resident")]
+    has_bytes = (joined["predicted_bytes"].fillna(0) > 0) | (joined["measured_bytes"] > 0)
+    persistent = joined[joined["kind"].isin(PERSISTENT) & has_bytes]
     held = _reached(run, held_memory(run.plan.ledger))
     promised = held[held["kind"].isin(PERSISTENT) & (held["resident_bytes"] > 0)]
     keys = dict.fromkeys(
@@ -158,8 +190,8 @@ def metrics(run: RunFolder) -> pd.DataFrame:
 
 
 def timings(run: RunFolder) -> pd.DataFrame:
-    """Seconds and throughput, one row a step in order."""
-    return _by_step(run.timings)
+    """Seconds and throughput of RL steps, one row a step in order; starting and finishing are in the trace's spans."""
+    return _by_step(tuple(row for row in run.timings if row["step"] >= 1))
 
 
 _PEAK_COLUMNS = [
@@ -175,12 +207,12 @@ def _measured_row(sample: MemorySample) -> dict[str, Any]:
 
 def _with_errors(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.copy()
-    is_peak = frame["statistic"] == "peak"
+    is_peak = (frame["statistic"] == "peak") & ~frame["is_between"].astype(bool)
     frame["predicted_bytes"] = frame["peak_bytes"].where(is_peak, frame["resident_bytes"])
     frame["error_bytes"] = frame["predicted_bytes"] - frame["measured_bytes"]
     frame["error_fraction"] = _fraction(frame["predicted_bytes"], frame["measured_bytes"])
     is_exact = (frame["error_bytes"] == 0).astype("boolean").fillna(False)
-    frame["exact"] = is_exact.where(frame["kind"].isin(PERSISTENT) & ~is_peak, pd.NA)
+    frame["exact"] = is_exact.where(frame["kind"].isin(PERSISTENT), pd.NA)
     order = ["at_s", "process", "kind", "statistic"]
     return frame.sort_values(order, kind="stable", ignore_index=True)[_JOINED_COLUMNS]
 
@@ -192,7 +224,8 @@ def _fraction(predicted: pd.Series, measured: pd.Series) -> pd.Series:
 
 def _reached(run: RunFolder, held: pd.DataFrame) -> pd.DataFrame:
     """The moments that the run got to, so that a run cut short is not compared with a peak it never had."""
-    seen = {(moment_of_step(record.step), record.action_id) for record in (*run.trace.samples, *run.trace.spans)}
+    seen = {(moment_of_step(sample.step), sample.action_id) for sample in run.trace.samples}
+    seen |= {(moment_of_step(span.step), span.action_id) for span in run.trace.spans}
     if not seen:
         return held
     return held[[pair in seen for pair in zip(held["moment"], held["action_id"], strict=True)]]

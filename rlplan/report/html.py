@@ -23,10 +23,10 @@ FLAT_POINTS = 0.05
 
 _STATES = {
     "finished": ("good", "The run finished."),
-    "running": ("bad", "The run had not ended when this report was written: everything below is what there was so far."),
+    "running": ("bad", "The run had not ended when this report was written: everything below is what it had so far."),
     "interrupted": ("bad", "The run was interrupted: everything below ends where it was stopped."),
     "failed": ("bad", "The run failed: everything below ends where it broke."),
-    "unknown": ("bad", "Nobody knows how the run ended: everything below is what it wrote before it stopped."),
+    "unknown": ("bad", "The run left no readable status, as when it is killed: below is what it wrote until then."),
 }
 
 
@@ -45,7 +45,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping
         "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
     }
-    return environment.get_template(TEMPLATE).render(
+    page: str = environment.get_template(TEMPLATE).render(
         summary=summary,
         state=_STATES.get(summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")),
         tiles=_tiles(findings, summary),
@@ -60,6 +60,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping
         flat_points=FLAT_POINTS,
         tolerance=PEAK_TOLERANCE,
     )
+    return page
 
 
 def _template(name: str) -> str:
@@ -89,7 +90,7 @@ def _accuracy_tile(summary: Mapping[str, Any]) -> dict[str, str]:
     if after is None:
         start = "" if before is None else f"{style.percent(before)} before; "
         return _tile("Greedy accuracy, held out", "unknown", f"{start}no later evaluation, {steps}", "quiet")
-    value = style.percent(after) if before is None else f"{style.percent(before)} \u2192 {style.percent(after)}"
+    value = style.percent(after) if before is None else f"{style.percent(before)} \u2192\u00a0{style.percent(after)}"
     gained = "" if before is None else f"{100 * (after - before):+.1f} points in ".replace("-", "\u2212")
     grows = before is not None and (after > before) != run["is_control"]
     return _tile("Greedy accuracy, held out", value, gained + steps, "good" if grows else "quiet")
@@ -176,7 +177,7 @@ def _workload(findings: Findings) -> list[tuple[str, str]]:
     job = findings.run.plan.job
     work = job.workload
     rewards = ", ".join(f"{reward.kind} (weight {reward.weight:g})" for reward in job.rewards)
-    ladder = f"{work.num_prompts_per_step} prompts × {work.num_samples_per_prompt} samples"
+    ladder = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
     return [
         ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),
         ("Rollouts a step", f"{work.num_rollouts_per_step} ({ladder})"),

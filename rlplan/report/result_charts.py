@@ -6,6 +6,7 @@ Left out: memory over time (charts.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,12 +19,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from rlplan.report import style
-from rlplan.report.frames import PEAK_TOLERANCE, held_memory, metrics, process_peaks, timings
+from rlplan.report.frames import held_memory, is_fine_peak, metrics, process_peaks, timings
 from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
-WIDTH = 11.5
+WIDTH = 10.8
 MAX_PROCESS_ROWS = 24
 _SEEDS = ("#33508f", "#2a9187", "#b0652b", "#8a4fa3", "#5d7a1f", "#7a5a4b")
 _CONTROLS = (("#9a4a4a", (0, (4, 2))), ("#77838f", (0, (1, 1.6))), ("#b08d2e", (0, (6, 2, 1, 2))))
@@ -36,7 +37,7 @@ class Curve:
     label: str
     frame: pd.DataFrame
     color: str
-    dashes: object
+    dashes: Any
     is_main: bool
 
 
@@ -47,29 +48,30 @@ def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> Figure:
         figure = style.new_figure(WIDTH, 5.0)
         grid = GridSpec(2, 5, figure=figure, left=0.052, right=0.988, top=0.93, bottom=0.085, wspace=0.34, hspace=0.42,
                         width_ratios=[1.4, 0.46, 1, 1, 1])  # fmt: skip
-        _draw_accuracy(figure.add_subplot(grid[:, 0]), curves)
+        last = max([1.0, *(float(curve.frame["step"].max()) for curve in curves if len(curve.frame))])
+        _draw_accuracy(figure.add_subplot(grid[:, 0]), curves, last)
         panels = (
             ("Reward", "reward/mean", _draw_reward),
             ("KL to the reference", "kl/mean", _draw_lines),
             ("Entropy of the policy", "policy/entropy", _draw_lines),
             ("Clipped ratios", "policy/clip_fraction", _draw_fractions),
             ("Throughput, tokens/s", "throughput/tokens_per_sec", _draw_counts),
-            ("Engine against trainer,\nlargest log-prob difference", "sync/logprob_difference_max", _draw_magnitudes),
+            ("Largest log-prob gap,\nengine against trainer", "sync/logprob_difference_max", _draw_magnitudes),
         )
         for index, (title, key, draw) in enumerate(panels):
             axes = figure.add_subplot(grid[index // 3, 2 + index % 3])
-            axes.set_title(title, fontsize=8.6)
+            axes.set_title(title, fontsize=8.4)
             drawn = [curve for curve in curves if key in curve.frame and curve.frame[key].notna().any()]
             if drawn:
                 draw(axes, drawn, key)
-                _steps_axis(axes)
+                _steps_axis(axes, last)
             else:
                 style.say(axes, "not recorded")
         return figure
 
 
 def prediction(run: RunFolder, peaks: pd.DataFrame | None = None) -> Figure:
-    """One row a process: predicted peak stacked by kind, measured peak as a mark; left whole, right without baseline."""
+    """One row a process: the predicted peak stacked by kind, the measured as a mark; right: without baselines."""
     peaks = process_peaks(run) if peaks is None else peaks
     with mpl.rc_context(style.RC):
         if peaks.empty:
@@ -101,6 +103,7 @@ def prediction(run: RunFolder, peaks: pd.DataFrame | None = None) -> Figure:
 
 def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
     curves: list[Curve] = []
+    dashes: Any
     num_seeds = num_controls = 0
     for run, label in zip(runs, labels, strict=True):
         frame = metrics(run).merge(timings(run), on="step", how="outer").sort_values("step")
@@ -114,7 +117,7 @@ def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
     return curves
 
 
-def _draw_accuracy(axes: Axes, curves: list[Curve]) -> None:
+def _draw_accuracy(axes: Axes, curves: list[Curve], last: float) -> None:
     axes.set_title("Greedy accuracy on held-out prompts")
     drawn = [curve for curve in curves if GREEDY_ACCURACY in curve.frame]
     if not drawn:
@@ -131,7 +134,7 @@ def _draw_accuracy(axes: Axes, curves: list[Curve]) -> None:
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.grid(axis="y")
-    _steps_axis(axes)
+    _steps_axis(axes, last)
     heights = _spread([end[0] for end in ends], 0.042)
     for (value, step, text, curve), height in zip(ends, heights, strict=True):
         axes.annotate(
@@ -155,13 +158,14 @@ def _spread(values: list[float], gap: float) -> list[float]:
 def _draw_lines(axes: Axes, curves: list[Curve], key: str) -> None:
     for curve in reversed(curves):
         rows = curve.frame[["step", key]].dropna()
-        style_of = {"lw": 1.8, "zorder": 3} if curve.is_main else {"lw": 0.9, "alpha": 0.65}
-        axes.plot(rows["step"], rows[key], color=curve.color, ls=curve.dashes, **style_of)
+        width: dict[str, Any] = {"lw": 1.8, "zorder": 3} if curve.is_main else {"lw": 0.9, "alpha": 0.65}
+        marker = "o" if len(rows) <= 3 else None
+        axes.plot(rows["step"], rows[key], color=curve.color, ls=curve.dashes, marker=marker, ms=3.2, **width)
     axes.grid(axis="y")
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    low, high = axes.get_ylim()
-    if low >= -0.1 * high:
-        axes.set_ylim(0, 1.06 * high if high > 0 else 1)
+    values = pd.concat([curve.frame[key] for curve in curves]).dropna()
+    if values.min() >= 0:
+        axes.set_ylim(0, 1.12 * values.max() if values.max() > 0 else 1)
 
 
 def _draw_fractions(axes: Axes, curves: list[Curve], key: str) -> None:
@@ -193,26 +197,32 @@ def _draw_reward(axes: Axes, curves: list[Curve], key: str) -> None:
     rows = main.frame[["step", key, *columns]].dropna()
     if "reward/std" in columns:
         low, high = rows[key] - rows["reward/std"], rows[key] + rows["reward/std"]
+        low = low.clip(lower=rows["reward/min"]) if "reward/min" in columns else low
+        high = high.clip(upper=rows["reward/max"]) if "reward/max" in columns else high
         axes.fill_between(rows["step"], low, high, color=main.color, alpha=0.16, lw=0)
     _draw_lines(axes, curves, key)
-    for name in ("reward/min", "reward/max"):
+    for name, side in (("reward/min", "top"), ("reward/max", "bottom")):
         if name in columns and len(rows):
             axes.plot(rows["step"], rows[name], color=style.MUTED, lw=0.8, ls=(0, (2, 2)))
-            axes.annotate(name.removeprefix("reward/"), (rows["step"].iloc[-1], rows[name].iloc[-1]), (0, 2),
-                          textcoords="offset points", ha="right", va="bottom", fontsize=6.8, color=style.MUTED)  # fmt: skip
+            end = (rows["step"].iloc[-1], rows[name].iloc[-1])
+            text: dict[str, Any] = {"ha": "right", "va": side, "fontsize": 6.8, "color": style.MUTED}
+            offset = (0, 2 if side == "bottom" else -3)
+            axes.annotate(name.removeprefix("reward/"), end, offset, textcoords="offset points", **text)
     axes.relim()
     axes.autoscale(axis="y")
-    axes.margins(y=0.12)
+    axes.margins(y=0.16)
 
 
-def _steps_axis(axes: Axes) -> None:
+def _steps_axis(axes: Axes, last: float) -> None:
+    axes.set_xlim(-0.03 * last, 1.03 * last)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("RL step", fontsize=7.6, labelpad=2)
 
 
 def _draw_bars(axes: Axes, peaks: pd.DataFrame, held: pd.DataFrame, prefix: str) -> set[MemoryKind]:
     """Draw a bar and a mark for each process; returns the kinds that were drawn."""
-    tops, drawn = [1], set()
+    tops: list[int] = [1]
+    drawn: set[MemoryKind] = set()
     for row, (_, peak) in enumerate(peaks.iterrows()):
         at = (held["moment"] == peak["moment"]) & (held["action_id"] == peak["action_id"])
         mine = held[at & (held["process"] == peak["process"])].groupby("kind")["peak_bytes"].sum()
@@ -247,7 +257,8 @@ def _label_bar(axes: Axes, row: int, end: int, peak: pd.Series, prefix: str) -> 
         text = "nothing but its baseline"
     elif not pd.isna(error):
         text = f"{format_bytes(predicted)}, {style.percent(error, signed=True)}"
-        color = style.BAD if error < 0 or error > PEAK_TOLERANCE else style.INK
+        is_fine = is_fine_peak(error, 1.0 if not prefix else peak["modelled_share"])
+        color = style.BAD if is_fine is False else style.INK
     elif not pd.isna(predicted):
         text = f"{format_bytes(predicted)}, not measured"
     axes.annotate(text, (end, row), (6, 0), textcoords="offset points", va="center", fontsize=7.8, color=color)

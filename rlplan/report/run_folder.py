@@ -155,7 +155,7 @@ def _read_status(path: Path) -> RunStatus:
             seconds=None if row.get("seconds") is None else float(row["seconds"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return RunStatus("unknown", message="the run left no readable status: it was killed, or the disk was full")
+        return RunStatus("unknown")
 
 
 def _damaged(what: str, where: str) -> SpecError:

@@ -1,8 +1,8 @@
 """The look of every chart: one colour for each memory kind and phase, quiet axes, bytes on ticks.
 
 In: enums and axes. Out: colours, matplotlib settings, dressed axes, and figures as PNG files or SVG bytes.
-Left out: what is drawn. Hues and lightness both differ, so kinds stay apart for the common kinds of colour blindness and
-in grey; weights and what is made of them are shades of one blue, and a thin white line parts neighbours in a stack.
+Left out: what is drawn. Hue and lightness both differ, so that kinds stay apart for colour-blind readers and in grey;
+weights and what is made of them are shades of one blue, and a thin white line parts neighbours in a stack.
 """
 
 import base64
@@ -54,7 +54,7 @@ PHASE_COLORS = {
     Phase.CHECKPOINT: "#eadfd6",
 }
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "text.color": INK,
@@ -86,6 +86,11 @@ RC: dict[str, Any] = {
     "svg.hashsalt": "rlplan",
     "svg.fonttype": "path",
 }
+
+
+def phase_color(phase: str) -> str:
+    """The shade of a phase; a phase that nobody knows is faint."""
+    return PHASE_COLORS[Phase(phase)] if phase in list(Phase) else FAINT
 
 
 def name_of(word: str) -> str:

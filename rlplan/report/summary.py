@@ -193,8 +193,8 @@ def _peak(row: pd.Series) -> dict[str, Any]:
             values[name] = _integer(row[name])
         elif name.endswith(("_fraction", "_share")):
             values[name] = _number(row[name])
-    error = values["error_fraction"]
-    values["is_within_tolerance"] = None if error is None else 0 <= error <= frames.PEAK_TOLERANCE
+    values["is_within_tolerance"] = frames.is_fine_peak(values["error_fraction"], 1.0)
+    values["net_is_within_tolerance"] = frames.is_fine_peak(values["net_error_fraction"], values["modelled_share"])
     return values
 
 

@@ -2,13 +2,15 @@
 
 In: a RunFolder, whose spans say when each action ran. Out: step functions of bytes, phase blocks and windows of time.
 Left out: drawing. Inside an action a process holds its peak; from its end to the process's next action it holds what
-was resident then. A process's peaks in one action need not fall together with another's: a sum of them is an upper bound,
+was resident then. A process without actions of its own (the driver, Ray) holds a sample from when it was taken on, and
+its first from the beginning. Peaks of two processes in one action need not fall together: their sum is an upper bound,
 for the prediction and for the measurement alike.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from rlplan.report.frames import TOTAL, moment_of_step
 from rlplan.report.run_folder import RunFolder
 
-Bytes = NDArray[np.float64]
+Bytes: TypeAlias = NDArray[np.float64]
 Key = tuple[str, int, int]
 """(action_id, step, attempt)."""
 
@@ -55,6 +57,15 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stay:
+    """What a process holds inside a span and after it, bytes by kind."""
+
+    span: tuple[float, float]
+    inside: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """A stretch of one phase of one step."""
 
@@ -75,34 +86,33 @@ class Window:
 
 def predicted_levels(run: RunFolder, spaces: Iterable[str] = ("device", "host")) -> Levels:
     """What the ledger says for the actions that ran, when they ran, of the rows in those spaces."""
-    wanted = set(spaces)
-    inside: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
-    after: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
-    rows = defaultdict(list)
+    wanted, rows = set(spaces), defaultdict(list)
     for row in run.plan.ledger.rows:
         if row.space in wanted:
             rows[(row.moment, row.action_id)].append(row)
-    for key in _intervals(run):
+    intervals, own = _intervals(run), _by_process(run)
+    stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
+    for key, whole in intervals.items():
         for row in rows[(moment_of_step(key[1]), key[0])]:
-            for table, size in ((inside, row.peak_bytes), (after, row.resident_bytes)):
-                kinds = table[row.process].setdefault(key, {})
-                kinds[str(row.kind)] = kinds.get(str(row.kind), 0) + size
-    return _levels(run, inside, after)
+            stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, whole)))
+            stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + row.peak_bytes
+            stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + row.resident_bytes
+    return _levels(run, stays)
 
 
 def measured_levels(run: RunFolder) -> Levels:
     """The whole of every process as the operating system saw it, under the kind `total`."""
-    inside: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
-    after: dict[str, dict[Key, dict[str, float]]] = defaultdict(dict)
+    intervals, own = _intervals(run), _by_process(run)
+    stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
     for sample in run.trace.samples:
         if sample.kind == TOTAL:
             key = (sample.action_id, sample.step, sample.attempt)
-            table = inside if sample.statistic == "peak" else after
-            table[sample.process][key] = {TOTAL: sample.num_bytes}
-            (after if sample.statistic == "peak" else inside)[sample.process].setdefault(
-                key, {TOTAL: sample.num_bytes}
-            )
-    return _levels(run, inside, after)
+            span = own.get(sample.process, {}).get(key) or intervals.get(key) or (sample.at_s, sample.at_s)
+            stay = stays[sample.process].setdefault(key, _Stay(span))
+            for table in (stay.inside, stay.after):
+                table.setdefault(TOTAL, sample.num_bytes)
+            (stay.inside if sample.statistic == "peak" else stay.after)[TOTAL] = sample.num_bytes
+    return _levels(run, stays)
 
 
 def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)) -> tuple[Bytes, Bytes]:
@@ -116,10 +126,12 @@ def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[st
         for sample in sorted(run.trace.samples, key=lambda sample: sample.at_s)
         if sample.process in wanted and sample.kind in known and sample.statistic == "resident"
     ]
-    spans = _by_process(run)
-    begun = {process: min((span[0] for span in spans[process].values()), default=0.0) for process in wanted}
-    awaited = {sample.process for sample in samples}
+    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(run).items()}
+    awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    for sample in reversed(samples):
+        if sample.process not in begun:
+            latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes
     points: dict[Key, tuple[float, float]] = {}
     for sample in samples:
         latest[sample.process][(sample.role, sample.kind)] = sample.num_bytes
@@ -186,41 +198,41 @@ def _intervals(run: RunFolder) -> dict[Key, tuple[float, float]]:
 
 
 def _by_process(run: RunFolder) -> dict[str, dict[Key, tuple[float, float]]]:
-    spans: dict[str, dict[Key, tuple[float, float]]] = defaultdict(dict)
+    spans: dict[str, dict[Key, tuple[float, float]]] = {}
     for span in run.trace.spans:
-        spans[span.process][(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
+        spans.setdefault(span.process, {})[(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
     return spans
 
 
-def _levels(
-    run: RunFolder, inside: dict[str, dict[Key, dict[str, float]]], after: dict[str, dict[Key, dict[str, float]]]
-) -> Levels:
-    intervals, own = _intervals(run), _by_process(run)
-    if not intervals:
-        return Levels(np.zeros(0), {})
-    times = {t for pair in intervals.values() for t in pair}
-    times |= {t for spans in own.values() for pair in spans.values() for t in pair}
-    edges = np.array(sorted(times))
+def _levels(run: RunFolder, stays: dict[str, dict[Key, _Stay]]) -> Levels:
+    own, edges = _by_process(run), _edges(run)
+    if not len(edges):
+        return Levels(edges, {})
     parts: dict[tuple[str, str], Bytes] = {}
-    for process, table in inside.items():
-        known = {key: own[process].get(key) or intervals[key] for key in table if key in intervals}
-        events = sorted(known.items(), key=lambda item: item[1])
-        starts = [span[0] for _, span in events[1:]] + [edges[-1]]
-        for (key, (start_s, end_s)), next_s in zip(events, starts, strict=True):
-            _fill(parts, edges, process, (start_s, end_s), table[key])
-            _fill(parts, edges, process, (end_s, next_s), after[process][key])
+    for process, table in stays.items():
+        events = sorted(table.values(), key=lambda stay: stay.span)
+        if process not in own:
+            _fill(parts, edges, process, _Stay((edges[0], events[0].span[0]), events[0].after))
+        ends = [stay.span[0] for stay in events[1:]] + [edges[-1]]
+        for stay, next_s in zip(events, ends, strict=True):
+            _fill(parts, edges, process, stay)
+            _fill(parts, edges, process, _Stay((stay.span[1], next_s), stay.after))
     return Levels(edges, parts)
 
 
-def _fill(
-    parts: dict[tuple[str, str], Bytes],
-    edges: Bytes,
-    process: str,
-    span: tuple[float, float],
-    kinds: dict[str, float],
-) -> None:
-    first, last = np.searchsorted(edges, span)
-    for kind, size in kinds.items():
+def _edges(run: RunFolder) -> Bytes:
+    """One grid for everything that is drawn together: all ends of spans, and samples that were taken outside them."""
+    own = _by_process(run)
+    times = {t for spans in own.values() for pair in spans.values() for t in pair}
+    if times:
+        times |= {sample.at_s for sample in run.trace.samples if sample.process not in own}
+    return np.array(sorted(times))
+
+
+def _fill(parts: dict[tuple[str, str], Bytes], edges: Bytes, process: str, stay: _Stay) -> None:
+    """Lay `stay.inside` over its span."""
+    first, last = (int(np.searchsorted(edges, t)) for t in stay.span)
+    for kind, size in stay.inside.items():
         if size and last > first:
             values = parts.setdefault((process, kind), np.zeros(len(edges) - 1))
             values[first:last] = np.maximum(values[first:last], size)

@@ -1,6 +1,6 @@
 """write_report: a run folder in, a folder with the page, the pictures and the tables out.
 
-In: a run folder, a place to write, and runs to lay beside it. Out: the files of ReportFiles; the run folder is only read.
+In: a run folder, a place to write, and runs to lay beside it. Out: the files of ReportFiles; run folders are only read.
 Left out: what the files say (summary.py, html.py, charts.py, result_charts.py). No output names a path of this machine.
 """
 

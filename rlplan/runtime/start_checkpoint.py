@@ -20,6 +20,21 @@ def load_language_model(folder: str) -> Any:
     ).eval()
 
 
+def warm_up(architecture: str, *, backward: bool) -> None:
+    """Make torch and transformers load what they load lazily: the model's code, math kernels, thread pools.
+
+    All of it then belongs to the process before any model, and not to the first thing that a model does.
+    """
+    import torch
+    import transformers
+
+    getattr(transformers, architecture)
+    x = torch.ones(1, 2, 64, 64, requires_grad=backward)
+    y = torch.nn.functional.scaled_dot_product_attention(x @ x, x, x, is_causal=True).logsumexp(-1).sum()
+    if backward:
+        y.backward()
+
+
 def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
     """Draw start weights for a folder that has only a config. The same seed gives the same file."""
     import torch
@@ -31,8 +46,16 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 
 
 def save_policy(model: Any, out: Path, tokenizer_folder: Path) -> None:
-    """Write a model as safetensors with its config, beside a copy of the tokenizer."""
-    model.save_pretrained(str(out), safe_serialization=True, max_shard_size="1000GB")
+    """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
+
+    Each tensor is copied, for under ZeRO they are all views of one buffer, which the format refuses.
+    """
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+    model.config.save_pretrained(str(out))
     for name in TOKENIZER_FILES:
         if (tokenizer_folder / name).is_file():
             shutil.copyfile(tokenizer_folder / name, out / name)

@@ -33,6 +33,14 @@ class ProcessOverheads(Spec):
     ray_system: SourcedBytes
 
 
+class ProcessSlack(Spec):
+    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects."""
+
+    policy_trainer: SourcedBytes
+    scorer: SourcedBytes
+    rollout_engine: SourcedBytes
+
+
 class WeightPacking(Spec):
     """How the rollout engine repacks linear weights on this machine. Blocks are in elements.
 
@@ -60,6 +68,7 @@ class HardwareProfile(Spec):
     max_devices: int
     weight_packing: WeightPacking
     process_overheads: ProcessOverheads
+    process_slack: ProcessSlack
 
 
 def _profile_folder() -> Path:

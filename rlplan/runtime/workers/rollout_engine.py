@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplan.memory.transitions import Bucket
 from rlplan.runtime.experience import Completion
+from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -29,18 +30,22 @@ class RolloutEngine(Worker):
         self.arena_bytes = 0
 
     def import_libraries(self) -> None:
-        """Import what `start` needs, so that the memory of code alone can be measured."""
+        """Load the code that `start` needs, so that its memory alone can be measured."""
         import torch
         import vllm.v1.worker.cpu_worker  # noqa: F401
         from vllm import LLM  # noqa: F401
+        from vllm.model_executor.models.registry import ModelRegistry
 
         import rlplan.runtime.weight_sync.vllm_extension  # noqa: F401
 
         torch.set_num_threads(self.num_threads)
+        architecture = self.job.load_model().architecture
+        ModelRegistry.models[architecture].load_model_cls()
+        warm_up(architecture, backward=False)
 
     def start(self, model_folder: str) -> None:
         """Load the model and allocate the KV cache."""
-        from vllm import LLM
+        from vllm import LLM  # noqa: F401
         from vllm.config import WeightTransferConfig
 
         from rlplan.runtime.workers.weight_packing import watch_weight_packing

@@ -10,7 +10,7 @@ import torch
 
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
-from rlplan.runtime.start_checkpoint import load_language_model
+from rlplan.runtime.start_checkpoint import load_language_model, warm_up
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -26,10 +26,9 @@ class Scorer(Worker):
         self.model: Any = None
 
     def import_libraries(self) -> None:
-        """Import what `start` needs, so that the memory of code alone can be measured."""
-        import transformers.models.auto.modeling_auto  # noqa: F401
-
+        """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)
+        warm_up(self.job.load_model().architecture, backward=False)
 
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
