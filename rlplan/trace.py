@@ -67,7 +67,8 @@ class Trace:
     def lines(self) -> Iterator[str]:
         """The JSONL lines of this trace."""
         yield json.dumps({"type": "trace", "schema_version": TRACE_SCHEMA_VERSION, "origin": self.origin})
-        yield from (record_line(record) for record in [*self.spans, *self.samples])
+        yield from map(record_line, self.spans)
+        yield from map(record_line, self.samples)
 
     @staticmethod
     def read(path: Path) -> "Trace":

@@ -58,7 +58,8 @@ def _run(debug: bool) -> int:
         if debug:
             raise
         print(
-            f"a bug in rlplan: {type(error).__name__}: {error}\n  way out: run again with --debug and report the traceback",
+            f"a bug in rlplan: {type(error).__name__}: {error}\n"
+            "  way out: run again with --debug and report the traceback",
             file=sys.stderr,
         )
         return EXIT_BUG

@@ -9,7 +9,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from rlplan.planner.plan import read_plan
@@ -30,8 +38,12 @@ class RunDisplay:
         self.started = time.monotonic()
         self.live: Live | None = None
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), console=stderr,
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=stderr,
         )
         self.task: TaskID = self.progress.add_task("starting", total=self.num_steps)
         self.latest: dict[str, str] = {}
@@ -42,7 +54,9 @@ class RunDisplay:
             self.live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.live is not None:
             self.live.__exit__(kind, error, trace)
 
@@ -62,9 +76,12 @@ class RunDisplay:
             self.progress.update(self.task, completed=event.step)
         numbers = {**event.learning, **event.timings}
         parts = {
-            "reward": numbers.get("reward/mean"), "kl": numbers.get("kl/mean"), "entropy": numbers.get("policy/entropy"),
-            "tokens/s": numbers.get("throughput/tokens_per_sec"), "accuracy": numbers.get("evaluate/greedy_accuracy"),
-        }  # fmt: skip
+            "reward": numbers.get("reward/mean"),
+            "kl": numbers.get("kl/mean"),
+            "entropy": numbers.get("policy/entropy"),
+            "tokens/s": numbers.get("throughput/tokens_per_sec"),
+            "accuracy": numbers.get("evaluate/greedy_accuracy"),
+        }
         forms = {"tokens/s": "{:,.0f}", "accuracy": "{:.1%}", "kl": "{:.5f}"}
         self.latest |= {k: forms.get(k, "{:.3f}").format(v) for k, v in parts.items() if v is not None}
         memory = numbers.get("memory/host_total_bytes")

@@ -20,11 +20,19 @@ stdout = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 stderr = Console(stderr=True, highlight=False)
 
 SHORT = {
-    MemoryKind.WEIGHTS: "weights", MemoryKind.GRADIENTS: "grads", MemoryKind.MASTER_WEIGHTS: "master",
-    MemoryKind.OPTIMIZER: "adam", MemoryKind.ACTIVATIONS: "activ.", MemoryKind.LOGITS: "logits",
-    MemoryKind.KV_CACHE: "KV", MemoryKind.PACKED_WEIGHTS: "packed", MemoryKind.COMM_BUFFERS: "comm",
-    MemoryKind.SYNC_STAGING: "sync", MemoryKind.FRAGMENTATION: "slack", MemoryKind.PROCESS: "process",
-}  # fmt: skip
+    MemoryKind.WEIGHTS: "weights",
+    MemoryKind.GRADIENTS: "grads",
+    MemoryKind.MASTER_WEIGHTS: "master",
+    MemoryKind.OPTIMIZER: "adam",
+    MemoryKind.ACTIVATIONS: "activ.",
+    MemoryKind.LOGITS: "logits",
+    MemoryKind.KV_CACHE: "KV",
+    MemoryKind.PACKED_WEIGHTS: "packed",
+    MemoryKind.COMM_BUFFERS: "comm",
+    MemoryKind.SYNC_STAGING: "sync",
+    MemoryKind.FRAGMENTATION: "slack",
+    MemoryKind.PROCESS: "process",
+}
 
 
 def note(text: str) -> None:
@@ -73,7 +81,9 @@ def show_verdict(plan: Plan) -> None:
 
 
 def _moment_words(peak: Peak) -> str:
-    return {"start": "starting", "first": "first step", "steady": "every later step", "finish": "finishing"}[peak.moment]
+    return {"start": "starting", "first": "first step", "steady": "every later step", "finish": "finishing"}[
+        peak.moment
+    ]
 
 
 def _show_process_peaks(plan: Plan) -> None:
@@ -81,8 +91,13 @@ def _show_process_peaks(plan: Plan) -> None:
     peaks = [plan.ledger.process_peak(process) for process in plan.ledger.processes]
     kinds = [kind for kind in MemoryKind if any(row[2] is kind for peak in peaks for row in peak.rows)]
     narrow = stdout.width < 120
-    table = new_table("process", "peak", "in", *(SHORT.get(k, k.value) for k in kinds if not narrow),
-                      title="Each process at its own peak")
+    table = new_table(
+        "process",
+        "peak",
+        "in",
+        *(SHORT.get(k, k.value) for k in kinds if not narrow),
+        title="Each process at its own peak",
+    )
     if narrow:
         table.add_column("made of", justify="left", no_wrap=False)
     for peak in peaks:
@@ -99,8 +114,15 @@ def _show_process_peaks(plan: Plan) -> None:
 def _show_phases(plan: Plan) -> None:
     """The host's total after and at the peak inside each action of a steady step."""
     moment = "steady" if any(row.moment == "steady" for row in plan.ledger.rows) else "first"
-    table = new_table("action", "phase", "process", "resident", "peak", "largest kinds at the peak",
-                      title="Per action of a step (the first step lacks Adam's moments until its optimizer step)")
+    table = new_table(
+        "action",
+        "phase",
+        "process",
+        "resident",
+        "peak",
+        "largest kinds at the peak",
+        title="Per action of a step (the first step lacks Adam's moments until its optimizer step)",
+    )
     table.columns[1].justify = table.columns[2].justify = table.columns[5].justify = "left"
     table.columns[5].no_wrap = False
     binding = plan.ledger.host_peak()
@@ -113,10 +135,16 @@ def _show_phases(plan: Plan) -> None:
         largest = sorted((row for row in rows if row.kind is not MemoryKind.PROCESS), key=lambda row: -row.peak_bytes)
         kinds = ", ".join(f"{SHORT.get(row.kind, row.kind)} {format_bytes(row.peak_bytes)}" for row in largest[:3])
         mark = " <" if binding.action_id == action and binding.moment == moment else ""
-        table.add_row(action + mark, rows[0].phase.value, process,
-                      format_bytes(sum(row.resident_bytes for row in rows)), format_bytes(total), kinds)
+        table.add_row(
+            action + mark,
+            rows[0].phase.value,
+            process,
+            format_bytes(sum(row.resident_bytes for row in rows)),
+            format_bytes(total),
+            kinds,
+        )
     stdout.print(table)
-    stdout.print(f"< the binding action. Sources of every row: `rlplan estimate --json`.", style="dim")
+    stdout.print("< the binding action. Sources of every row: `rlplan estimate --json`.", style="dim")
 
 
 def show_plan(plan: Plan) -> None:
@@ -126,8 +154,13 @@ def show_plan(plan: Plan) -> None:
     for column in table.columns[1:4]:
         column.justify, column.no_wrap = "left", False
     for action in plan.schedule.step:
-        table.add_row(action.id, ", ".join(action.after) or "-", ", ".join(action.processes) or "driver",
-                      action.stream.value, str(action.every))
+        table.add_row(
+            action.id,
+            ", ".join(action.after) or "-",
+            ", ".join(action.processes) or "driver",
+            action.stream.value,
+            str(action.every),
+        )
     stdout.print(table)
     if plan.rejected:
         rejected = new_table("rejected", "why", title="Not chosen")

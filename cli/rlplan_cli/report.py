@@ -14,7 +14,9 @@ NAME = "report"
 
 def command(
     run_dir: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report.")
+    ] = None,
     compare: Annotated[
         list[Path] | None, typer.Option("--compare", help="Another run to draw beside it: a seed or a control; repeat.")
     ] = None,

@@ -14,7 +14,9 @@ def show_summary(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     accuracies = [(row["step"], row["evaluate/greedy_accuracy"]) for row in rows if "evaluate/greedy_accuracy" in row]
     if accuracies:
-        steps = ", ".join(f"{accuracy:.1%} {'at the end' if step < 0 else f'after {step}'}" for step, accuracy in accuracies)
+        steps = ", ".join(
+            f"{accuracy:.1%} {'at the end' if step < 0 else f'after {step}'}" for step, accuracy in accuracies
+        )
         stdout.print(f"greedy accuracy on held-out prompts: {steps}")
     plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
     table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
@@ -22,6 +24,7 @@ def show_summary(folder: Path) -> None:
         measured = [s.num_bytes for s in trace.samples if s.process == process and s.kind == "total"]
         if measured:
             predicted = plan.ledger.process_peak(process).num_bytes
-            table.add_row(process, format_bytes(predicted), format_bytes(max(measured)),
-                          f"{predicted / max(measured) - 1:+.1%}")
+            table.add_row(
+                process, format_bytes(predicted), format_bytes(max(measured)), f"{predicted / max(measured) - 1:+.1%}"
+            )
     stdout.print(table)

@@ -12,7 +12,11 @@ from rlplan.vocabulary import Role
 
 # A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
 # memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest.
-_MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(128 * KIB), "MALLOC_TRIM_THRESHOLD_": str(256 * KIB), "MALLOC_ARENA_MAX": "1"}
+_MALLOC_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(128 * KIB),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * KIB),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 _COMMON_ENVIRONMENT = {
     **_MALLOC_ENVIRONMENT,

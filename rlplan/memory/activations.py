@@ -29,7 +29,11 @@ def layer_saved_bytes(model: ModelSpec, num_tokens: int) -> int:
     668
     """
     q, v = model.q_size, model.kv_size
-    heads = (4 * q + 4 * v + 2 * model.num_heads + model.num_kv_heads) if model.has_qk_norm else (2 * q + 2 * v + model.num_heads)
+    heads = (
+        (4 * q + 4 * v + 2 * model.num_heads + model.num_kv_heads)
+        if model.has_qk_norm
+        else (2 * q + 2 * v + model.num_heads)
+    )
     return num_tokens * FLOAT_BYTES * (6 * model.hidden_size + heads + 4 * model.intermediate_size + 2)
 
 

@@ -109,7 +109,9 @@ class _Reduction:
         return sum(parameter.numel for parameter in self.in_bucket)
 
 
-def _with_activations(moments: Iterator[tuple[int, int]], activations: int, waiting: int, accumulated: int) -> Iterator[Moment]:
+def _with_activations(
+    moments: Iterator[tuple[int, int]], activations: int, waiting: int, accumulated: int
+) -> Iterator[Moment]:
     for gradients, buffers in moments:
         yield _moment(activations, 0, gradients + waiting + accumulated, buffers)
 

@@ -6,7 +6,12 @@ In: a job and its model. Out: bytes by kind. The formulas are in params.py, gene
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
 from rlplan.memory.ledger import Moment
-from rlplan.memory.params import engine_parameter_bytes, largest_linear_bytes, packed_weight_bytes, unpacked_remainder_bytes
+from rlplan.memory.params import (
+    engine_parameter_bytes,
+    largest_linear_bytes,
+    packed_weight_bytes,
+    unpacked_remainder_bytes,
+)
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec

@@ -42,7 +42,7 @@ class TrainerForecast:
             # The loaded parameters and DeepSpeed's flat copy of them exist side by side while it flattens.
             held[MemoryKind.COMM_BUFFERS] = max(0, self.zero.weight_bytes() - self.zero.master_bytes())
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held |= {kind: size for kind, size in self._passes.items()}
+            held |= self._passes
         elif action.kind is ActionKind.CHECKPOINT and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, FLOAT_BYTES)

@@ -117,10 +117,19 @@ def _host_rows(profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
 
     def row(process: str, size: SourcedBytes, space: Literal["device", "host"] = "host") -> LedgerRow:
         return LedgerRow(
-            moment="start", action_id=first.id, phase=Phase.START, process=process, device=HOST_DEVICE,
-            role=Role.VERIFIER, kind=MemoryKind.PROCESS, space=space, resident_bytes=size.value, peak_bytes=size.value,
-            provenance=size.provenance, source=size.source,
-        )  # fmt: skip
+            moment="start",
+            action_id=first.id,
+            phase=Phase.START,
+            process=process,
+            device=HOST_DEVICE,
+            role=Role.VERIFIER,
+            kind=MemoryKind.PROCESS,
+            space=space,
+            resident_bytes=size.value,
+            peak_bytes=size.value,
+            provenance=size.provenance,
+            source=size.source,
+        )
 
     return [row(DRIVER_PROCESS, overheads.driver), row("ray_system", overheads.ray_system)]
 

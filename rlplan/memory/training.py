@@ -44,7 +44,7 @@ class ZeroTwo:
         return self.flat_numel * FLOAT_BYTES
 
     def master_bytes(self) -> int:
-        """Bytes of the fp32 master partition; ZeRO keeps one beside fp32 weights too (`single_partition_of_fp32_groups`)."""
+        """Bytes of the fp32 master partition (`single_partition_of_fp32_groups`), kept beside fp32 weights too."""
         return self.partition_numel * FLOAT_BYTES
 
     def optimizer_bytes(self) -> int:

@@ -56,7 +56,11 @@ class Plan(Spec):
     def estimate(self) -> dict[str, Any]:
         """The ledger with its totals, JSON-able: every row, and the peak of the host, each device and each process."""
         ledger = self.ledger
-        peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices), *map(ledger.process_peak, ledger.processes)]
+        peaks = [
+            ledger.host_peak(),
+            *map(ledger.device_peak, ledger.devices),
+            *map(ledger.process_peak, ledger.processes),
+        ]
         adapter = TypeAdapter(list[Peak])
         return {
             "schema_version": PLAN_SCHEMA_VERSION,

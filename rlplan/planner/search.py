@@ -43,8 +43,7 @@ def find_plan(job: JobSpec) -> Plan:
 def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     """The plan in a plan file, or the plan found for a job file. Raises: SpecError, NoFeasiblePlanError."""
     if path.suffix == ".json":
-        plan = read_plan(path)
-        return plan
+        return read_plan(path)
     return find_plan(load_job(path, overrides))
 
 
@@ -81,7 +80,7 @@ def _nothing_possible(rejected: list[Rejection]) -> NoFeasiblePlanError:
         "no layout can be built for this job",
         where="placement.placement, training.zero_stage, hardware.num_devices",
         rule=reasons,
-        way_out=f"leave placement and zero_stage on auto, or choose from {', '.join(p for p in Placement if p != 'colocated')}",
+        way_out="leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
     )
 
 

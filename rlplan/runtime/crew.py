@@ -64,8 +64,12 @@ class Crew:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 names = ", ".join(f"{process}.{method}" for process, method in pending.values())
-                raise RunError(f"no answer from {names} within {timeout_s:.0f} s", where=names,
-                               rule="every call has a deadline (limits)", way_out=f"read the logs in {self.log_folder}")
+                raise RunError(
+                    f"no answer from {names} within {timeout_s:.0f} s",
+                    where=names,
+                    rule="every call has a deadline (limits)",
+                    way_out=f"read the logs in {self.log_folder}",
+                )
             for reference in ready:
                 process, method = pending.pop(reference)
                 self._check(process, method, reference)
@@ -144,14 +148,16 @@ class Crew:
             text = str(cause).strip().splitlines()
             raise RunError(
                 f"{process} failed in {method}: {type(cause).__name__}: {text[0] if text else ''}",
-                where=str(self.log_folder / f"{process.replace('/', '-')}.log"), rule="every call succeeds",
+                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                rule="every call succeeds",
                 way_out="the log has the whole story",
             ) from error
         except ray.exceptions.RayError as error:
             raise RunError(
-                f"{process} is gone, in {method}", where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                f"{process} is gone, in {method}",
+                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
                 rule="a process lives as long as the run",
-                way_out="look at the end of its log; if the system killed it for memory, give the job more or plan for less",
+                way_out="look at the end of its log; if the system killed it for memory, plan for less",
             ) from error
 
     def _remember_children(self) -> list[Any]:
@@ -182,8 +188,10 @@ def _start_ray(placement: RayPlacement) -> None:
         )
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
         raise HostError(
-            f"Ray did not start: {str(error).splitlines()[0]}", where="ray.init", rule="a local Ray node on 127.0.0.1",
-            way_out="end other Ray nodes on this host (`ray stop`), check free memory and /dev/shm; `rlplan doctor` says more",
+            f"Ray did not start: {str(error).splitlines()[0]}",
+            where="ray.init",
+            rule="a local Ray node on 127.0.0.1",
+            way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
         ) from error
 
 
@@ -194,8 +202,10 @@ def _reserve(placement: RayPlacement, timeout_s: float) -> Any:
     group = placement_group(list(placement.bundles), strategy=placement.strategy)
     if not group.wait(timeout_seconds=min(timeout_s, 60)):
         raise HostError(
-            f"the placement group {list(placement.bundles)} is not satisfied", where="ray.json",
-            rule=f"the cluster offers {ray.cluster_resources()}", way_out="plan for the resources that are there",
+            f"the placement group {list(placement.bundles)} is not satisfied",
+            where="ray.json",
+            rule=f"the cluster offers {ray.cluster_resources()}",
+            way_out="plan for the resources that are there",
         )
     return group
 

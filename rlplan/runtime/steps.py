@@ -24,13 +24,15 @@ from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
 
 SEED_STRIDE = 1 << 20
-"""Seeds of one step's prompts lie this far apart from the next step's; vLLM adds the sample's index to a prompt's seed."""
+"""How far seeds of one step lie from the next one's; vLLM adds the sample's index to its prompt's seed."""
 
 
 class ActionRunner:
     """Performs actions on a crew. `model_folder` holds the start checkpoint."""
 
-    def __init__(self, spec: ExecutionSpec, crew: Crew, recorder: Recorder, prompts: PromptSets, model_folder: Path) -> None:
+    def __init__(
+        self, spec: ExecutionSpec, crew: Crew, recorder: Recorder, prompts: PromptSets, model_folder: Path
+    ) -> None:
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
@@ -38,8 +40,9 @@ class ActionRunner:
         self.version = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
-        self.buckets = plan_buckets(spec.job.load_model().parameters, spec.job.training.dtype.num_bytes,
-                                    spec.job.placement.sync_bucket)
+        self.buckets = plan_buckets(
+            spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
+        )
         self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
 
@@ -165,8 +168,10 @@ class ActionRunner:
 
     def _open_arena(self, action: Action) -> list[Measurement]:
         create_arena(str(self.arena), staging_bytes(self.buckets))
-        sides = [self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
-                 for process in (self.trainers[0], self.engine)]
+        sides = [
+            self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
+            for process in (self.trainers[0], self.engine)
+        ]
         return self.crew.measured(sides, self.deadline_s(action))[1]
 
     def _send_buckets(self, action: Action) -> list[Measurement]:

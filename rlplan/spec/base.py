@@ -89,18 +89,34 @@ def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
     try:
         size = path.stat().st_size
         if size > limit:
-            raise SpecError(f"{what} has {size} bytes", where=str(path), rule=f"at most {limit} bytes are read",
-                            way_out="give the right file")  # fmt: skip
+            raise SpecError(
+                f"{what} has {size} bytes",
+                where=str(path),
+                rule=f"at most {limit} bytes are read",
+                way_out="give the right file",
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SpecError(f"{what} is missing", where=str(path), rule="the file must exist",
-                        way_out="check the path; paths in a job are relative to the job file") from None  # fmt: skip
+        raise SpecError(
+            f"{what} is missing",
+            where=str(path),
+            rule="the file must exist",
+            way_out="check the path; paths in a job are relative to the job file",
+        ) from None
     except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise SpecError(f"{what} cannot be read: {error.strerror}", where=str(path), rule="a readable file",
-                        way_out="check the path and its permissions") from None  # fmt: skip
+        raise SpecError(
+            f"{what} cannot be read: {error.strerror}",
+            where=str(path),
+            rule="a readable file",
+            way_out="check the path and its permissions",
+        ) from None
     except UnicodeDecodeError:
-        raise SpecError(f"{what} is not UTF-8 text", where=str(path), rule="UTF-8 text",
-                        way_out="save it as UTF-8, or give the right file") from None  # fmt: skip
+        raise SpecError(
+            f"{what} is not UTF-8 text",
+            where=str(path),
+            rule="UTF-8 text",
+            way_out="save it as UTF-8, or give the right file",
+        ) from None
 
 
 def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
@@ -109,8 +125,12 @@ def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{what} is not JSON: {_shorten(str(error), 120)}", where=str(path), rule="one JSON value",
-                        way_out="repair or replace the file") from None  # fmt: skip
+        raise SpecError(
+            f"{what} is not JSON: {_shorten(str(error), 120)}",
+            where=str(path),
+            rule="one JSON value",
+            way_out="repair or replace the file",
+        ) from None
 
 
 def _refuse_constant(name: str) -> None:

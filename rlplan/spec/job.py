@@ -129,7 +129,7 @@ class JobSpec(Spec):
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
-        return self.with_paths(lambda path: os.path.normpath(os.path.join(folder.resolve(), path)))
+        return self.with_paths(lambda path: os.path.normpath(folder.resolve() / path))
 
     def relative_to(self, folder: Path) -> "JobSpec":
         """Paths made relative to `folder`, for writing the job into it."""

@@ -113,8 +113,12 @@ def load_model(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     config = read_json(path, "the model's config.json")
     if not isinstance(config, dict):
-        raise SpecError(f"config.json holds a {type(config).__name__}", where=str(path), rule="one JSON object",
-                        way_out="give a Hugging Face model folder")  # fmt: skip
+        raise SpecError(
+            f"config.json holds a {type(config).__name__}",
+            where=str(path),
+            rule="one JSON object",
+            way_out="give a Hugging Face model folder",
+        )
     return model_from_config(config, where=str(path))
 
 
@@ -124,35 +128,53 @@ def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        raise SpecError(f"architecture {name!r} is not known", where=f"{where}: architectures",
-                        rule=f"one of {', '.join(FAMILIES)}." + did_you_mean(str(name), FAMILIES),
-                        way_out="use a model of one of these families")  # fmt: skip
+        raise SpecError(
+            f"architecture {name!r} is not known",
+            where=f"{where}: architectures",
+            rule=f"one of {', '.join(FAMILIES)}." + did_you_mean(str(name), FAMILIES),
+            way_out="use a model of one of these families",
+        )
     if config.get("use_sliding_window"):
-        raise SpecError("use_sliding_window is true", where=f"{where}: use_sliding_window",
-                        rule="full attention only", way_out="use a model without a sliding window")  # fmt: skip
+        raise SpecError(
+            "use_sliding_window is true",
+            where=f"{where}: use_sliding_window",
+            rule="full attention only",
+            way_out="use a model without a sliding window",
+        )
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         if hidden % heads:
-            raise SpecError(f"hidden_size {hidden} does not divide by num_attention_heads {heads}", where=where,
-                            rule="head_dim is hidden_size / num_attention_heads unless given", way_out="give head_dim")  # fmt: skip
+            raise SpecError(
+                f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
+                where=where,
+                rule="head_dim is hidden_size / num_attention_heads unless given",
+                way_out="give head_dim",
+            )
         head_dim = hidden // heads
     fields = {
-        "architecture": name, "hidden_size": hidden, "num_layers": config.get("num_hidden_layers"),
-        "num_heads": heads, "num_kv_heads": config.get("num_key_value_heads", heads), "head_dim": head_dim,
-        "intermediate_size": config.get("intermediate_size"), "vocab_size": config.get("vocab_size"),
+        "architecture": name,
+        "hidden_size": hidden,
+        "num_layers": config.get("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": config.get("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "intermediate_size": config.get("intermediate_size"),
+        "vocab_size": config.get("vocab_size"),
         "max_position_embeddings": config.get("max_position_embeddings"),
         "has_tied_embeddings": config.get("tie_word_embeddings", False),
         "has_qkv_bias": family.has_qkv_bias or bool(config.get("attention_bias", False)),
         "has_qk_norm": family.has_qk_norm,
-    }  # fmt: skip
+    }
     return _checked(fields, where)
 
 
 _CONFIG_KEYS = {
-    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
     "has_tied_embeddings": "tie_word_embeddings",
-}  # fmt: skip
+}
 
 
 def _checked(fields: dict[str, Any], where: str) -> ModelSpec:
@@ -163,10 +185,14 @@ def _checked(fields: dict[str, Any], where: str) -> ModelSpec:
         field = str(first["loc"][0])
         key = _CONFIG_KEYS.get(field, field)
         what = f"{key} is {first['input']!r}" if fields.get(field) is not None else f"key '{key}' is missing"
-        raise SpecError(what, where=f"{where}: {key}", rule=first["msg"], way_out="repair or replace the config") from None  # fmt: skip
+        raise SpecError(
+            what, where=f"{where}: {key}", rule=first["msg"], way_out="repair or replace the config"
+        ) from None
     if model.num_heads % model.num_kv_heads:
-        raise SpecError(f"num_attention_heads {model.num_heads} does not divide by num_key_value_heads "
-                        f"{model.num_kv_heads}", where=f"{where}: num_key_value_heads",
-                        rule="each key-value head serves a whole number of query heads",
-                        way_out="repair or replace the config")  # fmt: skip
+        raise SpecError(
+            f"num_attention_heads {model.num_heads} does not divide by num_key_value_heads {model.num_kv_heads}",
+            where=f"{where}: num_key_value_heads",
+            rule="each key-value head serves a whole number of query heads",
+            way_out="repair or replace the config",
+        )
     return model

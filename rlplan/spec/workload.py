@@ -114,8 +114,12 @@ def read_prompts(path: Path) -> tuple[PromptRow, ...]:
             raise _row_error(path, 0, f"the file has more than {MAX_DATA_BYTES} bytes", "a smaller file")
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise SpecError(f"the prompt file cannot be read: {error.strerror}", where=str(path), rule="a readable JSONL file",
-                        way_out="check the path; paths in a job are relative to the job file") from None  # fmt: skip
+        raise SpecError(
+            f"the prompt file cannot be read: {error.strerror}",
+            where=str(path),
+            rule="a readable JSONL file",
+            way_out="check the path; paths in a job are relative to the job file",
+        ) from None
     rows = tuple(_read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
     if not rows:
         raise _row_error(path, 0, "the prompt file is empty", "at least one row")

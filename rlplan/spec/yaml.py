@@ -26,11 +26,19 @@ def parse_yaml(text: str, *, where: str, what: str) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
-        raise SpecError(f"{what} is not YAML: {error.problem or error.context}", where=place,
-                        rule="YAML 1.2 without tags, tabs or duplicate keys", way_out="mend that line") from None  # fmt: skip
+        raise SpecError(
+            f"{what} is not YAML: {error.problem or error.context}",
+            where=place,
+            rule="YAML 1.2 without tags, tabs or duplicate keys",
+            way_out="mend that line",
+        ) from None
     except (YAMLError, RecursionError, ValueError) as error:
-        raise SpecError(f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-                        where=where, rule="YAML 1.2 without tags, tabs or duplicate keys", way_out="mend the file") from None  # fmt: skip
+        raise SpecError(
+            f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            where=where,
+            rule="YAML 1.2 without tags, tabs or duplicate keys",
+            way_out="mend the file",
+        ) from None
 
 
 def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
@@ -45,15 +53,23 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
         path, separator, text = override.partition("=")
         keys = path.strip().split(".")
         if not separator or not all(keys):
-            raise SpecError(f"override '{override}' is not KEY=VALUE", where="command line",
-                            rule="a dotted key path, '=' and a YAML value", way_out="for example workload.num_steps=5")  # fmt: skip
+            raise SpecError(
+                f"override '{override}' is not KEY=VALUE",
+                where="command line",
+                rule="a dotted key path, '=' and a YAML value",
+                way_out="for example workload.num_steps=5",
+            )
         data = _with(data, keys, parse_yaml(text, where=f"command line: {path}", what="the override's value"), override)
     return data
 
 
 def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
     if not isinstance(data, dict):
-        raise SpecError(f"override '{override}' goes through {data!r}, which has no keys", where="command line",
-                        rule="a dotted path through mappings", way_out="check the path against the job file")  # fmt: skip
+        raise SpecError(
+            f"override '{override}' goes through {data!r}, which has no keys",
+            where="command line",
+            rule="a dotted path through mappings",
+            way_out="check the path against the job file",
+        )
     inner = value if len(keys) == 1 else _with(data.get(keys[0], {}), keys[1:], value, override)
     return {**data, keys[0]: inner}

@@ -12,6 +12,7 @@ import torch
 
 from rlplan.memory.transitions import Bucket
 
+
 class _Arena:
     """A mapped shared file. The driver makes and removes the file; both sides only map it."""
 

@@ -1,11 +1,13 @@
 """MemoryMeter: what a process holds, read from the kernel and from live tensors.
 
-In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets the peak, so that each action has its own.
+In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets the peak,
+so that each action has its own.
 """
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,23 +35,20 @@ class Measurement:
 
 def reset_peak() -> None:
     """Make the kernel's peak resident size start again from what is resident now."""
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int:
     """Largest resident size since `reset_peak`, as the kernel saw it."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     raise OSError("/proc/self/status has no VmHWM line")
 
 
 def resident_bytes() -> int:
     """Resident size of this process now."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
 def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:

@@ -70,9 +70,7 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         timeout = timedelta(seconds=self.job.limits.start_timeout_s)
         deepspeed.init_distributed(dist_backend="gloo", timeout=timeout, verbose=False)
-        model = LogprobModel(
-            load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True
-        )
+        model = LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
         self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
 

@@ -45,7 +45,7 @@ class RolloutEngine(Worker):
 
     def start(self, model_folder: str) -> None:
         """Load the model and allocate the KV cache."""
-        from vllm import LLM  # noqa: F401
+        from vllm import LLM
         from vllm.config import WeightTransferConfig
 
         from rlplan.runtime.workers.weight_packing import watch_weight_packing
