@@ -32,10 +32,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Bytes that a process held at the end of an action (`resident`) or at most inside it (`peak`).
+    """Bytes that a process held at the end of an action (`resident`), at most inside it (`peak`), or inside
+    it before it repacked them (`loaded`: an engine's weights on a CPU).
 
     kind: a MemoryKind, or `total` for the whole process as the operating system sees it.
-    statistic: `resident` | `peak`. at_s: seconds since the trace began.
+    statistic: `resident` | `peak` | `loaded`. at_s: seconds since the trace began.
     """
 
     action_id: str

@@ -47,7 +47,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 def show_error(error: RlplanError) -> None:
     """The four parts of an error on stderr."""
-    stderr.print(Text.assemble(("error: ", "bold red"), str(error)))
+    stderr.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
 
 
 def new_table(*columns: str, title: str = "") -> Table:

@@ -42,6 +42,12 @@ class EngineForecast:
             held[MemoryKind.SYNC_STAGING] = self._staging()
         return held
 
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Every parameter, as loaded."""
+        if action.kind is not ActionKind.START_ENGINE:
+            return {}
+        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes)}
+
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)

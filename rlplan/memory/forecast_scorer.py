@@ -29,6 +29,10 @@ class ScorerForecast:
             MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
 
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Nothing is repacked."""
+        return {}
+
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)

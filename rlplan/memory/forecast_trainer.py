@@ -35,6 +35,10 @@ class TrainerForecast:
             held[MemoryKind.SYNC_STAGING] = self._staging()
         return held
 
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Nothing is repacked."""
+        return {}
+
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)

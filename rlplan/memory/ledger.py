@@ -24,6 +24,7 @@ LEDGER_SCHEMA_VERSION = 1
 class LedgerRow:
     """Bytes of one kind that one process holds for one role, after and inside one action. See the module docstring.
 
+    loaded_bytes: bytes before the engine repacked them, for weights that a CPU engine repacks while it starts.
     space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
     source: the function that computed the bytes.
     """
@@ -40,6 +41,7 @@ class LedgerRow:
     peak_bytes: int
     provenance: Provenance
     source: str
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ class Forecast(Protocol):
         """Held at the moment of the process's peak inside the action."""
         ...
 
+    def loaded(self, action: Action) -> Bytes:
+        """Held inside the action before the process repacked it, where it does."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Process:
@@ -88,6 +92,7 @@ def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedul
 
 def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerRow]:
     resident, peak = process.forecast.resident(action, moment), process.forecast.peak(action, moment)
+    loaded = process.forecast.loaded(action)
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0):
             yield LedgerRow(
@@ -103,6 +108,7 @@ def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerR
                 peak_bytes=peak.get(kind, 0),
                 provenance=Provenance.MEASURED if kind in _PROFILE_KINDS else Provenance.DERIVED,
                 source=f"memory.{type(process.forecast).__name__}",
+                loaded_bytes=loaded.get(kind, 0),
             )
 
 

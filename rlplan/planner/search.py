@@ -17,7 +17,7 @@ from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec, load_job
 from rlplan.spec.model import ModelSpec
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind, Placement
+from rlplan.vocabulary import MemoryKind
 
 
 def find_plan(job: JobSpec) -> Plan:

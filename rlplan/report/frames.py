@@ -25,10 +25,10 @@ PEAK_TOLERANCE, PACKED_TOLERANCE = 0.15, 0.05
 PERSISTENT = tuple(str(kind) for kind in PERSISTENT_KINDS)
 
 _AT = ["moment", "action_id", "process"]
-_BYTES = ["resident_bytes", "peak_bytes"]
+_BYTES = ["resident_bytes", "peak_bytes", "loaded_bytes"]
 _PREDICTED_COLUMNS = [
     *("moment", "action_id", "phase", "process", "device", "role", "kind", "space"),
-    *("resident_bytes", "peak_bytes", "provenance", "source"),
+    *("resident_bytes", "peak_bytes", "provenance", "source", "loaded_bytes"),
 ]
 _MEASURED_COLUMNS = [
     *("step", "attempt", "moment", "action_id", "process", "device", "role", "kind", "statistic"),
@@ -64,7 +64,7 @@ def predicted_memory(run: RunFolder) -> pd.DataFrame:
 def held_memory(ledger: MemoryLedger) -> pd.DataFrame:
     """The ledger with what every process holds at every moment, also where it takes no part.
 
-    Columns: moment, action_id, process, device, role, kind, takes_part, resident_bytes, peak_bytes. A process that
+    Columns: moment, action_id, process, device, role, kind, takes_part and the three byte columns. A process that
     takes no part keeps what it held after its last action, inside the action and after it.
     """
     by_moment: dict[tuple[str, str], dict[str, list[Any]]] = {}
@@ -76,9 +76,9 @@ def held_memory(ledger: MemoryLedger) -> pd.DataFrame:
         active = by_moment.get(moment, {})
         for process, rows in {**held, **active}.items():
             for row in rows:
-                peak = row.peak_bytes if process in active else row.resident_bytes
+                inside = (row.peak_bytes, row.loaded_bytes) if process in active else (row.resident_bytes, 0)
                 name = (*moment, process, row.device, str(row.role), str(row.kind), process in active)
-                facts.append((*name, row.resident_bytes, peak))
+                facts.append((*name, row.resident_bytes, *inside))
         held.update(active)
     keys = [*_AT, "device", "role", "kind", "takes_part"]
     frame = pd.DataFrame(facts, columns=[*keys, *_BYTES]).astype(dict.fromkeys(_BYTES, "Int64"))
@@ -159,8 +159,8 @@ def is_fine_peak(error_fraction: float | None, share: float | None) -> bool | No
 def exactness(run: RunFolder, joined: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row for each persistent kind of each process and role: how many of its samples were predicted exactly.
 
-    A sample counts where either side has a byte: zeros that agree prove nothing. Peaks count where the run knows them,
-    as for the engine's weights, which are whole only until they are packed.
+    A sample counts where either side has a byte: zeros that agree prove nothing. The engine's weights count twice: as
+    loaded, and what of them is left beside the packs.
 
     Columns: kind, process, role, num_compared, num_exact, predicted_bytes and measured_bytes (of the sample that is
     furthest off, or the largest when all are exact). A kind that was predicted and never measured has num_compared 0.
@@ -209,6 +209,7 @@ def _with_errors(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.copy()
     is_peak = (frame["statistic"] == "peak") & ~frame["is_between"].astype(bool)
     frame["predicted_bytes"] = frame["peak_bytes"].where(is_peak, frame["resident_bytes"])
+    frame["predicted_bytes"] = frame["loaded_bytes"].where(frame["statistic"] == "loaded", frame["predicted_bytes"])
     frame["error_bytes"] = frame["predicted_bytes"] - frame["measured_bytes"]
     frame["error_fraction"] = _fraction(frame["predicted_bytes"], frame["measured_bytes"])
     is_exact = (frame["error_bytes"] == 0).astype("boolean").fillna(False)

@@ -5,6 +5,7 @@ Left out: what the calls mean (steps.py). An actor is never restarted: a lost tr
 """
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import RayPlacement, WorkerPlacement
-from rlplan.errors import HostError, RunError
+from rlplan.errors import HostError, RlplanError, RunError
 from rlplan.runtime.workers.memory_meter import Measurement
 
 STOP_S = 5.0
@@ -145,6 +146,8 @@ class Crew:
             ray.get(reference, timeout=1.0)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+            if isinstance(cause, RlplanError):
+                raise cause from error
             text = str(cause).strip().splitlines()
             raise RunError(
                 f"{process} failed in {method}: {type(cause).__name__}: {text[0] if text else ''}",
@@ -173,6 +176,8 @@ def _start_ray(placement: RayPlacement) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray listens on every interface; a token that only this run knows keeps others out.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
 
     try:

@@ -5,15 +5,11 @@ Events for a display go to a listener; this module prints nothing.
 """
 
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
@@ -23,6 +19,7 @@ from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError, 
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.preflight import check_host, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.steps import ActionRunner
@@ -71,7 +68,7 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener) -> None:
     recorder = Recorder(run_folder, dict(spec.schedule.processes))
     recorder.write_status("running", None)
     try:
-        with _signals_raise():
+        with interruptible():
             _run(spec, recorder, prompts, listener)
         recorder.write_status("finished", 0)
     except RlplanError as error:
@@ -100,11 +97,12 @@ def _run(spec: ExecutionSpec, recorder: Recorder, prompts: Any, listener: Listen
     runner: ActionRunner | None = None
     try:
         crew.start()
+        listen_for_signals()  # Ray has put its own handler in place
         runner = ActionRunner(spec, crew, recorder, prompts, model_folder)
         play = _Player(runner, recorder, crew, listener)
         Controller(spec.schedule, play.perform, runner.deadline_s).run(spec.job.workload.num_steps, play.finish_step)
     finally:
-        with _signals_ignored():
+        with uninterrupted():
             crew.close()
             if runner is not None:
                 runner.close()
@@ -167,44 +165,3 @@ def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
                 way_out="read the log",
             ) from error
     return folder
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGINT and SIGTERM raise InterruptedRunError in the main thread, once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_IGN)
-        error = InterruptedRunError(
-            f"stopped by {signal.Signals(number).name}",
-            where="rlplan run",
-            rule="a run goes on until its last step",
-            way_out="the run folder keeps every finished step; start the job again in a new folder",
-        )
-        error.exit_code = 128 + number
-        raise error
-
-    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Clean-up is not interrupted: it is bounded by itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

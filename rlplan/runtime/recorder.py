@@ -52,7 +52,9 @@ class Recorder:
         self.resident[process] = last.resident_bytes
         totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
         samples = [(role, kind, "resident", size) for (role, kind), size in last.components.items()]
-        samples += [(role, kind, "peak", size) for part in parts for (role, kind), size in part.component_peaks.items()]
+        samples += [
+            (role, kind, "loaded", size) for part in parts for (role, kind), size in part.loaded_components.items()
+        ]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
         for role, kind, statistic, size in samples:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6))

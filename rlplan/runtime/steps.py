@@ -76,24 +76,25 @@ class ActionRunner:
         self.arena.unlink(missing_ok=True)
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
-        self._import_libraries(action)
+        imported = self._import_libraries(action)
         timeout = self.deadline_s(action)
-        rendezvous = self.crew.gather([self.crew.submit(self.trainers[0], "find_rendezvous")], timeout)[0]
-        return self._everywhere(
-            action, lambda rank: ("start", rank, len(self.trainers), rendezvous, str(self.model_folder))
-        )[1]
+        asked = self.job.hardware.rendezvous_port
+        port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", asked)], timeout)[0]
+        started = self._everywhere(action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder)))
+        return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
-        self._import_libraries(action)
-        return self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
+        imported = self._import_libraries(action)
+        return imported + self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
 
     _start_scorer = _start_engine
 
-    def _import_libraries(self, action: Action) -> None:
+    def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
         _, measurements = self._everywhere(action, lambda rank: ("import_libraries",))
         for measurement in measurements:
             self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
+        return measurements
 
     def _generate(self, action: Action, step: int) -> list[Measurement]:
         prompts = self._prompts_of(step)

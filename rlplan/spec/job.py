@@ -33,11 +33,15 @@ class PolicySpec(Spec):
 
 
 class HardwareSpec(Spec):
-    """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use."""
+    """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
+
+    rendezvous_port: where the trainer's ranks meet on this host's loopback; 0 takes any free port.
+    """
 
     profile: str
     num_devices: int = Field(ge=1, le=16_384)
     memory: ByteCount | None = None
+    rendezvous_port: int = Field(default=0, ge=0, lt=65536)
 
 
 class TrainingSpec(Spec):

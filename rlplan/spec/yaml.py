@@ -1,4 +1,4 @@
-"""YAML 1.2 as data: `1e-5` is a float, duplicate keys and tags are refused.
+"""YAML 1.2 as data: `1e-5` is a float; duplicate keys, tags and aliases are refused.
 
 In: a file's text, and dotted overrides `workload.num_steps=5`. Out: plain dicts, lists and scalars, or a SpecError.
 """
@@ -8,10 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_text
+
+MAX_DEPTH = 32
+"""Levels of nesting: a job has four."""
+_RULE = "YAML 1.2 without tags, aliases, tabs or duplicate keys"
+
+
+class _PlainComposer(Composer):
+    """Only what is written out: a tag may stand for code, and a few aliases of aliases for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        if isinstance(event, AliasEvent) or event.anchor is not None:
+            raise ComposerError(None, None, f"'{event.anchor}' is an anchor or an alias", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise ComposerError(None, None, f"'{event.tag}' is a tag", event.start_mark)
+        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -21,22 +39,24 @@ def read_yaml(path: Path, what: str) -> Any:
 
 def parse_yaml(text: str, *, where: str, what: str) -> Any:
     """Parsed YAML of a text. Raises: SpecError."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer, yaml.max_depth = _PlainComposer, MAX_DEPTH
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return yaml.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
         raise SpecError(
             f"{what} is not YAML: {error.problem or error.context}",
             where=place,
-            rule="YAML 1.2 without tags, tabs or duplicate keys",
+            rule=_RULE,
             way_out="mend that line",
         ) from None
     except (YAMLError, RecursionError, ValueError) as error:
         raise SpecError(
             f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             where=where,
-            rule="YAML 1.2 without tags, tabs or duplicate keys",
+            rule=_RULE,
             way_out="mend the file",
         ) from None
 

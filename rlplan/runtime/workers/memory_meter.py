@@ -20,8 +20,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Measurement:
     """What one process held in one action. Times: seconds since 1970.
 
-    components: bytes at its end by (role, kind). component_peaks: where a component is known to have been larger inside
-    the action.
+    components: bytes at its end by (role, kind). loaded_components: those that the process repacked
+    inside the action, as they were before.
     """
 
     process: str
@@ -30,7 +30,7 @@ class Measurement:
     peak_bytes: int
     resident_bytes: int
     components: dict[tuple[str, str], int]
-    component_peaks: dict[tuple[str, str], int]
+    loaded_components: dict[tuple[str, str], int]
 
 
 def reset_peak() -> None:

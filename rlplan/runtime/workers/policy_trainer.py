@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rlplan.errors import HostError
 from rlplan.memory.transitions import Bucket
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
@@ -25,6 +26,8 @@ from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role
 
+LOOPBACK = "127.0.0.1"
+
 
 class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
@@ -34,6 +37,7 @@ class PolicyTrainer(Worker):
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
         self.writer: BucketWriter | None = None
+        self.listener: socket.socket | None = None
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -48,28 +52,50 @@ class PolicyTrainer(Worker):
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
 
-    def find_rendezvous(self) -> str:
-        """`host:port` for the ranks to meet at: this host's loopback and a free port."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
+    def open_rendezvous(self, port: int) -> int:
+        """Listen on this host's loopback, where the ranks will meet; gives the port. 0 takes any free one.
 
-    def start(self, rank: int, world_size: int, rendezvous: str, model_folder: str) -> None:
+        Raises: HostError when the port is taken. The socket stays open until `start`, so that nobody else gets it.
+        """
+        self.listener = socket.socket()
+        try:
+            self.listener.bind((LOOPBACK, port))
+        except OSError as error:
+            raise HostError(
+                f"port {port} cannot be used: {error.strerror}",
+                where="hardware.rendezvous_port",
+                rule="a free port, or 0 for any",
+                way_out="set it to 0, or end what listens there",
+            ) from None
+        self.listener.listen()
+        return int(self.listener.getsockname()[1])
+
+    def _join(self, rank: int, world_size: int, port: int) -> None:
+        """Meet the other ranks. The store listens on the loopback only, which torch does not do by itself."""
+        import torch.distributed as dist
+
+        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
+        listener = self.listener.detach() if rank == 0 and self.listener is not None else None
+        store = dist.TCPStore(
+            LOOPBACK, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+    def start(self, rank: int, world_size: int, port: int, model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
         import deepspeed
 
-        host, _, port = rendezvous.rpartition(":")
         os.environ.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(world_size),
             LOCAL_SIZE=str(world_size),
-            MASTER_ADDR=host,
-            MASTER_PORT=port,
+            MASTER_ADDR=LOOPBACK,
+            MASTER_PORT=str(port),
         )
         torch.manual_seed(self.job.seed)
-        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
-        deepspeed.init_distributed(dist_backend="gloo", timeout=timeout, verbose=False)
+        self._join(rank, world_size, port)
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         model = LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
         self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)

@@ -123,7 +123,7 @@ class RolloutEngine(Worker):
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
-    def component_peaks(self) -> dict[tuple[str, str], int]:
+    def loaded_components(self) -> dict[tuple[str, str], int]:
         """While loading, every parameter was a tensor: the weights before packing."""
         return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
 

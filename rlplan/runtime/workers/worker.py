@@ -48,7 +48,7 @@ class Worker:
             peak_bytes=peak_bytes(),
             resident_bytes=resident_bytes(),
             components=self.components(),
-            component_peaks=self.component_peaks(),
+            loaded_components=self.loaded_components(),
         )
         return result, measurement
 
@@ -56,8 +56,8 @@ class Worker:
         """Bytes now held by (role, kind), read from live objects."""
         return {}
 
-    def component_peaks(self) -> dict[tuple[str, str], int]:
-        """Components that were larger inside the last call than they are now, where that is known."""
+    def loaded_components(self) -> dict[tuple[str, str], int]:
+        """Components as they were inside the last call, before this process repacked them."""
         return {}
 
 

@@ -1,0 +1,72 @@
+"""Interrupts: Ctrl-C and SIGTERM become one InterruptedRunError in the main thread; clean-up is left alone.
+
+In: signals. Out: an exception, once. Outside the main thread (where Python has no signals) nothing is changed.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rlplan.errors import InterruptedRunError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def listen_for_signals() -> None:
+    """From now on the first SIGINT or SIGTERM raises InterruptedRunError, and later ones are ignored."""
+    _set_all(_stop)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Listen for signals inside the block; afterwards the handlers are as before.
+
+    Ray's own SIGTERM handler, in place for a moment while Ray starts, raises SystemExit: that is an interrupt too.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    listen_for_signals()
+    try:
+        yield
+    except SystemExit:
+        raise _interrupted(signal.SIGTERM) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore signals inside the block, which is bounded by itself."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    _set_all(signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _set_all(handler: signal.Handlers | object) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    _set_all(signal.SIG_IGN)
+    raise _interrupted(signal.Signals(number))
+
+
+def _interrupted(number: signal.Signals) -> InterruptedRunError:
+    error = InterruptedRunError(
+        f"stopped by {number.name}",
+        where="rlplan run",
+        rule="a run goes on until its last step",
+        way_out="the run folder keeps every finished step; start the job again in a new folder",
+    )
+    error.exit_code = 128 + number
+    return error
