@@ -5,10 +5,12 @@ Left out: rates of anything but bytes and tokens.
 """
 
 import re
+from fractions import Fraction
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _SUFFIXES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
+MAX_BYTES = (1 << 63) - 1
 BYTES_RULE = "a byte count is an integer of bytes or a number with one of " + ", ".join(_SUFFIXES) + ", as in 64MiB"
 
 
@@ -43,11 +45,15 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int):
         if text < 0:
             raise ValueError("a byte count is not negative")
-        return text
-    match = _BYTES.match(text)
-    if match is None or match.group(2) not in _SUFFIXES:
-        raise ValueError(BYTES_RULE)
-    return int(float(match.group(1)) * _SUFFIXES[match.group(2)])
+        count = text
+    else:
+        match = _BYTES.match(text)
+        if match is None or match.group(2) not in _SUFFIXES:
+            raise ValueError(BYTES_RULE)
+        count = int(Fraction(match.group(1)) * _SUFFIXES[match.group(2)])
+    if count > MAX_BYTES:
+        raise ValueError("a byte count is below 8388608TiB")
+    return count
 
 
 def format_bytes(count: float) -> str:

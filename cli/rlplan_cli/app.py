@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 import typer
 
-from rlplan.errors import EXIT_BUG, RlplanError
+from rlplan.errors import EXIT_BUG, HostError, RlplanError
 from rlplan_cli import doctor, emit, estimate, plan, profiles, report, run
 from rlplan_cli.render import show_error
 
@@ -25,6 +25,11 @@ app = typer.Typer(
 for module in (estimate, plan, emit, run, report, doctor):
     app.command(name=module.NAME)(module.command)
 app.add_typer(profiles.app, name="profiles")
+
+EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
+    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil"), "cpu"
+)
+"""Packages that not every installation has, and the extra that brings them."""
 
 
 def main() -> NoReturn:
@@ -57,9 +62,22 @@ def _run(debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            show_error(_missing_extra(error.name))
+            return HostError.exit_code
         print(
             f"a bug in rlplan: {type(error).__name__}: {error}\n"
             "  way out: run again with --debug and report the traceback",
             file=sys.stderr,
         )
         return EXIT_BUG
+
+
+def _missing_extra(package: str) -> HostError:
+    way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
+    return HostError(
+        f"package '{package}' is missing",
+        where="this Python environment",
+        rule=f"this command needs the extra '{EXTRAS[package]}'",
+        way_out=f"{way_out}; `rlplan doctor` says what else is missing",
+    )

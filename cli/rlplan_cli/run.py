@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan.errors import RlplanError
+from rlplan.errors import RlplanError, SpecError
 from rlplan_cli.options import AsJson, Overrides
 from rlplan_cli.render import note
 
@@ -53,6 +53,13 @@ def _prepare(what: Path, overrides: tuple[str, ...], out: Path | None) -> tuple[
     from rlplan.runtime.launch import check_run_folder, prepare_run_folder
 
     if what.is_dir():
+        if overrides:
+            raise SpecError(
+                f"override '{overrides[0]}' cannot change the bundle {what}",
+                where="command line",
+                rule="overrides go with a job file; a bundle runs as it stands",
+                way_out="run the job with the override, or emit a new bundle",
+            )
         folder = out or _default_folder(read_bundle(what).job.name)
         check_run_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,8 @@ from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.emit.flags import check_keys
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, write_plan
-from rlplan.spec.base import read_json, validate
+from rlplan.spec.base import read_json, validate, writing
+from rlplan.vocabulary import Role
 
 LAUNCH_SCRIPT = """#!/usr/bin/env bash
 # Runs this bundle, exactly as it stands, with the rlplan of the active environment.
@@ -28,8 +29,10 @@ exec rlplan run "$(dirname "$0")" "$@"
 
 
 def write_bundle(plan: Plan, folder: Path) -> None:
-    """Write the bundle of a plan. Raises: EmitError when the folder holds something else or a key is not known."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / "execution.json").exists():
+    """Write the bundle of a plan. Raises: EmitError when the folder holds something else or a key is not known,
+    SpecError when it cannot be written.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "execution.json").exists():
         raise EmitError(
             f"{folder} is not empty and holds no bundle",
             where=str(folder),
@@ -38,8 +41,15 @@ def write_bundle(plan: Plan, folder: Path) -> None:
         )
     spec = execution_spec(plan)
     check_keys(spec)
+    with writing(folder):
+        _write_files(plan, spec, folder)
+
+
+def _write_files(plan: Plan, spec: ExecutionSpec, folder: Path) -> None:
     for name in ("deepspeed", "vllm"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+        for left_over in (folder / name).glob("*.json"):
+            left_over.unlink()
     write_plan(plan, folder / "plan.json")
     portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
     _write_json(folder / "execution.json", json.loads(portable.model_dump_json(exclude={"deepspeed", "vllm", "ray"})))
@@ -68,8 +78,21 @@ def read_bundle(folder: Path) -> ExecutionSpec:
         data["vllm"] = _read_folder(folder / "vllm")
         data["ray"] = read_json(folder / "ray.json", "the bundle's ray.json")
     spec = validate(ExecutionSpec, data, file=str(folder / "execution.json"), way_out="emit the bundle again")
+    _check_roles(spec, folder)
     check_keys(spec)
     return spec.model_copy(update={"job": spec.job.resolved(folder)})
+
+
+def _check_roles(spec: ExecutionSpec, folder: Path) -> None:
+    wanted = [("deepspeed", role, spec.deepspeed) for role in spec.job.algorithm.declaration.trained_roles]
+    for name, role, configs in [*wanted, ("vllm", Role.POLICY, spec.vllm)]:
+        if role not in configs:
+            raise SpecError(
+                f"{name}/{role}.json is missing from the bundle",
+                where=str(folder / name),
+                rule="one file for each trained role and for the rollout engine",
+                way_out="emit the bundle again",
+            )
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:

@@ -28,19 +28,27 @@ def check_keys(spec: "ExecutionSpec") -> None:
     """Raises: EmitError for a key that the pinned engine does not know."""
     known = known_keys()
     for role, config in spec.deepspeed.items():
-        _check(config, known["deepspeed"]["top_level"], f"deepspeed/{role}.json", known["deepspeed"]["version"])
-        zero = config.get("zero_optimization", {})
-        _check(
+        refuse_unknown(config, known["deepspeed"]["top_level"], f"deepspeed/{role}.json", known["deepspeed"]["version"])
+        zero = config.get("zero_optimization")
+        if not isinstance(zero, dict):
+            raise EmitError(
+                f"zero_optimization is {json.dumps(zero)}",
+                where=f"deepspeed/{role}.json: zero_optimization",
+                rule="a mapping with the ZeRO stage and its buckets",
+                way_out="emit the bundle again with this rlplan",
+            )
+        refuse_unknown(
             zero,
             known["deepspeed"]["zero_optimization"],
             f"deepspeed/{role}.json: zero_optimization",
             known["deepspeed"]["version"],
         )
     for role, arguments in spec.vllm.items():
-        _check(arguments, known["vllm"]["engine_arguments"], f"vllm/{role}.json", known["vllm"]["version"])
+        refuse_unknown(arguments, known["vllm"]["engine_arguments"], f"vllm/{role}.json", known["vllm"]["version"])
 
 
-def _check(config: Mapping[str, Any], allowed: list[str], where: str, version: str) -> None:
+def refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, version: str) -> None:
+    """Raises: EmitError for the first key of `config` that is not allowed."""
     for key in config:
         if key not in allowed:
             raise EmitError(

@@ -43,7 +43,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
 
 def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
     if zero_stage not in SUPPORTED_ZERO_STAGES:
-        return f"zero_stage {zero_stage} is not executed yet; {SUPPORTED_ZERO_STAGES} is"
+        return f"zero_stage {zero_stage} is not executed yet; {', '.join(map(str, SUPPORTED_ZERO_STAGES))} is"
     if placement not in SUPPORTED_PLACEMENTS:
         return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
     num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)

@@ -14,7 +14,7 @@ from rlplan import __version__
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
-from rlplan.spec.base import Spec, read_json, validate
+from rlplan.spec.base import Spec, read_json, validate, writing
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
@@ -75,9 +75,10 @@ class Plan(Spec):
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as JSON; its paths become relative to the file's folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump_plan(plan, path.parent) + "\n", encoding="utf-8")
+    """Write a plan as JSON; its paths become relative to the file's folder. Raises: SpecError when it cannot."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump_plan(plan, path.parent) + "\n", encoding="utf-8")
 
 
 def dump_plan(plan: Plan, folder: Path) -> str:

@@ -3,26 +3,52 @@
 In: a JobSpec. Out: a Plan, or NoFeasiblePlanError that says which row binds and what would fit.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.dataflow.build import build_step_graph
 from rlplan.dataflow.placements import place
 from rlplan.dataflow.schedule import build_schedule
-from rlplan.errors import NoFeasiblePlanError
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.predict import predict_ledger
 from rlplan.planner.candidates import Candidate, list_candidates
 from rlplan.planner.plan import Plan, Rejection, read_plan
+from rlplan.planner.remedies import list_remedies
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec, load_job
 from rlplan.spec.model import ModelSpec
-from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind
+from rlplan.units import MIB, ceil_div, format_bytes
 
 
 def find_plan(job: JobSpec) -> Plan:
     """The plan for a job. Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits)."""
     model, profile = job.load_model(), job.load_profile()
+    if _missing_kv_cache(job, model):
+        raise _small_kv_cache(job, model)
+    result = _search(job, model, profile)
+    if isinstance(result, Plan):
+        return result
+    if result.nearest is None:
+        raise _nothing_possible(result.rejected)
+    plan, peak, available = result.nearest
+
+    def fits(other: JobSpec) -> bool:
+        return not _missing_kv_cache(other, model) and isinstance(_search(other, model, profile), Plan)
+
+    raise _nothing_fits(plan, peak, available, list_remedies(job, peak.num_bytes, fits))
+
+
+@dataclass(frozen=True)
+class _NoPlan:
+    """nearest: the plan with the smallest overflow, its peak and what is available; None when none could be built."""
+
+    rejected: tuple[Rejection, ...]
+    nearest: tuple[Plan, Peak, int] | None
+
+
+def _search(job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> Plan | _NoPlan:
     candidates, impossible = list_candidates(job)
     rejected = list(impossible)
     nearest: tuple[Plan, Peak, int] | None = None
@@ -35,14 +61,19 @@ def find_plan(job: JobSpec) -> Plan:
         rejected.append(_rejection(candidate, peak, available))
         if nearest is None or peak.num_bytes < nearest[1].num_bytes:
             nearest = (plan, peak, available)
-    if nearest is None:
-        raise _nothing_possible(rejected)
-    raise _nothing_fits(*nearest)
+    return _NoPlan(tuple(rejected), nearest)
 
 
 def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     """The plan in a plan file, or the plan found for a job file. Raises: SpecError, NoFeasiblePlanError."""
     if path.suffix == ".json":
+        if overrides:
+            raise SpecError(
+                f"override '{overrides[0]}' cannot change the plan {path}",
+                where="command line",
+                rule="overrides go with a job file; a plan is run as it stands",
+                way_out="plan the job again with the override",
+            )
         return read_plan(path)
     return find_plan(load_job(path, overrides))
 
@@ -74,7 +105,28 @@ def _rejection(candidate: Candidate, peak: Peak, available: int) -> Rejection:
     )
 
 
-def _nothing_possible(rejected: list[Rejection]) -> NoFeasiblePlanError:
+def _missing_kv_cache(job: JobSpec, model: ModelSpec) -> int:
+    """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
+    rollout = job.rollout
+    blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory)
+    return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
+
+
+def _small_kv_cache(job: JobSpec, model: ModelSpec) -> SpecError:
+    rollout, length = job.rollout, job.workload.max_seq_len
+    needed = ceil_div(length, rollout.block_size) + 1
+    least = needed * rollout.block_size * kv_bytes_per_token(model, rollout.dtype.num_bytes)
+    return SpecError(
+        f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
+        f"{needed - _missing_kv_cache(job, model)} blocks of {rollout.block_size} tokens, "
+        f"one sequence of {length} tokens takes {needed}",
+        where="rollout.kv_cache_memory",
+        rule="the KV cache holds at least one longest sequence and one spare block",
+        way_out=f"rollout.kv_cache_memory={ceil_div(least, MIB)}MiB or more",
+    )
+
+
+def _nothing_possible(rejected: tuple[Rejection, ...]) -> NoFeasiblePlanError:
     reasons = "; ".join(f"{rejection.placement}: {rejection.reason}" for rejection in rejected)
     return NoFeasiblePlanError(
         "no layout can be built for this job",
@@ -84,7 +136,7 @@ def _nothing_possible(rejected: list[Rejection]) -> NoFeasiblePlanError:
     )
 
 
-def _nothing_fits(plan: Plan, peak: Peak, available: int) -> NoFeasiblePlanError:
+def _nothing_fits(plan: Plan, peak: Peak, available: int, remedies: tuple[str, ...]) -> NoFeasiblePlanError:
     process, role, kind, size = peak.rows[0]
     placement = plan.schedule.placement
     return NoFeasiblePlanError(
@@ -93,16 +145,5 @@ def _nothing_fits(plan: Plan, peak: Peak, available: int) -> NoFeasiblePlanError
         f"zero_stage={plan.zero_stage})",
         where=f"largest: {kind} of {role} in {process}, {format_bytes(size)}",
         rule="the sum over all processes stays within the memory of hardware.memory or the profile",
-        way_out=_way_out(plan, kind, peak.num_bytes - available),
+        way_out=f"each of these alone makes it fit: {', '.join(remedies)}",
     )
-
-
-def _way_out(plan: Plan, kind: MemoryKind, missing: int) -> str:
-    workload, rollout = plan.job.workload, plan.job.rollout
-    remedies = {
-        MemoryKind.KV_CACHE: f"lower rollout.kv_cache_memory (now {format_bytes(rollout.kv_cache_memory)})",
-        MemoryKind.ACTIVATIONS: f"lower workload.micro_batch_size_per_gpu (now {workload.micro_batch_size_per_gpu})",
-        MemoryKind.LOGITS: f"lower workload.micro_batch_size_per_gpu (now {workload.micro_batch_size_per_gpu})",
-    }
-    first = remedies.get(kind, "use fewer processes (hardware.num_devices) or a smaller model")
-    return f"{first}, or give the job {format_bytes(missing)} more memory (hardware.memory)"

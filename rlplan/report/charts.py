@@ -61,7 +61,7 @@ def memory_timeline(run: RunFolder) -> Figure:
     """The whole host over measured time.
 
     Where the processes' own baseline hides everything that is modelled, a second row shows the modelled kinds alone,
-    against the components that were measured.
+    against what was measured less each process's measured baseline.
     """
     ledger = run.plan.ledger
     predicted = clock.predicted_levels(run, ("device", "host") if ledger.shares_host_memory else ("host",))
@@ -75,10 +75,24 @@ def memory_timeline(run: RunFolder) -> Figure:
         stacks = _stacks(predicted, names, _STACK)
         scenes = [Scene("Whole host", predicted.edges, stacks, measured.total(names), points, 3.3, capacity)]
         if stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
-            modelled, points = _stacks(predicted, names, _MODELLED), clock.measured_points(run, names, _MODELLED)
             scenes[0] = replace(scenes[0], height=2.5)
-            scenes.append(Scene("Without process baselines", predicted.edges, modelled, None, points, 2.6))
+            scenes.append(_scene_without_baselines(run, predicted, measured))
         return _draw(run, scenes, windows)
+
+
+def _scene_without_baselines(run: RunFolder, predicted: clock.Levels, measured: clock.Levels) -> Scene:
+    """The processes that hold models, less what each of them held before it held one."""
+    baselines = {s.process: s.num_bytes for s in run.trace.samples if s.kind == MemoryKind.PROCESS}
+    names, offset = tuple(baselines), sum(baselines.values())
+    seconds, sizes = clock.measured_points(run, names)
+    return Scene(
+        title="Without process baselines",
+        edges=predicted.edges,
+        stacks=_stacks(predicted, names, _MODELLED),
+        measured=np.maximum(measured.total(names) - offset, 0),
+        points=(seconds, np.maximum(sizes - offset, 0)),
+        height=2.6,
+    )
 
 
 def memory_by_process(run: RunFolder) -> Figure:

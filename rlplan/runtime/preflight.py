@@ -3,6 +3,7 @@
 In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or HostError.
 """
 
+import os
 import shutil
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +16,12 @@ from rlplan.runtime.experience import Prompt
 from rlplan.spec.job import JobSpec
 from rlplan.spec.workload import read_prompts
 from rlplan.units import format_bytes
+
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""(limit, use) of this process's memory control group, versions 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +105,35 @@ def _check_packages() -> None:
         )
 
 
-def _check_memory(ledger: MemoryLedger) -> None:
-    """The predicted peak against what the host has free now."""
+def free_memory() -> int:
+    """Bytes that a new process could take: what the system has free, or less where a control group allows less."""
     import psutil
 
-    needed, available = ledger.host_peak().num_bytes, psutil.virtual_memory().available
-    if needed > available:
+    free = [int(psutil.virtual_memory().available)]
+    for limit, used in CGROUP_FILES:
+        try:
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue  # not there, or `max`: no limit
+    return min(free)
+
+
+def _check_memory(ledger: MemoryLedger) -> None:
+    """The predicted peak against what the host has free now."""
+    peak, available = ledger.host_peak(), free_memory()
+    if peak.num_bytes > available:
         raise HostError(
-            f"the plan needs {format_bytes(needed)} of memory, {format_bytes(available)} is free on this host",
-            where=f"the peak is in {ledger.host_peak().action_id}",
+            f"the plan needs {format_bytes(peak.num_bytes)} of memory, {format_bytes(available)} is free on this host",
+            where=f"the peak is in {peak.action_id}",
             rule="the predicted host peak must be free before the start",
             way_out="free memory, use a larger host, or lower hardware.memory and plan again",
+        )
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        raise HostError(
+            "the peak of a process cannot be measured",
+            where="/proc/self/clear_refs",
+            rule="Linux with a writable /proc",
+            way_out="run outside a sandbox that mounts /proc read-only",
         )
     shared = shutil.disk_usage("/dev/shm").free
     staging = max((row.peak_bytes for row in ledger.rows if row.kind == "sync_staging"), default=0)

@@ -10,6 +10,7 @@ In: measurements and metrics. Out: files, and the latest values for a display.
 """
 
 import json
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -21,13 +22,14 @@ from rlplan.trace import MemorySample, Span, Trace, record_line
 
 
 class Recorder:
-    """One run folder. All methods are called from the driver; every line is flushed."""
+    """One run folder. All methods are called from the driver, also from several threads; every line is flushed."""
 
     def __init__(self, folder: Path, devices: dict[str, str]) -> None:
         """devices: device of each process."""
         self.folder, self.devices = folder, devices
         self.origin_s = time.time()
         self.resident: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._files = {
             name: (folder / name).open("w", encoding="utf-8", buffering=1)
             for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")
@@ -107,4 +109,5 @@ class Recorder:
             file.close()
 
     def _write(self, name: str, line: str) -> None:
-        self._files[name].write(line + "\n")
+        with self._lock:
+            self._files[name].write(line + "\n")

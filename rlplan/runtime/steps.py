@@ -80,7 +80,9 @@ class ActionRunner:
         timeout = self.deadline_s(action)
         asked = self.job.hardware.rendezvous_port
         port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", asked)], timeout)[0]
-        started = self._everywhere(action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder)))
+        started = self._everywhere(
+            action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder))
+        )
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:

@@ -4,10 +4,15 @@ In: parsed YAML or JSON. Out: a frozen model, or a SpecError with file, key path
 """
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from reprlib import Repr
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.units import parse_bytes
@@ -27,23 +32,34 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -> SpecType:
-    """Build `kind` from parsed data. Raises: SpecError that names the file, the key path, the value and the rule."""
+    """Build `kind` from parsed data. Raises: SpecError that names the file, the key path, the value and the rule.
+
+    Types are strict (`true` is no 1, `"5"` no 5), in pydantic's JSON mode, where lists may become tuples.
+    """
     if not isinstance(data, dict):
         raise SpecError(
-            f"{kind.__name__} is {type(data).__name__} {_shorten(data)}, not a mapping of keys to values",
+            f"{kind.__name__} is {type(data).__name__} {shorten(data)}, not a mapping of keys to values",
             where=file,
             rule=f"the top level has the keys {', '.join(kind.model_fields)}",
             way_out=way_out or "write `key: value` lines; docs/job.md shows a whole job",
         )
     try:
-        return kind.model_validate(data)
+        return kind.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise _as_spec_error(error, kind, file, way_out) from None
+        raise _as_spec_error(error, kind, data, file, way_out) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{kind.__name__} holds what JSON cannot: {shorten(str(error), 120)}",
+            where=file,
+            rule="keys are strings, values are numbers, strings, lists and mappings",
+            way_out=way_out or "write plain keys and values",
+        ) from None
 
 
-def _as_spec_error(error: ValidationError, kind: type[Spec], file: str, way_out: str) -> SpecError:
-    first, *others = error.errors()
-    path = ".".join(str(part) for part in first["loc"]) or "(top level)"
+def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: str, way_out: str) -> SpecError:
+    first, *rest = error.errors()
+    others = [other for other in rest if first["loc"][: len(other["loc"])] != other["loc"]]
+    path = _key_path(first["loc"], data)
     known = sorted(_known_keys(kind, tuple(first["loc"])))
     if first["type"] == "extra_forbidden":
         what = f"unknown key '{first['loc'][-1]}'"
@@ -52,14 +68,36 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], file: str, way_out:
     elif first["type"] == "missing":
         what, rule = f"required key '{first['loc'][-1]}' is missing", first["msg"]
         way_out = way_out or f"add `{first['loc'][-1]}:` there"
+    elif first["type"] == "value_error" and isinstance(first["input"], dict):
+        what, rule = first["msg"].removeprefix("Value error, "), "the keys of a job agree with each other"
+        way_out = way_out or "change one of the values"
     else:
-        rule = first["msg"].removeprefix("Value error, ")
-        what = f"{path} is {_shorten(first['input'])}" if first["loc"] else rule
+        what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
         way_out = way_out or "change the value"
     if others:
-        more = ", ".join(".".join(str(part) for part in other["loc"]) or "(top level)" for other in others[:4])
+        more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
     return SpecError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
+
+
+def _rule(error: ErrorDetails) -> str:
+    """What pydantic says, enum members as their values, with the nearest allowed word."""
+    rule = re.sub(r"<\w+\.\w+: ('[^']*')>", r"\1", error["msg"].removeprefix("Value error, "))
+    context = error.get("ctx", {})
+    allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
+    found = error["input"].get("kind", "") if isinstance(error["input"], dict) else error["input"]
+    return rule + (f".{did_you_mean(str(found), allowed)}" if did_you_mean(str(found), allowed) else "")
+
+
+def _key_path(loc: tuple[int | str, ...], data: Any) -> str:
+    """Dotted path of the keys that stand in the file: pydantic also names the member of a union."""
+    parts = []
+    for position, part in enumerate(loc):
+        inside = (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int))
+        if inside or position == len(loc) - 1:
+            parts.append(str(part))
+            data = data[part] if inside else None
+    return ".".join(parts) or "(top level)"
 
 
 def _known_keys(kind: type[Spec], loc: tuple[Any, ...]) -> list[str]:
@@ -79,23 +117,32 @@ def _models_in(annotation: Any) -> list[Any]:
     return [model for arg in getattr(annotation, "__args__", ()) for model in _models_in(arg)]
 
 
-def _shorten(value: Any, limit: int = 60) -> str:
-    text = repr(value)
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 200, 200, 40
+
+
+def shorten(value: Any, limit: int = 60) -> str:
+    """`repr` for a message, however large or deep the value is."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:
+        text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
     """The text of a small UTF-8 file. Raises: SpecError when it is missing, a folder, too large or not UTF-8."""
     try:
-        size = path.stat().st_size
-        if size > limit:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
             raise SpecError(
-                f"{what} has {size} bytes",
+                f"{what} has more than {limit} bytes",
                 where=str(path),
                 rule=f"at most {limit} bytes are read",
                 way_out="give the right file",
             )
-        return path.read_text(encoding="utf-8")
+        return data.decode("utf-8")
     except FileNotFoundError:
         raise SpecError(
             f"{what} is missing",
@@ -103,19 +150,19 @@ def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
             rule="the file must exist",
             way_out="check the path; paths in a job are relative to the job file",
         ) from None
-    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise SpecError(
-            f"{what} cannot be read: {error.strerror}",
-            where=str(path),
-            rule="a readable file",
-            way_out="check the path and its permissions",
-        ) from None
     except UnicodeDecodeError:
         raise SpecError(
             f"{what} is not UTF-8 text",
             where=str(path),
             rule="UTF-8 text",
             way_out="save it as UTF-8, or give the right file",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{what} cannot be read: {getattr(error, 'strerror', None) or error}",
+            where=str(path),
+            rule="a readable file",
+            way_out="check the path and its permissions",
         ) from None
 
 
@@ -126,10 +173,24 @@ def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            f"{what} is not JSON: {_shorten(str(error), 120)}",
+            f"{what} is not JSON: {shorten(str(error), 120)}",
             where=str(path),
             rule="one JSON value",
             way_out="repair or replace the file",
+        ) from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failure to write into a message. Raises: SpecError naming the path."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be written: {error.strerror}",
+            where=str(error.filename or path),
+            rule="a place where files can be made",
+            way_out="name another place, or change its permissions",
         ) from None
 
 

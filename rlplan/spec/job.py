@@ -16,10 +16,10 @@ from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile, get_profile
 from rlplan.spec.model import ModelSpec, load_model
-from rlplan.spec.workload import RewardSpec, WorkloadSpec
+from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
-from rlplan.vocabulary import Dtype, Placement, Transport
+from rlplan.vocabulary import Dtype, Transport
 
 
 class PolicySpec(Spec):
@@ -57,15 +57,15 @@ class RolloutSpec(Spec):
 
     dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
     kv_cache_memory: ByteCount = 64 * MIB
-    max_num_seqs: int = Field(default=256, ge=1)
-    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
+    max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
     block_size: Literal[16, 32, 64, 128] = 32
 
 
 class PlacementSpec(Spec):
     """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time."""
 
-    placement: Literal["auto"] | Placement = "auto"
+    placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
     transport: Transport = Transport.SHARED_MEMORY
     sync_bucket: ByteCount = 64 * MIB
 
@@ -175,7 +175,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
     ):
-        if not Path(place).exists():
+        if not _exists(Path(place)):
             raise SpecError(
                 f"'{place}' does not exist",
                 where=f"{path}: {key}",
@@ -183,3 +183,11 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _exists(path: Path) -> bool:
+    """False also for a name that the file system cannot hold."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

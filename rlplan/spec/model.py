@@ -15,22 +15,31 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import Spec, read_json
+from rlplan.spec.base import Spec, read_json, shorten
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How an architecture differs from the plain one. Source: transformers 5.19 modeling files of that name."""
+    """How an architecture differs from the plain one. Source: transformers 5.19 modeling files of that name.
+
+    reads_attention_bias: `attention_bias: true` gives the four attention projections a bias.
+    required: keys whose absence would mean a constant of the library's (8 or 32 heads, 128 wide) rather than
+    something that follows from the others.
+    """
 
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    reads_attention_bias: bool = False
+    required: tuple[str, ...] = ("num_key_value_heads",)
 
 
 FAMILIES = {
-    "LlamaForCausalLM": _Family(),
+    "LlamaForCausalLM": _Family(reads_attention_bias=True, required=()),
     "MistralForCausalLM": _Family(),
     "Qwen2ForCausalLM": _Family(has_qkv_bias=True),
-    "Qwen3ForCausalLM": _Family(has_qk_norm=True),
+    "Qwen3ForCausalLM": _Family(
+        has_qk_norm=True, reads_attention_bias=True, required=("num_key_value_heads", "head_dim")
+    ),
 }
 
 MAX_DIMENSION = 1 << 24
@@ -65,6 +74,7 @@ class ModelSpec(Spec):
     has_tied_embeddings: bool
     has_qkv_bias: bool
     has_qk_norm: bool
+    has_output_bias: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -100,6 +110,8 @@ class ModelSpec(Spec):
             if self.has_qkv_bias:
                 tensors.append(Parameter(f"{attention}{name}.bias", (width,)))
         tensors.append(Parameter(f"{attention}o_proj.weight", (h, self.q_size)))
+        if self.has_output_bias:
+            tensors.append(Parameter(f"{attention}o_proj.bias", (h,)))
         if self.has_qk_norm:
             tensors += [Parameter(f"{attention}{name}.weight", (self.head_dim,)) for name in ("q_norm", "k_norm")]
         tensors += [Parameter(f"{mlp}{name}.weight", (self.intermediate_size, h)) for name in ("gate_proj", "up_proj")]
@@ -125,22 +137,20 @@ def load_model(folder: Path) -> ModelSpec:
 def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
     """ModelSpec of a parsed `config.json`. Raises: SpecError."""
     architectures = config.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    family = FAMILIES.get(name) if isinstance(name, str) else None
+    found = architectures[0] if isinstance(architectures, list) and architectures else None
+    name = found if isinstance(found, str) else ""
+    family = FAMILIES.get(name)
     if family is None:
         raise SpecError(
-            f"architecture {name!r} is not known",
+            f"architecture {shorten(found)} is not known",
             where=f"{where}: architectures",
-            rule=f"one of {', '.join(FAMILIES)}." + did_you_mean(str(name), FAMILIES),
+            rule=f"one of {', '.join(FAMILIES)}." + did_you_mean(name[:60], FAMILIES),
             way_out="use a model of one of these families",
         )
-    if config.get("use_sliding_window"):
-        raise SpecError(
-            "use_sliding_window is true",
-            where=f"{where}: use_sliding_window",
-            rule="full attention only",
-            way_out="use a model without a sliding window",
-        )
+    for key in family.required:
+        if config.get(key) is None:
+            raise _missing(key, where)
+    _refuse_unmodelled(name, config, where)
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
@@ -152,6 +162,7 @@ def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
                 way_out="give head_dim",
             )
         head_dim = hidden // heads
+    has_attention_bias = config.get("attention_bias", False) if family.reads_attention_bias else False
     fields = {
         "architecture": name,
         "hidden_size": hidden,
@@ -163,10 +174,43 @@ def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
         "vocab_size": config.get("vocab_size"),
         "max_position_embeddings": config.get("max_position_embeddings"),
         "has_tied_embeddings": config.get("tie_word_embeddings", False),
-        "has_qkv_bias": family.has_qkv_bias or bool(config.get("attention_bias", False)),
+        "has_qkv_bias": family.has_qkv_bias or has_attention_bias,
         "has_qk_norm": family.has_qk_norm,
+        "has_output_bias": has_attention_bias,
     }
     return _checked(fields, where)
+
+
+def _refuse_unmodelled(architecture: str, config: dict[str, Any], where: str) -> None:
+    """Raises: SpecError for what would change the parameters or the attention, and is not counted here."""
+    layer_types = config.get("layer_types")
+    has_window = architecture == "MistralForCausalLM" and config.get("sliding_window", 4096) is not None
+    plain_layers = layer_types is None or (
+        isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
+    )
+    for key, is_refused, rule in (
+        ("use_sliding_window", config.get("use_sliding_window") not in (None, False), "full attention only"),
+        ("sliding_window", has_window, "full attention only: null, for a Mistral without the key has a window of 4096"),
+        ("layer_types", not plain_layers, "every layer is 'full_attention'"),
+        ("mlp_bias", config.get("mlp_bias") not in (None, False), "an MLP without biases"),
+        ("quantization_config", config.get("quantization_config") is not None, "weights that are not quantised"),
+    ):
+        if is_refused:
+            raise SpecError(
+                f"{key} is {shorten(config.get(key))}",
+                where=f"{where}: {key}",
+                rule=rule,
+                way_out="use another model",
+            )
+
+
+def _missing(key: str, where: str) -> SpecError:
+    return SpecError(
+        f"key '{key}' is missing",
+        where=f"{where}: {key}",
+        rule="the key is required",
+        way_out="repair or replace the config",
+    )
 
 
 _CONFIG_KEYS = {
@@ -174,6 +218,8 @@ _CONFIG_KEYS = {
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
     "has_tied_embeddings": "tie_word_embeddings",
+    "has_qkv_bias": "attention_bias",
+    "has_output_bias": "attention_bias",
 }
 
 
@@ -184,7 +230,9 @@ def _checked(fields: dict[str, Any], where: str) -> ModelSpec:
         first = error.errors()[0]
         field = str(first["loc"][0])
         key = _CONFIG_KEYS.get(field, field)
-        what = f"{key} is {first['input']!r}" if fields.get(field) is not None else f"key '{key}' is missing"
+        if fields.get(field) is None:
+            raise _missing(key, where) from None
+        what = f"{key} is {shorten(first['input'])}"
         raise SpecError(
             what, where=f"{where}: {key}", rule=first["msg"], way_out="repair or replace the config"
         ) from None

@@ -15,6 +15,10 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
 
 MAX_DATA_BYTES = 1 << 30
+MAX_COUNT = 1 << 30
+"""Above any real batch: a count beyond it is a slip of the keyboard."""
+MAX_MINI_BATCHES = 256
+"""Optimizer steps in one RL step; each is an action of the schedule."""
 
 
 class WorkloadSpec(Spec):
@@ -27,12 +31,12 @@ class WorkloadSpec(Spec):
     prompts: str
     heldout_prompts: str
     num_steps: int = Field(ge=1, le=10_000_000)
-    num_prompts_per_step: int = Field(ge=1)
-    num_samples_per_prompt: int = Field(ge=1)
-    mini_batch_size: int = Field(ge=1)
-    micro_batch_size_per_gpu: int = Field(ge=1)
-    max_prompt_len: int = Field(ge=1)
-    max_response_len: int = Field(ge=1)
+    num_prompts_per_step: int = Field(ge=1, le=MAX_COUNT)
+    num_samples_per_prompt: int = Field(ge=1, le=MAX_COUNT)
+    mini_batch_size: int = Field(ge=1, le=MAX_COUNT)
+    micro_batch_size_per_gpu: int = Field(ge=1, le=MAX_COUNT)
+    max_prompt_len: int = Field(ge=1, le=MAX_COUNT)
+    max_response_len: int = Field(ge=1, le=MAX_COUNT)
     temperature: float = Field(default=1.0, gt=0)
     ignores_eos: bool = False
     evaluate_every: int = Field(default=10, ge=1)
@@ -60,13 +64,18 @@ class WorkloadSpec(Spec):
                 f"num_prompts_per_step x num_samples_per_prompt = {self.num_rollouts_per_step} must be a multiple of "
                 f"mini_batch_size = {self.mini_batch_size}"
             )
+        if self.num_mini_batches > MAX_MINI_BATCHES:
+            raise ValueError(
+                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size = {self.num_mini_batches} optimizer "
+                f"steps in one RL step; at most {MAX_MINI_BATCHES}"
+            )
         return self
 
 
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return pattern
 

@@ -13,7 +13,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_text
+from rlplan.spec.base import read_text, shorten
 
 MAX_DEPTH = 32
 """Levels of nesting: a job has four."""
@@ -86,7 +86,7 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
 def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
     if not isinstance(data, dict):
         raise SpecError(
-            f"override '{override}' goes through {data!r}, which has no keys",
+            f"override '{override}' goes through {shorten(data)}, which has no keys",
             where="command line",
             rule="a dotted path through mappings",
             way_out="check the path against the job file",

@@ -187,8 +187,9 @@ def _row(
     resident, peak = size
     role = Role.REFERENCE if process.startswith("scorer") else Role.POLICY
     space = "host" if device == HOST_DEVICE else "device"
+    loaded = peak if kind is MemoryKind.WEIGHTS and action.kind is ActionKind.START_ENGINE else 0
     return LedgerRow(moment, action.id, action.phase, process, device, role, kind, space, resident, peak,
-                     Provenance.DERIVED, "tests.report.factory")  # fmt: skip
+                     Provenance.DERIVED, "tests.report.factory", loaded)  # fmt: skip
 
 
 def _trace_lines(plan: Plan, shape: RunShape) -> Iterator[str]:
@@ -229,7 +230,7 @@ def _samples(plan: Plan, where: tuple[str, int, str, str], at_s: float) -> Itera
             parts = (str(row.role), "process", "resident", int(row.resident_bytes * BASELINE_FACTOR), at_s)
             yield record_line(MemorySample(action_id, step, process, device, *parts))
         if row.kind is MemoryKind.WEIGHTS and action_id == "start_engine":
-            parts = (str(row.role), "weights", "peak", row.peak_bytes, at_s)
+            parts = (str(row.role), "weights", "loaded", row.loaded_bytes, at_s)
             yield record_line(MemorySample(action_id, step, process, device, *parts))
     for statistic in ("resident", "peak"):
         size = sum(row.peak_bytes if statistic == "peak" else row.resident_bytes for row in rows)

@@ -95,7 +95,7 @@ def test_every_persistent_kind_of_a_good_run_is_exact(run: RunFolder) -> None:
 def test_engine_weights_are_compared_before_and_after_packing(run: RunFolder) -> None:
     weights = frames.joined_memory(run).query("process == 'rollout_engine/0' and kind == 'weights' and step == 0")
     at_start = weights[weights["action_id"] == "start_engine"].set_index("statistic")["predicted_bytes"]
-    assert dict(at_start) == {"resident": MIB, "peak": 3 * MIB}
+    assert dict(at_start) == {"resident": MIB, "loaded": 3 * MIB}
     row = _only(frames.exactness(run), kind="weights", process="rollout_engine/0")
     assert row["predicted_bytes"] == row["measured_bytes"] == 3 * MIB
 

@@ -15,6 +15,7 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.transitions import Bucket
+from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
@@ -51,6 +52,7 @@ class PolicyTrainer(Worker):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
+        check_deepspeed(self.config, "deepspeed/policy.json")
 
     def open_rendezvous(self, port: int) -> int:
         """Listen on this host's loopback, where the ranks will meet; gives the port. 0 takes any free one.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlplan.memory.transitions import Bucket
+from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import Completion
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.workers.memory_meter import storage_bytes
@@ -42,6 +43,7 @@ class RolloutEngine(Worker):
         architecture = self.job.load_model().architecture
         ModelRegistry.models[architecture].load_model_cls()
         warm_up(architecture, backward=False)
+        check_vllm(self.arguments, "vllm/policy.json")
 
     def start(self, model_folder: str) -> None:
         """Load the model and allocate the KV cache."""

@@ -1,0 +1,134 @@
+"""Real runs, shared between tests: each is made once, by the command line, as a user would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.trace import Trace
+
+ROOT = Path(__file__).resolve().parents[2]
+RLPLAN = str(Path(sys.executable).parent / "rlplan")
+DEADLINE_S = 400
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder after the run has ended, and how the command ended."""
+
+    folder: Path
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def plan(self) -> Plan:
+        return read_plan(self.folder / "plan.json")
+
+    @property
+    def trace(self) -> Trace:
+        return Trace.read(self.folder / "trace.jsonl")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+        return status
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Begin an `rlplan` command in the repository's root, in a process group of its own."""
+    return subprocess.Popen(
+        [RLPLAN, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path) -> FinishedRun:
+    """Wait for a command; its whole process group is killed when it does not end in time."""
+    try:
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return FinishedRun(folder, process.returncode, stdout, stderr)
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Process ids of everything below a process."""
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of the processes that are still there and no zombies."""
+    import psutil
+
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+Runner = Callable[..., FinishedRun]
+
+
+@pytest.fixture(scope="session")
+def run_job(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """`run_job(job, *overrides)`: a run in a new folder."""
+
+    def run(job: str, *arguments: str) -> FinishedRun:
+        folder = tmp_path_factory.mktemp("run") / "run"
+        return finish(start("run", job, *arguments, "--out", str(folder)), folder)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def quickstart_run(run_job: Runner) -> FinishedRun:
+    """The whole quickstart with its report: what `make run` does."""
+    return run_job("examples/quickstart.yaml", "--report")
+
+
+@pytest.fixture(scope="session")
+def memory_bound_run(run_job: Runner) -> FinishedRun:
+    """The job whose memory is in its models."""
+    return run_job("examples/memory-bound.yaml")
+
+
+@pytest.fixture(scope="session")
+def other_layout_run(run_job: Runner) -> FinishedRun:
+    """Disaggregated, three devices, two optimizer steps of two micro-batches each."""
+    return run_job(
+        "examples/quickstart.yaml",
+        "placement.placement=disaggregated",
+        "hardware.num_devices=3",
+        "workload.mini_batch_size=128",
+        "workload.micro_batch_size_per_gpu=32",
+        "workload.num_steps=3",
+        "workload.evaluate_every=2",
+        "algorithm.learning_rate=1e-3",
+        "controls.skip_sync_after_step=1",
+    )
