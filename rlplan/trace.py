@@ -90,12 +90,14 @@ def _parse(lines: Iterable[str], name: str) -> Trace:
             row: dict[str, Any] = json.loads(line)
             kind = row.pop("type")
             if kind == "trace":
+                if row["schema_version"] != TRACE_SCHEMA_VERSION:
+                    raise ValueError(f"schema version {row['schema_version']}, this is {TRACE_SCHEMA_VERSION}")
                 trace.origin = row["origin"]
             elif kind == "span":
                 trace.spans.append(Span(**row))
             else:
                 trace.samples.append(MemorySample(**row))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == numbered[-1][0] and not line.endswith("}"):
                 break
             raise ValueError(f"{name}, line {number}: not a trace record ({error})") from error

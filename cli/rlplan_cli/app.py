@@ -3,13 +3,14 @@
 Results go to stdout, progress and messages to stderr. Exit codes stand in `rlplan.errors`.
 """
 
+import os
 import sys
+import traceback
 from typing import NoReturn
 
-import click
 import typer
 
-from rlplan.errors import EXIT_BUG, HostError, RlplanError
+from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
 from rlplan_cli import doctor, emit, estimate, plan, profiles, report, run
 from rlplan_cli.render import show_error
 
@@ -43,21 +44,23 @@ def main() -> NoReturn:
 def _run(debug: bool) -> int:
     try:
         result = app(standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except RlplanError as error:
         if debug:
-            raise
+            traceback.print_exc()
         show_error(error)
         return error.exit_code
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except click.ClickException as error:
-        error.show(file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except typer.TyperException as error:
+        return _show_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        # The reader has gone; nothing may be flushed into the pipe any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
         if debug:
@@ -71,6 +74,25 @@ def _run(debug: bool) -> int:
             file=sys.stderr,
         )
         return EXIT_BUG
+
+
+def _show_usage(error: typer.TyperException) -> int:
+    """A wrong command line; without any command or verb, the help."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)
+    else:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "rlplan"
+        show_error(
+            SpecError(
+                message,
+                where=f"command line of `{path}`",
+                rule=f"`{path} --help` says what it takes",
+                way_out="correct the command line",
+            )
+        )
+    return SpecError.exit_code
 
 
 def _missing_extra(package: str) -> HostError:

@@ -20,9 +20,7 @@ def command(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"schema_version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
-        table = new_table("what", "state", "found", "fix")
-        for column in table.columns[1:]:
-            column.justify, column.no_wrap = "left", False
+        table = new_table("what", "state", "found", "fix", left=("state", "found", "fix"))
         for finding in findings:
             table.add_row(finding.subject, _MARKS[finding.state], finding.found, finding.fix)
         stdout.print(table)

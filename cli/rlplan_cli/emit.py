@@ -20,7 +20,7 @@ def command(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the resolved plan, the DeepSpeed, vLLM and Ray configuration, and one launch command."""
+    """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
     write_bundle(plan_from_file(plan, tuple(overrides or ())), out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     if as_json:

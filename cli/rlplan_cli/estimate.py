@@ -8,7 +8,7 @@ NAME = "estimate"
 
 
 def command(job: JobOrPlan, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Predict memory per phase, process and kind, without torch and without starting anything."""
+    """Predict memory per phase, process and kind. Starts nothing and needs no torch."""
     plan = plan_from_file(job, tuple(overrides or ()))
     if as_json:
         print_json(plan.estimate())

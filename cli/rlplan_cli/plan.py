@@ -19,7 +19,7 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose placement and layout for a job; say what was rejected and why."""
+    """Choose a layout for a job. Says what was rejected and why."""
     plan = plan_from_file(job, tuple(overrides or ()))
     if out is not None:
         write_plan(plan, out)

@@ -21,8 +21,7 @@ def list_profiles(as_json: AsJson = False) -> None:
         rows = [{"name": p.name, "kind": p.kind, "memory_bytes": p.memory.value} for p in profiles.values()]
         print(json.dumps({"schema_version": 1, "profiles": rows}))
         return
-    table = new_table("profile", "kind", "memory", "description")
-    table.columns[3].justify, table.columns[3].no_wrap = "left", False
+    table = new_table("profile", "kind", "memory", "description", left=("description",))
     for profile in profiles.values():
         table.add_row(profile.name, profile.kind, format_bytes(profile.memory.value), profile.description)
     stdout.print(table)
@@ -37,12 +36,13 @@ def show_profile(
     if as_json:
         print(profile.model_dump_json(indent=1))
         return
-    table = new_table("value", "bytes", "provenance", "source", title=f"{profile.name}: {profile.description}")
-    table.columns[2].justify = table.columns[3].justify = "left"
-    table.columns[3].no_wrap = False
+    title = f"{profile.name}: {profile.description}"
+    table = new_table("value", "bytes", "provenance", "source", title=title, left=("source",))
     table.add_row("memory", format_bytes(profile.memory.value), profile.memory.provenance, profile.memory.source)
     for key, value in profile.process_overheads:
         table.add_row(f"process: {key}", format_bytes(value.value), value.provenance, value.source)
+    for key, value in profile.process_slack:
+        table.add_row(f"slack: {key}", format_bytes(value.value), value.provenance, value.source)
     for key, value in profile.weight_packing:
         if hasattr(value, "source"):
             table.add_row(f"packing: {key}", format_bytes(value.value), value.provenance, value.source)

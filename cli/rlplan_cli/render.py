@@ -1,9 +1,12 @@
 """Everything that is drawn in a terminal: tables on stdout, notes and errors on stderr; plain text in a pipe."""
 
 import json
+import os
 import sys
+import textwrap
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -16,8 +19,20 @@ from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
-stdout = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-stderr = Console(stderr=True, highlight=False)
+PIPE_WIDTH = 120
+"""Columns where nobody says how many there are: in a pipe or a file."""
+NARROW = 112
+"""Columns below which a table leaves out what another one or `--json` says too."""
+
+
+def _console(*, is_stderr: bool) -> Console:
+    stream = sys.stderr if is_stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would still write bold
+    return Console(stderr=is_stderr, highlight=False, width=width, color_system=colors, soft_wrap=not stream.isatty())
+
+
+stdout, stderr = _console(is_stderr=False), _console(is_stderr=True)
 
 SHORT = {
     MemoryKind.WEIGHTS: "weights",
@@ -46,16 +61,33 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def show_error(error: RlplanError) -> None:
-    """The four parts of an error on stderr."""
-    stderr.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal."""
+    lines = f"error: {error}".split("\n")
+    if stderr.is_terminal:
+        lines = [
+            textwrap.fill(line, stderr.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        ]
+    text = Text("\n".join(lines))
+    text.stylize("bold red", 0, len("error:"))
+    stderr.print(text, soft_wrap=True)
 
 
-def new_table(*columns: str, title: str = "") -> Table:
-    """A table in the house style: first column left, the rest right."""
+def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Table:
+    """A table in the house style: the first column and those in `left` are text, which may wrap; the rest numbers."""
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
+        if column in left:
+            table.add_column(column, justify="left", overflow="fold")
+        else:
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     return table
+
+
+def _fill(parts: list[str], room: int) -> str:
+    """Parts with commas between them, broken into lines between parts only."""
+    text = ", ".join(part.replace(" ", "\xa0") for part in parts)
+    return "\n".join(textwrap.wrap(text, max(room, 24))).replace("\xa0", " ")
 
 
 def show_estimate(plan: Plan) -> None:
@@ -87,84 +119,75 @@ def _moment_words(peak: Peak) -> str:
 
 
 def _show_process_peaks(plan: Plan) -> None:
-    """A row a process, at its own peak; the columns are the kinds that occur."""
+    """A row a process, at its own peak, with every kind that counts there."""
     peaks = [plan.ledger.process_peak(process) for process in plan.ledger.processes]
-    kinds = [kind for kind in MemoryKind if any(row[2] is kind for peak in peaks for row in peak.rows)]
-    narrow = stdout.width < 120
-    table = new_table(
-        "process",
-        "peak",
-        "in",
-        *(SHORT.get(k, k.value) for k in kinds if not narrow),
-        title="Each process at its own peak",
-    )
-    if narrow:
-        table.add_column("made of", justify="left", no_wrap=False)
+    names = ["process", "peak", "in", "made of"] if stdout.width >= NARROW else ["process", "peak", "made of"]
+    table = new_table(*names, title="Each process at its own peak", left=("in", "made of"))
+    widths = [max(len(peak.scope) for peak in peaks), 8]
+    if "in" in names:
+        widths.append(max(len(peak.action_id) for peak in peaks))
+    room = stdout.width - sum(widths) - 3 * len(names)
     for peak in peaks:
         sizes: dict[MemoryKind, int] = defaultdict(int)
         for _, _, kind, size in peak.rows:
             sizes[kind] += size
-        largest = sorted(sizes.items(), key=lambda item: -item[1])
-        detail = [", ".join(f"{SHORT.get(kind, kind)} {format_bytes(size)}" for kind, size in largest[:3])]
-        cells = detail if narrow else [format_bytes(sizes[kind]) if sizes[kind] else "-" for kind in kinds]
-        table.add_row(peak.scope, format_bytes(peak.num_bytes), peak.action_id, *cells)
+        kinds = _fill(_sizes(sizes), room)
+        cells = [peak.action_id, kinds] if "in" in names else [kinds]
+        table.add_row(peak.scope, format_bytes(peak.num_bytes), *cells)
     stdout.print(table)
 
 
+def _sizes(sizes: Mapping[MemoryKind, int]) -> list[str]:
+    """`KV 32.0 MiB` and so on, largest first."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    return [f"{SHORT.get(kind, kind)} {format_bytes(size)}" for kind, size in ordered if size]
+
+
 def _show_phases(plan: Plan) -> None:
-    """The host's total after and at the peak inside each action of a steady step."""
+    """What each process of an action holds after it and at its peak inside it, in a steady step."""
     moment = "steady" if any(row.moment == "steady" for row in plan.ledger.rows) else "first"
-    table = new_table(
-        "action",
-        "phase",
-        "process",
-        "resident",
-        "peak",
-        "largest kinds at the peak",
-        title="Per action of a step (the first step lacks Adam's moments until its optimizer step)",
-    )
-    table.columns[1].justify = table.columns[2].justify = table.columns[5].justify = "left"
-    table.columns[5].no_wrap = False
-    binding = plan.ledger.host_peak()
+    is_narrow, binding = stdout.width < NARROW, plan.ledger.host_peak()
+    names = ["action", "phase", "process", "resident", "peak", "largest at the peak"]
+    if is_narrow:
+        names = [name for name in names if name not in ("phase", "largest at the peak")]
+    table = new_table(*names, title="Each action of a step", left=("phase", "process", "largest at the peak"))
     groups: dict[tuple[str, str], list[LedgerRow]] = defaultdict(list)
     for row in plan.ledger.rows:
         if row.moment == moment:
             groups[(row.action_id, row.process)].append(row)
     for (action, process), rows in groups.items():
-        total = sum(row.peak_bytes for row in rows)
-        largest = sorted((row for row in rows if row.kind is not MemoryKind.PROCESS), key=lambda row: -row.peak_bytes)
-        kinds = ", ".join(f"{SHORT.get(row.kind, row.kind)} {format_bytes(row.peak_bytes)}" for row in largest[:3])
-        mark = " <" if binding.action_id == action and binding.moment == moment else ""
-        table.add_row(
-            action + mark,
-            rows[0].phase.value,
-            process,
-            format_bytes(sum(row.resident_bytes for row in rows)),
-            format_bytes(total),
-            kinds,
-        )
+        sizes: dict[MemoryKind, int] = defaultdict(int)
+        for row in rows:
+            sizes[row.kind] += row.peak_bytes if row.kind is not MemoryKind.PROCESS else 0
+        cells = {
+            "action": action + (" <" if binding.action_id == action and binding.moment == moment else ""),
+            "phase": rows[0].phase.value,
+            "process": process,
+            "resident": format_bytes(sum(row.resident_bytes for row in rows)),
+            "peak": format_bytes(sum(row.peak_bytes for row in rows)),
+            "largest at the peak": ", ".join(_sizes(sizes)[:2]),
+        }
+        table.add_row(*(cells[name] for name in names))
     stdout.print(table)
-    stdout.print("< the binding action. Sources of every row: `rlplan estimate --json`.", style="dim")
+    stdout.print("< the binding action. Every row with its source: `rlplan estimate --json`.", style="dim")
 
 
 def show_plan(plan: Plan) -> None:
     """What was chosen, the schedule of a step, and what was rejected."""
     show_verdict(plan)
-    table = new_table("action", "after", "processes", "stream", "every", title="One step")
-    for column in table.columns[1:4]:
-        column.justify, column.no_wrap = "left", False
+    names = ["action", "after", "processes", "stream"][: 3 if stdout.width < NARROW else 4]
+    table = new_table(*names, title="One step", left=("after", "processes", "stream"))
     for action in plan.schedule.step:
-        table.add_row(
-            action.id,
-            ", ".join(action.after) or "-",
-            ", ".join(action.processes) or "driver",
-            action.stream.value,
-            str(action.every),
-        )
+        cells = {
+            "action": action.id if action.every == 1 else f"{action.id}, every {action.every}",
+            "after": ",\n".join(action.after) or "-",
+            "processes": ",\n".join(action.processes) or "driver",
+            "stream": action.stream.value,
+        }
+        table.add_row(*(cells[name] for name in names))
     stdout.print(table)
     if plan.rejected:
-        rejected = new_table("rejected", "why", title="Not chosen")
-        rejected.columns[1].justify, rejected.columns[1].no_wrap = "left", False
+        rejected = new_table("rejected", "why", title="Not chosen", left=("why",))
         for rejection in plan.rejected:
             rejected.add_row(f"{rejection.placement}, ZeRO-{rejection.zero_stage}", rejection.reason)
         stdout.print(rejected)

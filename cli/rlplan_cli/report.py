@@ -22,7 +22,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML page, charts and tables: predicted against measured memory, and how the policy learned."""
+    """Write a page with charts and tables of a run. Predicted against measured memory, and how the policy learned."""
     from rlplan.report.write import write_report
 
     target = out or run_dir / "report"

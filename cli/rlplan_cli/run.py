@@ -21,7 +21,10 @@ def command(
     with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job on vLLM, DeepSpeed and Ray; leave metrics, a memory trace and the trained policy in a run folder."""
+    """Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.
+
+    Leaves metrics, a memory trace and the trained policy in a run folder.
+    """
     from rlplan_cli.progress import RunDisplay
 
     folder, bundle = _prepare(what, tuple(overrides or ()), out)

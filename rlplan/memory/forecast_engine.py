@@ -6,6 +6,7 @@ In: a job and its model. Out: bytes by kind. The formulas are in params.py, gene
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
 from rlplan.memory.ledger import Moment
+from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import (
     engine_parameter_bytes,
     largest_linear_bytes,
@@ -65,6 +66,8 @@ class EngineForecast:
             rollout = self.job.rollout
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
             held[MemoryKind.LOGITS] = sampler_bytes(self.model.vocab_size, rollout.max_num_seqs)
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
         return held
 
     def _staging(self) -> int:

@@ -7,6 +7,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.activations import forward_working_bytes
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
@@ -44,4 +45,6 @@ class ScorerForecast:
             head = logits_bytes(size * workload.max_response_len, self.model.vocab_size)
             head += probability_slice_bytes(size * workload.max_response_len, self.model.vocab_size) // 3
             held[MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS] = max(layer, head)
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
         return held

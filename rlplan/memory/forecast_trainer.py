@@ -9,6 +9,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import largest_micro_batch, num_micro_batches
+from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
 from rlplan.memory.transitions import plan_buckets, staging_bytes
@@ -53,6 +54,8 @@ class TrainerForecast:
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, moment)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held
 
     @cached_property
@@ -68,17 +71,19 @@ class TrainerForecast:
         return forward_backward_peak(self.zero, micro)
 
     def _step_moment(self, held: dict[MemoryKind, int], moment: Moment) -> tuple[int, int]:
-        """(gradients, communication buffers) at the larger of two moments of the step.
+        """(gradients, communication buffers) at the largest of three moments of the step.
 
-        Flattening: the gradients and a flat copy of this rank's partition; Adam's moments appear right after it.
+        Flattening: the gradients and a flat copy of this rank's partition, before Adam's moments first appear.
+        Stepping: the flat copy, beside the moments.
         Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
         """
-        flattening = self.zero.gradient_bytes() + self.zero.partition_numel * FLOAT_BYTES
+        flat = self.zero.partition_numel * FLOAT_BYTES
         late = held.get(MemoryKind.OPTIMIZER, 0) if moment == "first" else 0
+        flattening = self.zero.gradient_bytes() + flat - late
         gathering = self.zero.weight_bytes() if self.num_ranks > 1 else 0
-        if gathering >= flattening - late:
+        if gathering >= max(flattening, flat):
             return 0, gathering
-        return flattening, 0
+        return max(flattening, flat), 0
 
     def _base(self, *, has_optimizer: bool) -> dict[MemoryKind, int]:
         held = {

@@ -1,0 +1,145 @@
+"""Jobs, models, profiles and plans to test with: small, whole, and with paths into `examples/`.
+
+In: what should differ. Out: real specs, through the library's own validation.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import find_plan
+from rlplan.spec.base import validate
+from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.units import MIB
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+QUICKSTART = EXAMPLES / "quickstart.yaml"
+
+
+def job_data(**overrides: Any) -> dict[str, Any]:
+    """A job as parsed YAML: 16 rollouts a step on two devices, every part but the optional ones.
+
+    overrides: nested (`workload={"num_steps": 3}` is laid over the part) or dotted (`**{"workload.num_steps": 3}`).
+    """
+    data: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "small",
+        "policy": {"path": str(EXAMPLES / "models" / "sorter")},
+        "hardware": {"profile": "cpu-host", "num_devices": 2, "memory": "8GiB"},
+        "algorithm": {"name": "grpo", "learning_rate": 1e-5},
+        "workload": {
+            "prompts": str(EXAMPLES / "data" / "sort_digits" / "train.jsonl"),
+            "heldout_prompts": str(EXAMPLES / "data" / "sort_digits" / "heldout.jsonl"),
+            "num_steps": 3,
+            "num_prompts_per_step": 4,
+            "num_samples_per_prompt": 4,
+            "mini_batch_size": 16,
+            "micro_batch_size_per_gpu": 4,
+            "max_prompt_len": 8,
+            "max_response_len": 12,
+            "evaluate_every": 2,
+        },
+        "rewards": [{"kind": "answer_matcher"}],
+    }
+    for key, value in overrides.items():
+        *parents, last = key.split(".")
+        part = data
+        for parent in parents:
+            part = part.setdefault(parent, {})
+        if isinstance(value, dict) and isinstance(part.get(last), dict):
+            part[last] = {**part[last], **value}
+        else:
+            part[last] = value
+    return data
+
+
+def make_job(**overrides: Any) -> JobSpec:
+    """The job of `job_data`, validated."""
+    return validate(JobSpec, job_data(**overrides), file="job.yaml")
+
+
+def write_job(folder: Path, **overrides: Any) -> Path:
+    """A job file in `folder` (JSON is YAML 1.2)."""
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job_data(**overrides), indent=1))
+    return path
+
+
+def make_model(**overrides: Any) -> ModelSpec:
+    """A Qwen3 of two layers whose sizes are all different: h=8, a=4, k=2, d=3, I=20, V=70 (q=12, v=6)."""
+    fields: dict[str, Any] = {
+        "architecture": "Qwen3ForCausalLM",
+        "hidden_size": 8,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 3,
+        "intermediate_size": 20,
+        "vocab_size": 70,
+        "max_position_embeddings": 1024,
+        "has_tied_embeddings": True,
+        "has_qkv_bias": False,
+        "has_qk_norm": True,
+    }
+    return ModelSpec(**(fields | overrides))
+
+
+def make_profile(**overrides: Any) -> HardwareProfile:
+    """A CPU host with round numbers: imports of 100, 200, 300, 10 and 20 MiB, slack of 1, 2 and 3 MiB."""
+
+    def sourced(num_bytes: int) -> dict[str, Any]:
+        return {"value": num_bytes, "provenance": "measured", "source": "made up for a test"}
+
+    imports = {"policy_trainer": 100, "scorer": 200, "rollout_engine": 300, "driver": 10, "ray_system": 20}
+    slack = {"policy_trainer": 1, "scorer": 2, "rollout_engine": 3}
+    fields: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "test-host",
+        "kind": "cpu",
+        "description": "made up",
+        "memory": sourced(16_384 * MIB),
+        "max_devices": 64,
+        "weight_packing": {
+            "row_block": 64,
+            "column_block": 16,
+            "bytes_per_weight": sourced(1000),
+            "bytes_per_shape": sourced(100_000),
+        },
+        "process_overheads": {name: sourced(size * MIB) for name, size in imports.items()},
+        "process_slack": {name: sourced(size * MIB) for name, size in slack.items()},
+    }
+    return validate(HardwareProfile, fields | overrides, file="profile.yaml")
+
+
+def make_plan(**overrides: Any) -> Plan:
+    """The plan for the job of `make_job`."""
+    return find_plan(make_job(**overrides))
+
+
+def config_data(**overrides: Any) -> dict[str, Any]:
+    """A Hugging Face `config.json` of the size of `make_model`; None as a value stays, `...` removes the key."""
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 3,
+        "intermediate_size": 20,
+        "vocab_size": 70,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    }
+    return {key: value for key, value in (config | overrides).items() if value is not ...}
+
+
+def write_config(folder: Path, **overrides: Any) -> Path:
+    """A model folder with that config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_data(**overrides)))
+    return folder

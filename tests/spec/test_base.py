@@ -1,0 +1,168 @@
+"""Files and validation: every way in which a small file cannot be read, and how a failure is worded."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import MAX_SPEC_BYTES, ByteCount, Spec, read_json, read_text, shorten, validate, writing
+
+
+class Inner(Spec):
+    size: ByteCount = 1
+    mode: Literal["fast", "slow"] = "fast"
+
+
+class Outer(Spec):
+    count: int
+    ratio: float = 0.5
+    is_on: bool = False
+    name: str = "x"
+    inner: Inner = Inner()
+    items: tuple[Inner, ...] = ()
+
+
+def refused(data: Any) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        validate(Outer, data, file="outer.yaml")
+    return caught.value
+
+
+def test_what_is_right_is_read_with_its_types() -> None:
+    data = {"count": 3, "ratio": 1, "is_on": True, "inner": {"size": "2KiB"}, "items": [{"mode": "slow"}]}
+    outer = validate(Outer, data, file="outer.yaml")
+    assert outer == Outer(count=3, ratio=1.0, is_on=True, inner=Inner(size=2048), items=(Inner(mode="slow"),))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"count": "3"},
+        {"count": True},
+        {"count": 3.0},
+        {"count": None},
+        {"count": [3]},
+        {"count": 3, "ratio": "0.5"},
+        {"count": 3, "ratio": True},
+        {"count": 3, "ratio": float("nan")},
+        {"count": 3, "ratio": float("inf")},
+        {"count": 3, "is_on": 1},
+        {"count": 3, "is_on": "no"},
+        {"count": 3, "name": 5},
+        {"count": 3, "inner": [1]},
+        {"count": 3, "items": {"mode": "slow"}},
+        {"count": 3, "items": "slow"},
+        {"count": 3, "inner": {"size": 1.5}},
+    ],
+    ids=json.dumps,
+)
+def test_types_are_strict(data: dict[str, Any]) -> None:
+    error = refused(data)
+    key = next((key for key in data if key != "count"), "count")
+    assert error.where.startswith(f"outer.yaml: {key}")
+    assert error.rule
+    assert error.way_out == "change the value"
+
+
+@pytest.mark.parametrize("data", [None, 5, "text", [1], ["count"], True])
+def test_the_top_level_is_a_mapping(data: Any) -> None:
+    error = refused(data)
+    assert type(data).__name__ in error.what
+    assert "count, ratio, is_on" in error.rule
+
+
+def test_the_key_path_leads_through_lists() -> None:
+    error = refused({"count": 1, "items": [{}, {"mode": "fst"}]})
+    assert error.where == "outer.yaml: items.1.mode"
+    assert error.what == "items.1.mode is 'fst'"
+    assert error.rule == "Input should be 'fast' or 'slow'. Did you mean 'fast'?"
+
+
+def test_an_unknown_key_gets_the_keys_that_stand_beside_it() -> None:
+    error = refused({"count": 1, "inner": {"sise": 3}})
+    assert error.what == "unknown key 'sise'"
+    assert error.where == "outer.yaml: inner.sise"
+    assert error.rule == "allowed here: mode, size. Did you mean 'size'?"
+
+
+def test_several_mistakes_are_counted_and_named() -> None:
+    error = refused({"cont": 1, "inner": {"mode": "x"}, "name": 3})
+    assert error.what.endswith("(and 3 more: name, inner.mode, cont)")
+    assert error.what.startswith("required key 'count' is missing")
+
+
+@pytest.mark.parametrize("key", [("a",), 1, None, 2.5])
+def test_keys_that_are_not_strings_are_refused(key: object) -> None:
+    assert refused({"count": 1, key: 2}).exit_code == 2
+
+
+def test_a_large_value_is_not_printed_whole() -> None:
+    assert len(str(refused({"count": "9" * 100_000}))) < 400
+    assert len(str(refused({"count": [[0] * 1000] * 1000}))) < 400
+    deep: list[Any] = []
+    for _ in range(20_000):
+        deep = [deep]
+    assert len(shorten(deep)) < 80
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latin1.yaml").write_bytes("näme: x".encode("latin-1"))
+    (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_SPEC_BYTES + 1))
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "nowhere.yaml")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("absent.yaml", "is missing"),
+        ("dangling.yaml", "is missing"),
+        ("folder", "cannot be read: Is a directory"),
+        ("latin1.yaml/x", "cannot be read: Not a directory"),
+        ("latin1.yaml", "is not UTF-8 text"),
+        ("large.yaml", "has more than 1048576 bytes"),
+        ("loop.yaml", "cannot be read: Too many levels of symbolic links"),
+        ("n" * 5000, "cannot be read: File name too long"),
+        ("nul\0byte", "cannot be read: embedded null byte"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder: Path, name: str, word: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_text(folder / name, "the job file")
+    assert caught.value.what == f"the job file {word}"
+    assert caught.value.where == str(folder / name)
+    assert caught.value.rule
+    assert caught.value.way_out
+
+
+def test_an_endless_device_is_not_read_to_its_end() -> None:
+    with pytest.raises(SpecError, match="has more than 1048576 bytes"):
+        read_text(Path("/dev/zero"), "the job file")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{'a': 1}", "NaN", '{"a": Infinity}', "\ufeff{}", "[" * 100_000, "1" * 5000, '{"a": 1} x'],
+    ids=["empty", "open", "quotes", "nan", "infinity", "bom", "deep", "digits", "more"],
+)
+def test_what_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match="it is not JSON") as caught:
+        read_json(path, "it")
+    assert caught.value.where == str(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(SpecError) as caught, writing(file / "plan.json"):
+        (file / "sub").mkdir()
+    assert caught.value.what == f"{file / 'plan.json'} cannot be written: Not a directory"
+    assert caught.value.where == str(file / "sub")
