@@ -38,7 +38,24 @@ def test_byte_counts_are_read_exactly(text: str | int, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["80G", "80GB", "80gib", "80", "GiB", "", "-1GiB", "1e3MiB", "1,5GiB", "0x10B", "80 GiB x", -1, True, 1.5, None, []],
+    [
+        "80G",
+        "80GB",
+        "80gib",
+        "80",
+        "GiB",
+        "",
+        "-1GiB",
+        "1e3MiB",
+        "1,5GiB",
+        "0x10B",
+        "80 GiB x",
+        -1,
+        True,
+        1.5,
+        None,
+        [],
+    ],
 )
 def test_a_byte_count_without_a_clear_unit_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="byte count"):

@@ -27,6 +27,9 @@ def command(
     """
     from rlplan_cli.progress import RunDisplay
 
+    if with_report:
+        import rlplan.report.write  # noqa: F401  # a missing extra is better said before the run than after it
+
     folder, bundle = _prepare(what, tuple(overrides or ()), out)
     note(f"run folder: {folder}")
     try:
@@ -79,6 +82,6 @@ def _default_folder(name: str) -> Path:
 def _report(folder: Path) -> str:
     from rlplan.report.write import write_report
 
-    files = write_report(folder, folder / "report")
-    note(f"report: {folder / 'report' / 'index.html'}")
-    return str(getattr(files, "html", folder / "report" / "index.html"))
+    page = write_report(folder, folder / "report").page
+    note(f"report: {page}")
+    return str(page)

@@ -41,6 +41,8 @@ _WORKERS: dict[ActionKind, tuple[str, ...]] = {
     ActionKind.COMPUTE_ADVANTAGES: (),
 }
 
+_FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT)
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -115,8 +117,14 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
         phase=call.phase,
         device_group=mine[-1].group if mine else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(process for layout in mine for process, _ in layout.processes),
+        processes=tuple(process for layout in mine for process in _taking_part(call.kind, layout)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
     )
+
+
+def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
+    """The layout's processes that an action needs: every trainer rank holds all weights, so one hands them on."""
+    names = tuple(process for process, _ in layout.processes)
+    return names[:1] if kind in _FROM_ONE_RANK and layout.worker == "policy_trainer" else names

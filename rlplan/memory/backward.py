@@ -55,6 +55,8 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
     if not model.has_tied_embeddings:
         yield from _with_activations(reduction.add(table), saved * model.num_layers, 0, accumulated)
         waiting = 0
+    last_norm = next(parameter for parameter in model.parameters if parameter.name == "model.norm.weight")
+    yield from _with_activations(reduction.add(last_norm), saved * model.num_layers, waiting, accumulated)
     for layer in reversed(range(model.num_layers)):
         for parameter in reversed(_layer_parameters(model, layer)):
             attention_only = ".mlp." not in parameter.name

@@ -55,7 +55,8 @@ class EngineForecast:
         largest = largest_linear_bytes(self.model, self.element_bytes)
         if action.kind is ActionKind.START_ENGINE:
             loading = engine_parameter_bytes(self.model, self.element_bytes)
-            if loading + largest > sum(held.values()) - held[MemoryKind.PROCESS]:
+            settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
+            if loading + largest > settled:
                 # Every parameter as loaded, and the first pack; the KV cache comes later.
                 held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
         elif action.kind is ActionKind.SYNC_WEIGHTS:

@@ -29,7 +29,7 @@ class TrainerForecast:
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
-        held = self._base(has_optimizer=self._has_optimizer(action, moment, after=True))
+        held = self._base(has_optimizer=self._has_optimizer(action, moment))
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held[MemoryKind.GRADIENTS] = self.zero.gradient_bytes()
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
@@ -52,7 +52,7 @@ class TrainerForecast:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, FLOAT_BYTES)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
-            gradients, extra = self._step_moment(held, moment)
+            gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
@@ -70,7 +70,7 @@ class TrainerForecast:
         )
         return forward_backward_peak(self.zero, micro)
 
-    def _step_moment(self, held: dict[MemoryKind, int], moment: Moment) -> tuple[int, int]:
+    def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
         """(gradients, communication buffers) at the largest of three moments of the step.
 
         Flattening: the gradients and a flat copy of this rank's partition, before Adam's moments first appear.
@@ -78,7 +78,7 @@ class TrainerForecast:
         Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
         """
         flat = self.zero.partition_numel * FLOAT_BYTES
-        late = held.get(MemoryKind.OPTIMIZER, 0) if moment == "first" else 0
+        late = held.get(MemoryKind.OPTIMIZER, 0) if is_first else 0
         flattening = self.zero.gradient_bytes() + flat - late
         gathering = self.zero.weight_bytes() if self.num_ranks > 1 else 0
         if gathering >= max(flattening, flat):
@@ -96,14 +96,14 @@ class TrainerForecast:
             held[MemoryKind.OPTIMIZER] = self.zero.optimizer_bytes()
         return held
 
-    def _has_optimizer(self, action: Action, moment: Moment, *, after: bool) -> bool:
+    def _has_optimizer(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""
         if moment == "start":
             return False
         if moment != "first":
             return True
-        is_step = action.kind is ActionKind.OPTIMIZER_STEP and after
-        return is_step or action.kind in (ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT) or bool(action.mini_batch)
+        after_a_step = (ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT)
+        return action.kind in after_a_step or bool(action.mini_batch)
 
     def _staging(self) -> int:
         """The shared arena is mapped by the first rank only."""

@@ -26,7 +26,7 @@ class LedgerRow:
 
     loaded_bytes: bytes before the engine repacked them, for weights that a CPU engine repacks while it starts.
     space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
-    source: the function that computed the bytes.
+    source: the forecaster that computed the bytes.
     """
 
     moment: Moment

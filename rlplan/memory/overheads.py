@@ -4,6 +4,7 @@ In: a profile and the bytes of the tensors. Out: bytes. Left out: CUDA contexts,
 """
 
 from rlplan.spec.hardware import SourcedBytes
+from rlplan.units import ceil_div
 
 UNSEEN_SHARE_PERCENT = 1
 """Percent of a process's tensors at its peak that the formulas do not see: temporaries smaller than a layer's own, and
@@ -16,4 +17,4 @@ def slack_bytes(constant: SourcedBytes, tensor_bytes: int) -> int:
     Counts: the profile's constant (heap, thread stacks, objects) and 1 % of the tensors.
     Source: the profile; UNSEEN_SHARE_PERCENT. Assumes: glibc gives freed memory back (`rlplan.emit.ray`).
     """
-    return constant.value + tensor_bytes * UNSEEN_SHARE_PERCENT // 100
+    return constant.value + ceil_div(tensor_bytes * UNSEEN_SHARE_PERCENT, 100)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rlplan.dataflow.layouts import Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
@@ -46,6 +47,7 @@ class _Process:
     device: str
     role: Role
     forecast: Forecast
+    provenances: Mapping[MemoryKind, Provenance]
 
 
 def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedule: Schedule) -> MemoryLedger:
@@ -59,7 +61,7 @@ def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, sch
             for process in processes:
                 if process.name in action.processes:
                     rows += _rows(action, moment, process)
-    capacity = job.hardware.memory or profile.memory.value
+    capacity = profile.memory.value if job.hardware.memory is None else job.hardware.memory
     return MemoryLedger(
         rows=tuple(rows),
         device_capacity=capacity,
@@ -87,7 +89,15 @@ def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedul
                 forecast = EngineForecast(job, model, profile)
             else:
                 forecast = ScorerForecast(job, model, profile, len(layout.devices))
-            yield _Process(name, device, layout.role, forecast)
+            yield _Process(name, device, layout.role, forecast, _provenances(profile, layout.worker))
+
+
+def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
+    """Kinds whose bytes rest on the profile, with its provenance; every other kind is derived from the job."""
+    return {
+        MemoryKind.PROCESS: getattr(profile.process_overheads, worker).provenance,
+        MemoryKind.FRAGMENTATION: getattr(profile.process_slack, worker).provenance,
+    }
 
 
 def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerRow]:
@@ -106,14 +116,10 @@ def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerR
                 space="device",
                 resident_bytes=resident.get(kind, 0),
                 peak_bytes=peak.get(kind, 0),
-                provenance=Provenance.MEASURED if kind in _PROFILE_KINDS else Provenance.DERIVED,
+                provenance=process.provenances.get(kind, Provenance.DERIVED),
                 source=f"memory.{type(process.forecast).__name__}",
                 loaded_bytes=loaded.get(kind, 0),
             )
-
-
-_PROFILE_KINDS = (MemoryKind.PROCESS, MemoryKind.FRAGMENTATION)
-"""Kinds whose bytes come straight from the profile."""
 
 
 def _host_rows(profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:

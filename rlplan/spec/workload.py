@@ -81,7 +81,7 @@ def _compiles(pattern: str) -> str:
 
 
 class AnswerMatcherSpec(Spec):
-    """Reward 1 when the pattern's first group equals the row's answer (whitespace and leading zeros as written)."""
+    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
 
     kind: Literal["answer_matcher"]
     weight: float = 1.0

@@ -153,12 +153,6 @@ class PolicyTrainer(Worker):
         assert self.writer is not None, "open_arena comes first"
         self.writer.write(bucket, self._named_parameters())
 
-    def close_arena(self) -> None:
-        """Unmap the shared memory."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
-
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout."""
         save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))

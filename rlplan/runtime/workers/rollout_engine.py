@@ -106,12 +106,6 @@ class RolloutEngine(Worker):
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
         self.dirty = False
 
-    def close_arena(self) -> None:
-        """Unmap the shared memory."""
-        if self.llm is not None and self.arena_bytes:
-            self.llm.shutdown_weight_transfer_engine()
-            self.arena_bytes = 0
-
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
         if self.llm is None:

@@ -12,9 +12,13 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlplan.errors import RlplanError
 from rlplan.runtime.workers.memory_meter import Measurement, peak_bytes, reset_peak, resident_bytes
 
 _PR_SET_PDEATHSIG = 1
@@ -74,11 +78,25 @@ class WorkerProcess:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, unmeasured."""
-        return getattr(self.worker, method)(*arguments)
+        with _failures_that_travel():
+            return getattr(self.worker, method)(*arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it."""
-        return self.worker.perform(method, *arguments)
+        with _failures_that_travel():
+            return self.worker.perform(method, *arguments)
+
+
+@contextmanager
+def _failures_that_travel() -> Iterator[None]:
+    """Let our own errors through; turn any other into text, for not every exception can leave its process."""
+    try:
+        yield
+    except RlplanError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _die_with_parent() -> None:

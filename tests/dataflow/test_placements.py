@@ -1,0 +1,61 @@
+"""Layouts: which devices a role gets in each placement."""
+
+import pytest
+
+from rlplan.dataflow.layouts import RoleLayout
+from rlplan.dataflow.placements import place
+from rlplan.vocabulary import Placement, Role
+from tests.factories import make_job
+
+
+def placed(num_devices: int, placement: Placement, **overrides: object) -> dict[str, RoleLayout]:
+    _, layouts = place(make_job(**{"hardware.num_devices": num_devices, **overrides}), placement, zero_stage=2)
+    return {layout.worker: layout for layout in layouts}
+
+
+def test_hybrid_shares_every_device_and_the_trainer_has_a_rank_on_each() -> None:
+    groups, layouts = place(make_job(), Placement.HYBRID, zero_stage=2)
+    assert [(group.name, group.devices) for group in groups] == [("shared", ("cpu:0", "cpu:1"))]
+    trainer, engine, scorer = layouts
+    assert trainer == RoleLayout(Role.POLICY, "policy_trainer", "shared", ("cpu:0", "cpu:1"), dp=2, zero_stage=2)
+    assert engine == RoleLayout(Role.POLICY, "rollout_engine", "shared", ("cpu:1",))
+    assert scorer == RoleLayout(Role.REFERENCE, "scorer", "shared", ("cpu:0",))
+
+
+def test_disaggregated_keeps_generation_and_training_apart() -> None:
+    groups, _ = place(make_job(**{"hardware.num_devices": 3}), Placement.DISAGGREGATED, zero_stage=2)
+    assert {group.name: group.devices for group in groups} == {
+        "training": ("cpu:0", "cpu:1"),
+        "generation": ("cpu:2",),
+    }
+    layouts = placed(3, Placement.DISAGGREGATED)
+    assert (layouts["policy_trainer"].devices, layouts["policy_trainer"].dp) == (("cpu:0", "cpu:1"), 2)
+    assert layouts["rollout_engine"].devices == ("cpu:2",)
+    assert layouts["scorer"].group == "training"
+
+
+@pytest.mark.parametrize("placement", [Placement.HYBRID, Placement.DISAGGREGATED])
+@pytest.mark.parametrize("num_devices", [2, 3, 8, 64])
+def test_every_layout_lies_on_devices_of_its_group(num_devices: int, placement: Placement) -> None:
+    groups, layouts = place(make_job(**{"hardware.num_devices": num_devices}), placement, zero_stage=2)
+    devices = {group.name: set(group.devices) for group in groups}
+    assert sum(len(group) for group in devices.values()) == num_devices
+    for layout in layouts:
+        assert set(layout.devices) <= devices[layout.group]
+        assert len(layout.devices) == layout.dp * layout.tp
+
+
+def test_one_device_is_enough_for_hybrid() -> None:
+    layouts = placed(1, Placement.HYBRID)
+    assert {layout.devices for layout in layouts.values()} == {("cpu:0",)}
+
+
+def test_without_a_kl_term_there_is_no_scorer() -> None:
+    assert set(placed(2, Placement.HYBRID, **{"algorithm.kl_coef": 0})) == {"policy_trainer", "rollout_engine"}
+
+
+def test_processes_are_named_by_worker_rank_and_for_scorers_by_role() -> None:
+    layouts = placed(2, Placement.HYBRID)
+    assert layouts["policy_trainer"].processes == (("policy_trainer/0", "cpu:0"), ("policy_trainer/1", "cpu:1"))
+    assert layouts["rollout_engine"].processes == (("rollout_engine/0", "cpu:1"),)
+    assert layouts["scorer"].processes == (("scorer/reference/0", "cpu:0"),)

@@ -1,0 +1,192 @@
+"""Search: the first candidate that fits; and when none does, an answer whose way out really works."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner.plan import write_plan
+from rlplan.planner.search import find_plan, plan_from_file
+from rlplan.spec.job import load_job
+from rlplan.units import MIB, format_bytes
+from rlplan.vocabulary import Placement
+from tests.factories import EXAMPLES, QUICKSTART, make_job, make_plan, write_job
+
+MEMORY_BOUND = EXAMPLES / "memory-bound.yaml"
+
+
+def nothing_fits(path: Path, *overrides: str) -> NoFeasiblePlanError:
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        find_plan(load_job(path, overrides))
+    assert caught.value.exit_code == 1
+    return caught.value
+
+
+@pytest.mark.parametrize("path", [QUICKSTART, MEMORY_BOUND], ids=lambda path: path.stem)
+def test_the_examples_fit_as_they_stand(path: Path) -> None:
+    plan = find_plan(load_job(path))
+    assert plan.schedule.placement is Placement.HYBRID
+    assert plan.zero_stage == 2
+    assert plan.ledger.host_peak().num_bytes <= plan.job.hardware.memory
+    assert [rejection.placement for rejection in plan.rejected] == [Placement.COLOCATED]
+
+
+def test_what_the_job_asks_for_is_planned() -> None:
+    plan = make_plan(placement={"placement": "disaggregated"})
+    assert plan.schedule.placement is Placement.DISAGGREGATED
+    assert plan.rejected == ()
+
+
+def test_the_second_choice_is_taken_when_the_first_is_too_large_and_the_first_is_reported() -> None:
+    hybrid = make_plan().ledger.host_peak().num_bytes
+    plan = make_plan(**{"hardware.memory": hybrid - 1})
+    assert plan.schedule.placement is Placement.DISAGGREGATED
+    rejection = plan.rejected[-1]
+    assert (rejection.placement, rejection.scope) == (Placement.HYBRID, "host")
+    assert (rejection.needed_bytes, rejection.available_bytes) == (hybrid, hybrid - 1)
+    assert format_bytes(hybrid) in rejection.reason
+
+
+def test_a_plan_fits_to_the_last_byte_and_not_one_below() -> None:
+    peak = make_plan(placement={"placement": "hybrid"}).ledger.host_peak().num_bytes
+    fitting = {"placement": {"placement": "hybrid"}, "hardware.memory": peak}
+    assert make_plan(**fitting).ledger.host_capacity == peak
+    with pytest.raises(NoFeasiblePlanError):
+        make_plan(**fitting | {"hardware.memory": peak - 1})
+
+
+def test_when_nothing_fits_both_numbers_the_moment_and_the_binding_row_are_named() -> None:
+    error = nothing_fits(QUICKSTART, "hardware.memory=1GiB")
+    found = re.fullmatch(
+        r"host needs ([\d.]+ [MG]iB) in (\S+) \((start|first|steady|finish)\), 1\.00 GiB available "
+        r"\((hybrid|disaggregated), 2 devices, zero_stage=2\)",
+        error.what,
+    )
+    assert found, error.what
+    assert re.fullmatch(r"largest: process of policy in rollout_engine/0, \d+ MiB", error.where)
+    assert "hardware.memory" in error.rule
+
+
+JOBS_THAT_DO_NOT_FIT: list[tuple[Path, tuple[str, ...]]] = [
+    (QUICKSTART, ("hardware.memory=1GiB",)),
+    (QUICKSTART, ("hardware.memory=2000MiB",)),
+    (QUICKSTART, ("rollout.kv_cache_memory=7GiB",)),
+    (QUICKSTART, ("hardware.num_devices=8", "hardware.memory=3500MiB")),
+    (QUICKSTART, ("hardware.memory=3GiB", "placement.placement=hybrid", "workload.max_response_len=200")),
+    (MEMORY_BOUND, ("hardware.memory=6000MiB",)),
+    (MEMORY_BOUND, ("hardware.memory=5123457B", "workload.micro_batch_size_per_gpu=16")),
+    (
+        MEMORY_BOUND,
+        ("hardware.memory=9GiB", "workload.micro_batch_size_per_gpu=16", "workload.max_response_len=400"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "overrides"), JOBS_THAT_DO_NOT_FIT, ids=lambda value: str(value)[-60:])
+def test_every_way_out_that_is_named_makes_the_job_fit_when_it_is_taken(path: Path, overrides: tuple[str, ...]) -> None:
+    ways_out = re.findall(r"[a-z_]+\.[a-z_]+=\w+", nothing_fits(path, *overrides).way_out)
+    assert ways_out[-1].startswith("hardware.memory=")
+    for way_out in ways_out:
+        plan = find_plan(load_job(path, [*overrides, way_out]))
+        assert plan.ledger.host_peak().num_bytes <= plan.ledger.host_capacity
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "key"),
+    [
+        (QUICKSTART, ("rollout.kv_cache_memory=7GiB",), "rollout.kv_cache_memory"),
+        (
+            QUICKSTART,
+            ("hardware.memory=3GiB", "placement.placement=hybrid", "workload.max_response_len=200"),
+            "workload.micro_batch_size_per_gpu",
+        ),
+        (QUICKSTART, ("hardware.num_devices=8", "hardware.memory=3500MiB"), "hardware.num_devices"),
+    ],
+)
+def test_the_key_that_is_too_large_is_among_the_ways_out(path: Path, overrides: tuple[str, ...], key: str) -> None:
+    assert f"{key}=" in nothing_fits(path, *overrides).way_out
+
+
+def test_the_memory_that_is_asked_for_is_no_more_than_a_mebibyte_too_much() -> None:
+    way_out = nothing_fits(QUICKSTART, "hardware.memory=1GiB").way_out
+    (memory,) = re.findall(r"hardware\.memory=(\d+)MiB", way_out)
+    find_plan(load_job(QUICKSTART, [f"hardware.memory={memory}MiB"]))
+    with pytest.raises(NoFeasiblePlanError):
+        find_plan(load_job(QUICKSTART, [f"hardware.memory={int(memory) - 1}MiB"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"placement": {"placement": "colocated"}}, "colocated needs an engine that sleeps"),
+        ({"hardware.num_devices": 7}, "workload.mini_batch_size 16 does not divide by the 7 training device(s)"),
+        ({"training": {"zero_stage": 1}}, "zero_stage 1 is not executed yet; 2 is"),
+    ],
+)
+def test_when_nothing_can_be_built_every_reason_is_given(overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NoFeasiblePlanError, match="no layout can be built") as caught:
+        make_plan(**overrides)
+    assert reason in caught.value.rule
+    assert "hardware.num_devices" in caught.value.way_out
+
+
+@pytest.mark.parametrize("memory", [0, "1KiB", "64KiB", 131_071])
+def test_a_cache_that_holds_no_whole_sequence_is_refused_with_a_size_that_does(tmp_path: Path, memory: object) -> None:
+    # the sorter's token takes 2048 bytes, a block of 32 tokens 64 KiB; 20 tokens need one block, vLLM keeps another
+    path = write_job(tmp_path, **{"rollout.kv_cache_memory": memory})
+    with pytest.raises(SpecError) as caught:
+        find_plan(load_job(path))
+    assert "one sequence of 20 tokens takes 2" in caught.value.what
+    (way_out,) = re.findall(r"rollout\.kv_cache_memory=\w+", caught.value.way_out)
+    find_plan(load_job(path, [way_out]))
+
+
+def test_two_blocks_are_enough_for_one_short_sequence() -> None:
+    assert make_plan(**{"rollout.kv_cache_memory": 131_072}).ledger.process_peak("rollout_engine/0").num_bytes > 0
+
+
+def test_a_plan_file_is_read_and_a_job_file_is_planned(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    plan = plan_from_file(job, ("workload.num_steps=7",))
+    assert plan.job.workload.num_steps == 7
+    write_plan(plan, tmp_path / "plan.json")
+    assert plan_from_file(tmp_path / "plan.json") == plan
+
+
+def test_an_override_of_a_plan_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    write_plan(make_plan(), tmp_path / "plan.json")
+    with pytest.raises(SpecError, match=r"override 'workload\.num_steps=7' cannot change the plan"):
+        plan_from_file(tmp_path / "plan.json", ("workload.num_steps=7",))
+
+
+def test_the_same_job_gives_the_same_plan_twice() -> None:
+    assert find_plan(make_job()) == find_plan(make_job())
+
+
+def test_a_schedule_of_many_mini_batches_is_planned_in_a_moment() -> None:
+    plan = make_plan(workload={"num_prompts_per_step": 256, "num_samples_per_prompt": 2, "mini_batch_size": 2})
+    assert len(plan.schedule.step) == 6 + 2 * 256
+
+
+def test_remedies_lower_nothing_that_changes_what_is_learned() -> None:
+    for path, overrides in JOBS_THAT_DO_NOT_FIT:
+        keys = {
+            way.split("=")[0] for way in re.findall(r"[a-z_]+\.[a-z_]+=\w+", nothing_fits(path, *overrides).way_out)
+        }
+        assert keys <= {
+            "rollout.kv_cache_memory",
+            "workload.micro_batch_size_per_gpu",
+            "hardware.num_devices",
+            "hardware.memory",
+        }
+
+
+def test_the_cache_that_a_remedy_names_is_the_largest_power_of_two_part_that_fits() -> None:
+    error = nothing_fits(QUICKSTART, "rollout.kv_cache_memory=7GiB")
+    (size,) = re.findall(r"rollout\.kv_cache_memory=(\d+)MiB", error.way_out)
+    assert 7 * 1024 % int(size) == 0
+    with pytest.raises(NoFeasiblePlanError):
+        find_plan(load_job(QUICKSTART, [f"rollout.kv_cache_memory={2 * int(size)}MiB"]))
+    assert int(size) * MIB < 7 << 30
