@@ -43,7 +43,7 @@ def main() -> NoReturn:
 
 def _run(debug: bool) -> int:
     try:
-        result = app(standalone_mode=False)
+        result = app(prog_name="rlplan", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except RlplanError as error:

@@ -1,5 +1,6 @@
 """`rlplan run JOB|plan.json|BUNDLE_DIR`: execute a plan and measure it against its own prediction."""
 
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ def command(
     from rlplan_cli.progress import RunDisplay
 
     if with_report:
-        import rlplan.report.write  # noqa: F401  # a missing extra is better said before the run than after it
+        _check_report_extra()
 
     folder, bundle = _prepare(what, tuple(overrides or ()), out)
     note(f"run folder: {folder}")
@@ -77,6 +78,13 @@ def _prepare(what: Path, overrides: tuple[str, ...], out: Path | None) -> tuple[
 
 def _default_folder(name: str) -> Path:
     return Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _check_report_extra() -> None:
+    """A missing extra is better said before the run than after it; nothing is imported, for the driver stays small."""
+    for name in ("pandas", "matplotlib", "jinja2"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"no module named {name}", name=name)
 
 
 def _report(folder: Path) -> str:

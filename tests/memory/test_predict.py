@@ -18,7 +18,7 @@ from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.predict import predict_ledger
 from rlplan.memory.training import ZeroTwo
-from rlplan.units import MIB
+from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import make_job, make_model, make_profile
 
@@ -117,9 +117,21 @@ def test_a_single_rank_gathers_nothing_and_steps_on_a_flat_copy() -> None:
     assert not [row for row in ledger.rows if (row.action_id, row.kind.value) == ("optimizer_step", "comm_buffers")]
 
 
-def test_only_the_first_rank_copies_the_weights_to_write_them() -> None:
+def test_the_first_rank_alone_copies_the_weights_to_write_them() -> None:
     assert held("policy_trainer/0", "finish", "checkpoint", "peak_bytes")["weights"] == 2 * 8592
-    assert held("policy_trainer/1", "finish", "checkpoint", "peak_bytes")["weights"] == 8592
+    assert held("policy_trainer/1", "finish", "checkpoint") == {}
+
+
+def test_only_the_first_optimizer_step_of_all_finds_adam_missing() -> None:
+    ledger = make_ledger(**{"workload.mini_batch_size": 4})
+    steps = {
+        row.action_id: row.peak_bytes
+        for row in ledger.rows
+        if (row.process, row.moment, row.kind.value) == ("policy_trainer/0", "first", "gradients")
+        and row.action_id.startswith("optimizer_step")
+    }
+    # the first gathers; each later one flattens 4696 + 4296 as in every later step
+    assert steps == {f"optimizer_step/{index}": 8992 for index in (1, 2, 3)}
 
 
 def test_the_engine_loads_every_parameter_and_then_packs_them() -> None:
@@ -163,7 +175,7 @@ def test_every_process_holds_its_imports_and_slack_at_every_moment(process: str,
         assert (own.resident_bytes, own.peak_bytes, own.provenance) == (imports * MIB, imports * MIB, "measured")
         # at the peak, one percent of all tensors on top
         tensors = sum(row.peak_bytes for row in rows.values())
-        assert (spare.resident_bytes, spare.peak_bytes) == (slack * MIB, slack * MIB + tensors // 100)
+        assert (spare.resident_bytes, spare.peak_bytes) == (slack * MIB, slack * MIB + ceil_div(tensors, 100))
 
 
 def test_the_driver_and_ray_count_on_the_host_all_the_time() -> None:
@@ -235,7 +247,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes, st.integers(1, 4), st.sampled_from([Placement.HYBRID, Placement.DISAGGREGATED]))
 def test_the_host_s_peak_is_at_least_every_process_s_and_device_s(
     overrides: dict[str, Any], num_layers: int, placement: Placement
@@ -249,7 +261,7 @@ def test_the_host_s_peak_is_at_least_every_process_s_and_device_s(
         assert ledger.device_peak(device).num_bytes <= host
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes, st.sampled_from(["response", "prompt", "kv", "layers", "vocabulary", "scorer"]), st.integers(1, 40))
 def test_a_larger_job_never_needs_less(overrides: dict[str, Any], what: str, more: int) -> None:
     model = {"num_layers": 2, "vocab_size": 70}
@@ -273,7 +285,7 @@ def test_a_larger_job_never_needs_less(overrides: dict[str, Any], what: str, mor
         assert small.process_peak(process).num_bytes <= large.process_peak(process).num_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 64))
 def test_a_larger_micro_batch_never_needs_less_while_gradients_are_accumulated(size: int, length: int) -> None:
     lengths = {"num_prompts_per_step": 16, "mini_batch_size": 64, "max_response_len": length}

@@ -205,6 +205,14 @@ def test_a_wrong_type_unit_or_value_is_refused_with_key_value_and_rule(key: str,
             "workload.num_samples_per_prompt = 1 must be at least 2",
         ),
         ({"rollout.max_num_batched_tokens": 19}, "workload.max_prompt_len + max_response_len = 20"),
+        (
+            {"rollout": {"max_num_batched_tokens": 100, "max_num_seqs": 101}},
+            "rollout.max_num_batched_tokens = 100 must be at least rollout.max_num_seqs = 101",
+        ),
+        (
+            {"rewards": [{"kind": "answer_matcher"}, {"kind": "answer_matcher", "weight": 2.0}]},
+            "each kind stands at most once, these are answer_matcher, answer_matcher",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused_with_both_numbers(overrides: dict[str, Any], what: str) -> None:

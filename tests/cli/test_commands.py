@@ -1,0 +1,232 @@
+"""Each command's answer: JSON that parses and stands alone, tables that say what the library says, and the help."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rlplan_cli.app import app
+
+from rlplan.emit.bundle import read_bundle
+from rlplan.planner.plan import read_plan
+from rlplan.planner.search import find_plan
+from rlplan.spec.hardware import load_profiles
+from rlplan.spec.job import load_job
+from rlplan.units import format_bytes
+from tests.cli.conftest import Answer, Call, start
+from tests.factories import QUICKSTART, ROOT
+
+COMMANDS = ("estimate", "plan", "emit", "run", "report", "doctor", "profiles")
+
+
+def json_of(answer: Answer) -> Any:
+    assert answer.exit_code == 0, answer.err
+    return json.loads(answer.out)
+
+
+def test_the_help_lists_every_command_with_a_whole_sentence(rlplan: Call) -> None:
+    answer = rlplan("--help")
+    assert answer.exit_code == 0
+    assert answer.err == ""
+    listed = dict(re.findall(r"^  (\w+) +(\S.+)$", answer.out.partition("Commands:")[2], re.MULTILINE))
+    assert tuple(listed) == COMMANDS
+    for sentence in listed.values():
+        assert sentence.endswith(".")
+        assert not sentence.endswith("...")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "profiles list", "profiles show"])
+def test_every_command_explains_itself_and_has_at_most_twelve_options(rlplan: Call, command: str) -> None:
+    answer = rlplan(*command.split(), "--help")
+    assert answer.exit_code == 0
+    assert answer.out.startswith(f"Usage: rlplan {command} ")
+    options = re.findall(r"^ +(-[-\w]+)", answer.out.partition("Options:")[2], re.MULTILINE)
+    assert len(options) <= 12
+
+
+def leaf_commands() -> dict[str, Any]:
+    group = typer.main.get_command(app)
+    leaves = {}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        leaves |= {f"{name} {key}": value for key, value in inner.items()} if inner else {name: command}
+    return leaves
+
+
+@pytest.mark.parametrize(("name", "command"), leaf_commands().items(), ids=str)
+def test_every_command_can_answer_in_json(name: str, command: Any) -> None:
+    assert any("--json" in parameter.opts for parameter in command.params), name
+
+
+def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:
+    for arguments in ([], ["profiles"]):
+        answer = rlplan(*arguments)
+        assert (answer.exit_code, answer.out) == (2, "")
+        assert answer.err.startswith("Usage: rlplan")
+
+
+def test_estimate_prints_the_library_s_value(rlplan: Call) -> None:
+    value = json_of(rlplan("estimate", QUICKSTART, "--json"))
+    assert value == json.loads(json.dumps(find_plan(load_job(QUICKSTART)).estimate()))
+    assert value["schema_version"] == 1
+
+
+def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plan.json"
+    answer = rlplan("plan", QUICKSTART, "workload.num_steps=4", "-o", path, "--json")
+    expected = find_plan(load_job(QUICKSTART, ["workload.num_steps=4"]))
+    assert read_plan(path) == expected
+    assert answer.err == f"plan written to {path}; run it with `rlplan run {path}`\n"
+    (tmp_path / "printed.json").write_text(json.dumps(json_of(answer)))
+    assert json_of(answer)["schedule"] == json.loads(path.read_text())["schedule"]
+
+
+def test_emit_lists_the_files_that_it_wrote(rlplan: Call, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    value = json_of(rlplan("emit", QUICKSTART, "-o", bundle, "--json"))
+    assert value["schema_version"] == 1
+    assert value["folder"] == str(bundle)
+    assert sorted(value["files"]) == sorted(str(p.relative_to(bundle)) for p in bundle.rglob("*") if p.is_file())
+    assert read_bundle(bundle).job == load_job(QUICKSTART)
+    plain = rlplan("emit", QUICKSTART, "-o", bundle)
+    assert plain.out.splitlines() == [str(bundle / name) for name in value["files"]]
+    assert plain.err == f"run it with `rlplan run {bundle}`\n"
+
+
+def test_job_plan_and_bundle_agree(rlplan: Call, tmp_path: Path) -> None:
+    assert rlplan("plan", QUICKSTART, "-o", tmp_path / "plan.json").exit_code == 0
+    one = json_of(rlplan("estimate", QUICKSTART, "--json"))
+    two = json_of(rlplan("estimate", tmp_path / "plan.json", "--json"))
+    assert one == two
+    assert rlplan("emit", tmp_path / "plan.json", "-o", tmp_path / "bundle").exit_code == 0
+    assert read_plan(tmp_path / "bundle" / "plan.json") == read_plan(tmp_path / "plan.json")
+
+
+def test_profiles_are_listed_and_shown_with_every_source(rlplan: Call) -> None:
+    profiles = load_profiles()
+    listed = json_of(rlplan("profiles", "list", "--json"))
+    assert listed == {
+        "schema_version": 1,
+        "profiles": [
+            {"name": profile.name, "kind": profile.kind, "memory_bytes": profile.memory.value}
+            for profile in profiles.values()
+        ],
+    }
+    for name, profile in profiles.items():
+        assert json_of(rlplan("profiles", "show", name, "--json")) == profile.model_dump(mode="json")
+        table = rlplan("profiles", "show", name).out
+        shown = "".join(table.split())
+        for part in (profile.process_overheads, profile.process_slack):
+            for key, value in part:
+                assert key in table
+                assert format_bytes(value.value) in table
+                assert value.source.split(",")[0].split()[-1] in shown
+
+
+def test_the_doctor_answers_in_json_with_a_fix_for_what_is_wrong(rlplan: Call) -> None:
+    answer = rlplan("doctor", "--json")
+    value = json.loads(answer.out)
+    assert value["schema_version"] == 1
+    findings = {finding["subject"]: finding for finding in value["findings"]}
+    assert {"Python", "C++ compiler", "torch", "ray", "memory", "/dev/shm", "bundle keys"} <= set(findings)
+    states = {finding["state"] for finding in findings.values()}
+    assert states <= {"ok", "warning", "missing"}
+    assert answer.exit_code == (4 if "missing" in states else 0)
+    assert all((finding["state"] == "ok") == (finding["fix"] == "") for finding in findings.values())
+    table = rlplan("doctor")
+    assert table.exit_code == answer.exit_code
+    assert all(subject in table.out for subject in findings)
+
+
+def test_the_estimate_s_tables_say_what_the_ledger_says(rlplan: Call) -> None:
+    plan = find_plan(load_job(QUICKSTART))
+    out = rlplan("estimate", QUICKSTART).out
+    peak = plan.ledger.host_peak()
+    assert out.startswith(f"fits  quickstart: {format_bytes(peak.num_bytes)} of 8.00 GiB (")
+    assert f"in {peak.action_id} (" in out.splitlines()[0]
+    for process in plan.ledger.processes:
+        (line,) = [line for line in out.splitlines() if line.startswith(f" {process} ")][:1]
+        assert format_bytes(plan.ledger.process_peak(process).num_bytes) in line
+    for action in plan.schedule.step:
+        if action.processes:
+            assert action.id in out
+
+
+def test_the_plan_s_tables_name_every_action_and_every_rejection(rlplan: Call) -> None:
+    plan = find_plan(load_job(QUICKSTART))
+    out = rlplan("plan", QUICKSTART).out
+    assert all(action.id in out for action in plan.schedule.step)
+    assert "evaluate, every 10" in out
+    assert "colocated, ZeRO-2" in out
+    assert "sleeps (CUDA)" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["estimate", QUICKSTART], ["plan", QUICKSTART], ["profiles", "list"], ["doctor"], ["estimate", "nowhere.yaml"]],
+    ids=lambda arguments: " ".join(map(str, arguments[:1])),
+)
+def test_a_pipe_gets_plain_text_whole_lines_and_nothing_cut_off(arguments: list[Any]) -> None:
+    answer = start(*arguments, TERM="xterm-256color")
+    for stream in (answer.out, answer.err):
+        assert "\x1b" not in stream
+        assert "…" not in stream
+    if answer.exit_code == 2:
+        assert len(answer.err.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan", QUICKSTART], ["emit", QUICKSTART, "-o"], ["profiles", "show", "cpu-host"], ["doctor"]],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_commands_that_start_nothing_import_no_engine(arguments: list[Any], tmp_path: Path) -> None:
+    if arguments[-1] == "-o":
+        arguments = [*arguments, tmp_path / "bundle"]
+    program = (
+        "import atexit, pathlib, sys\n"
+        "out = pathlib.Path(sys.argv.pop(1))\n"
+        "atexit.register(lambda: out.write_text(' '.join(sorted({name.split('.')[0] for name in sys.modules}))))\n"
+        "from rlplan_cli.app import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "modules", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode in (0, 4), done.stderr
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert "rlplan" in loaded
+    assert not loaded & {"torch", "ray", "vllm", "deepspeed", "transformers", "pandas", "matplotlib", "numpy"}
+
+
+def test_a_reader_that_leaves_early_hears_no_complaint() -> None:
+    rlplan = Path(sys.executable).parent / "rlplan"
+    command = f"{shlex.quote(str(rlplan))} estimate {shlex.quote(str(QUICKSTART))} --json | head -c 100"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stderr, len(done.stdout)) == ("", 100)
+
+
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    inline = [re.sub(r"\s+", " ", code) for code in re.findall(r"(?<!`)`(rlplan [^`]+)`(?!`)", text)]
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    commands = [*lines, *inline]
+    return [line for line in commands if line.startswith(("rlplan estimate ex", "rlplan plan ex", "rlplan profiles "))]
+
+
+def test_the_commands_of_the_readme_do_what_it_promises(rlplan: Call, tmp_path: Path) -> None:
+    commands = readme_commands()
+    assert commands
+    for command in commands:
+        arguments = [a if a != "plan.json" else str(tmp_path / "plan.json") for a in shlex.split(command)[1:]]
+        answer = rlplan(*arguments)
+        assert answer.exit_code == 0, f"{command}\n{answer.err}"

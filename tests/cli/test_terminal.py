@@ -1,0 +1,97 @@
+"""In a terminal: tables that fit into 80 columns, messages that are indented, colours that can be switched off."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import RLPLAN
+from tests.factories import QUICKSTART, ROOT
+
+
+def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
+    """What `rlplan ARGUMENTS` writes into a terminal of that width, escape codes included."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    process = subprocess.Popen(
+        [RLPLAN, *map(str, arguments)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "TERM": "xterm", **environment},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    written = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the last writer has gone
+            break
+        if not part:
+            break
+        written += part
+    os.close(leader)
+    process.wait(timeout=60)
+    return written.decode().replace("\r\n", "\n")
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+SHOWN = {
+    "estimate": ["estimate", QUICKSTART],
+    "plan": ["plan", QUICKSTART],
+    "profiles list": ["profiles", "list"],
+    "profiles show": ["profiles", "show", "cpu-host"],
+    "doctor": ["doctor"],
+}
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("arguments", SHOWN.values(), ids=SHOWN)
+def test_a_table_fits_and_loses_nothing(columns: int, arguments: list[Any]) -> None:
+    text = plain(in_terminal(columns, *arguments))
+    assert all(len(line) <= columns for line in text.splitlines())
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_no_size_is_torn_from_its_unit(columns: int) -> None:
+    text = plain(in_terminal(columns, "estimate", QUICKSTART))
+    assert not re.search(r"\d(\.\d+)?\s*\n\s+[KMGT]iB", text)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_every_process_stands_with_its_peak_on_one_line(columns: int) -> None:
+    text = plain(in_terminal(columns, "estimate", QUICKSTART))
+    for process in ("driver/0", "ray_system", "policy_trainer/0", "policy_trainer/1", "rollout_engine/0"):
+        assert re.search(rf"^ {process} +\d+ MiB ", text, re.MULTILINE)
+
+
+def test_a_narrow_terminal_leaves_columns_out_rather_than_breaking_them() -> None:
+    narrow, wide = (plain(in_terminal(columns, "estimate", QUICKSTART)) for columns in (80, 140))
+    assert "largest at the peak" in wide
+    assert "largest at the peak" not in narrow
+    assert len(narrow.splitlines()) < 45
+
+
+def test_an_error_is_wrapped_between_words_and_indented() -> None:
+    lines = plain(in_terminal(80, "estimate", QUICKSTART, "workload.num_stepz=3")).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "error: unknown key 'num_stepz'"
+    assert [line.split(":")[0] for line in lines if re.match(r"  \w", line)] == ["  where", "  rule", "  way out"]
+    assert any(line.startswith("    ") and "num_steps, prompts" in line for line in lines)
+
+
+def test_colours_can_be_switched_off() -> None:
+    assert "\x1b[" in in_terminal(80, "estimate", QUICKSTART)
+    for arguments in (SHOWN["estimate"], ["estimate", "nowhere.yaml"], SHOWN["doctor"]):
+        assert "\x1b" not in in_terminal(80, *arguments, NO_COLOR="1")
