@@ -79,8 +79,25 @@ def read_bundle(folder: Path) -> ExecutionSpec:
         data["ray"] = read_json(folder / "ray.json", "the bundle's ray.json")
     spec = validate(ExecutionSpec, data, file=str(folder / "execution.json"), way_out="emit the bundle again")
     _check_roles(spec, folder)
+    _check_order(spec, folder)
     check_keys(spec)
     return spec.model_copy(update={"job": spec.job.resolved(folder)})
+
+
+def _check_order(spec: ExecutionSpec, folder: Path) -> None:
+    """An edited schedule must still be one that ends: what an action waits for stands before it."""
+    for part, actions in spec.schedule.parts:
+        before: set[str] = set()
+        for action in actions:
+            unknown = [name for name in action.after if name not in before]
+            if unknown:
+                raise SpecError(
+                    f"action '{action.id}' waits for '{unknown[0]}', which does not come before it",
+                    where=f"{folder / 'execution.json'}: schedule.{part}",
+                    rule="an action waits only for actions that stand before it in the same part",
+                    way_out="mend `after`, or emit the bundle again",
+                )
+            before.add(action.id)
 
 
 def _check_roles(spec: ExecutionSpec, folder: Path) -> None:

@@ -111,7 +111,7 @@ def unique_labels(runs: tuple[RunFolder, ...]) -> tuple[str, ...]:
 def without_absolute_paths(text: str) -> str:
     """Text in which a path of this machine is cut to its last part.
 
-    >>> without_absolute_paths("lost '/home/me/runs/7/plan.json' at 9 tokens/s")
+    >>> without_absolute_paths("lost '/srv/me/runs/7/plan.json' at 9 tokens/s")
     "lost '…/plan.json' at 9 tokens/s"
     """
     return _ABSOLUTE_PATH.sub(r"…/\1", text)

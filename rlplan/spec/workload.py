@@ -129,15 +129,20 @@ def read_prompts(path: Path) -> tuple[PromptRow, ...]:
             rule="a readable JSONL file",
             way_out="check the path; paths in a job are relative to the job file",
         ) from None
-    rows = tuple(_read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    rows = {number: _read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()}
     if not rows:
-        raise _row_error(path, 0, "the prompt file is empty", "at least one row")
-    seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise SpecError(f"id {row.id!r} stands twice", where=str(path), rule="ids are unique", way_out="rename one")
-        seen.add(row.id)
-    return rows
+        raise SpecError(
+            "the prompt file is empty",
+            where=str(path),
+            rule="at least one row",
+            way_out="add rows, or name another file",
+        )
+    first_line: dict[str, int] = {}
+    for number, row in rows.items():
+        if row.id in first_line:
+            raise _row_error(path, number, f"id {row.id!r} stands in line {first_line[row.id]} too", "ids are unique")
+        first_line[row.id] = number
+    return tuple(rows.values())
 
 
 def _read_row(path: Path, number: int, line: bytes) -> PromptRow:

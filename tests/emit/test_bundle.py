@@ -228,3 +228,13 @@ def test_emitting_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         write_bundle(plan, tmp_path / name)
     for name in FILES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_an_edited_schedule_that_waits_for_what_never_comes_is_refused(tmp_path: Path) -> None:
+    write_bundle(make_plan(), tmp_path / "bundle")
+    file = tmp_path / "bundle" / "execution.json"
+    data = json.loads(file.read_text())
+    data["schedule"]["step"][0]["after"] = ["nothing_of_that_name"]
+    file.write_text(json.dumps(data))
+    with pytest.raises(SpecError, match=r"'generate' waits for 'nothing_of_that_name'"):
+        read_bundle(tmp_path / "bundle")

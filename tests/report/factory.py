@@ -96,7 +96,7 @@ def make_killed_run(folder: Path) -> Path:
 
 def make_empty_run(folder: Path) -> Path:
     """A run that failed before it measured anything."""
-    make_run(folder, RunShape(state="failed", message="no room at '/home/me/runs/7/plan.json'"))
+    make_run(folder, RunShape(state="failed", message="no room at '/srv/me/runs/7/plan.json'"))
     for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl"):
         (folder / name).unlink()
     return folder

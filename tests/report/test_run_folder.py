@@ -96,7 +96,7 @@ def test_labels_name_the_job_where_jobs_differ(tmp_path: Path) -> None:
 
 
 def test_absolute_paths_in_messages_are_cut_to_their_last_part() -> None:
-    text = "where: /work/main/runs/7/logs/a.log, line 3; kept: ratio 1/2, 9 tokens/s, runs/7/plan.json"
+    text = "where: /srv/main/runs/7/logs/a.log, line 3; kept: ratio 1/2, 9 tokens/s, runs/7/plan.json"
     assert without_absolute_paths(text) == (
         "where: …/a.log, line 3; kept: ratio 1/2, 9 tokens/s, runs/7/plan.json"
     )  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, row: bytes, what:
 def test_an_id_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(GOOD + b"\n" + GOOD + b"\n")
-    with pytest.raises(SpecError, match="id 'a' stands twice"):
+    with pytest.raises(SpecError, match=r"id 'a' stands in line 1 too\n  where: .*line 2"):
         read_prompts(path)
 
 
