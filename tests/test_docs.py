@@ -17,7 +17,8 @@ from rlplan_cli.app import app
 
 from rlplan import vocabulary
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import HardwareProfile, SourcedBytes, load_profiles
+from rlplan.spec.hardware import HardwareProfile, SourcedBytes
+from rlplan.spec.profiles import get_profile
 from rlplan.units import format_bytes
 from tests.documentation import (
     ALL_KEYS,
@@ -148,11 +149,9 @@ def profile_keys(kind: type[Spec], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def test_every_profile_and_every_key_of_a_profile_is_documented() -> None:
-    listed = {words(row[0])[0] for row in rows(PROFILES_PAGE.partition("## What a profile says")[0])}
-    assert listed == set(load_profiles())
-    keys = {words(row[0])[0] for row in rows(section(PROFILES_PAGE, "What a profile says")) if len(row) == 3}
-    assert keys - {word.value for word in vocabulary.Provenance} == set(profile_keys(HardwareProfile))
+def test_every_key_of_a_cpu_host_is_documented() -> None:
+    keys = {words(row[0])[0] for row in rows(section(PROFILES_PAGE, "What a CPU host says")) if len(row) == 3}
+    assert keys == set(profile_keys(HardwareProfile))
 
 
 def test_the_values_of_the_cpu_profile_are_those_of_its_file() -> None:
@@ -160,7 +159,7 @@ def test_the_values_of_the_cpu_profile_are_those_of_its_file() -> None:
         words(row[0])[0]: words(row[1]) + words(row[2])
         for row in rows(section(PROFILES_PAGE, "The values of cpu-host"))
     }
-    values = dict(profile_values(load_profiles()["cpu-host"]))
+    values = dict(profile_values(get_profile("cpu-host", where="docs")))
     parse: TypeAdapter[Any] = TypeAdapter(typing.Annotated[int, *SourcedBytes.model_fields["value"].metadata])
     said = {key: (parse.validate_python(size), provenance) for key, (size, provenance) in table.items()}
     assert said == {key: (value.value, value.provenance.value) for key, value in values.items()}

@@ -1,28 +1,65 @@
-"""Hardware profiles: what a machine offers and what its processes cost before any model, each value with its source.
+"""Hardware profiles: what a host, a GPU or a node offers, each value with its source.
 
-In: `hardware_profiles/**/*.yaml`. Out: frozen profiles by name.
-Left out: CUDA devices (their profiles come with the GPU memory model).
+In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.profiles`. Out: frozen profiles, told apart by `kind`.
+Left out: efficiencies (which share of these peaks a workload reaches) and prices.
+
+Bytes and rates are integers. A rate has one direction: vendors often print the sum of both. FLOP/s are dense: vendors
+often print the figure with 2:4 sparsity, which is twice that.
 """
 
-from functools import cache
-from importlib import resources
-from pathlib import Path
-from typing import Literal
+from enum import StrEnum
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.yaml import read_yaml
+from rlplan.errors import SpecError
+from rlplan.spec.base import ByteCount, Spec
+from rlplan.spec.rates import parse_bytes_per_s, parse_flops_per_s
 from rlplan.vocabulary import Provenance
 
 
-class SourcedBytes(Spec):
-    """A byte count with where it comes from."""
+class ComputeDtype(StrEnum):
+    """The element type of a matrix product's operands: what a FLOP/s figure is for."""
+
+    FLOAT32 = "float32"
+    TFLOAT32 = "tfloat32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT8 = "float8"
+    INT8 = "int8"
+    FLOAT4 = "float4"
+
+
+class Sourced(Spec):
+    """Where a value comes from. date: year, month or day of the source, or of the look-up for a log."""
+
+    provenance: Provenance
+    source: str = Field(min_length=1)
+    date: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
+
+
+class SourcedBytes(Sourced):
+    """A byte count."""
 
     value: ByteCount
-    provenance: Provenance
-    source: str
+
+
+class SourcedByteRate(Sourced):
+    """Bytes per second in one direction."""
+
+    value: Annotated[int, BeforeValidator(parse_bytes_per_s)]
+
+
+class SourcedFlopRate(Sourced):
+    """Dense floating-point (or integer) operations per second; a multiply-add is two."""
+
+    value: Annotated[int, BeforeValidator(parse_flops_per_s)]
+
+
+class SourcedCount(Sourced):
+    """A number of things."""
+
+    value: int = Field(ge=1)
 
 
 class ProcessOverheads(Spec):
@@ -55,17 +92,22 @@ class WeightPacking(Spec):
     bytes_per_shape: SourcedBytes
 
 
-class HardwareProfile(Spec):
-    """One kind of machine.
+class ProfileBase(Spec):
+    """What every profile has. name: also its file's name."""
 
-    memory: bytes of one device; on a `cpu` profile the devices share the host's memory, so it is the host's.
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")
+    description: str
+
+
+class CpuProfile(ProfileBase):
+    """A host whose "devices" are process slots.
+
+    memory: the host's, which the devices share.
     weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
     """
 
-    schema_version: Literal[1]
-    name: str
     kind: Literal["cpu"]
-    description: str
     memory: SourcedBytes
     max_devices: int = Field(ge=1)
     weight_packing: WeightPacking
@@ -73,37 +115,104 @@ class HardwareProfile(Spec):
     process_slack: ProcessSlack
 
 
-def _profile_folder() -> Path:
-    """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
-    packaged = Path(str(resources.files("rlplan"))) / "_hardware_profiles"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "hardware_profiles"
+HardwareProfile = CpuProfile
+"""What jobs run on and forecasts are made for today."""
 
 
-@cache
-def load_profiles() -> dict[str, HardwareProfile]:
-    """All profiles by name. Raises: SpecError when a profile file is broken or a name stands twice."""
-    profiles: dict[str, HardwareProfile] = {}
-    for path in sorted(_profile_folder().rglob("*.yaml")):
-        profile = validate(HardwareProfile, read_yaml(path, "the hardware profile"), file=str(path))
-        if profile.name in profiles:
+class HostLink(Spec):
+    """Between a GPU and its host. bytes_per_s: each direction, as the line carries it, before protocol overhead.
+
+    technology: `pcie`, `c2c` (NVLink between the chips of a superchip), or `xgmi`.
+    generation and num_lanes: of PCIe; a C2C link has neither.
+    """
+
+    technology: Literal["pcie", "c2c", "xgmi"]
+    generation: int | None = Field(default=None, ge=1)
+    num_lanes: int | None = Field(default=None, ge=1)
+    bytes_per_s: SourcedByteRate
+
+
+class DeviceLink(Spec):
+    """Between GPUs. bytes_per_s: of one GPU, each direction, all its links together.
+
+    technology: `nvlink` (a switch or a mesh), `nvlink_bridge` (pairs, or fours) or `xgmi`.
+    """
+
+    technology: Literal["nvlink", "nvlink_bridge", "xgmi"]
+    generation: int = Field(ge=1)
+    num_links: int = Field(ge=1)
+    bytes_per_s: SourcedByteRate
+
+
+class GpuOverheads(Spec):
+    """Device memory that belongs to no tensor.
+
+    context: of each process that uses the GPU (driver, loaded kernels), before its first tensor.
+    allocator_granularity: what the caching allocator rounds a large segment up to.
+    communicator_of_two, communicator_of_many: NCCL or RCCL buffers of a process for one group of two, or more, ranks.
+    """
+
+    context: SourcedBytes
+    allocator_granularity: SourcedBytes
+    communicator_of_two: SourcedBytes
+    communicator_of_many: SourcedBytes
+
+
+class GpuProfile(ProfileBase):
+    """One GPU as a process sees it (of an MI250X: one of its two dies).
+
+    driver_names: what NVML or ROCm call it. architecture: `9.0` is a compute capability, `gfx942` a ROCm target.
+    memory: total bytes as `cudaMemGetInfo` reports them: what firmware keeps is already gone.
+    memory_bytes_per_s: peak of the device memory, reads and writes together.
+    shares_host_memory: `memory` is the host's own, not beside it. None in an optional part: not known.
+    supports_sleep: vLLM can put its engine to sleep there. supports_peer_access: GPUs reach each other's memory.
+    """
+
+    kind: Literal["cuda", "rocm"]
+    driver_names: tuple[str, ...] = Field(min_length=1)
+    architecture: str = Field(pattern=r"^(\d{1,2}\.\d|gfx[0-9a-f]+)$")
+    memory: SourcedBytes
+    memory_bytes_per_s: SourcedByteRate | None = None
+    dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
+    host_link: HostLink | None = None
+    device_link: DeviceLink | None = None
+    supports_sleep: bool
+    supports_peer_access: bool
+    shares_host_memory: bool
+    overheads: GpuOverheads
+
+    def flops_per_s(self, dtype: ComputeDtype) -> int:
+        """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or nobody said."""
+        if dtype not in self.dense_flops_per_s:
             raise SpecError(
-                f"profile name '{profile.name}' stands twice",
-                where=str(path),
-                rule="names are unique",
-                way_out="rename one",
+                f"profile '{self.name}' has no {dtype} rate",
+                where=f"{self.name}: dense_flops_per_s",
+                rule=f"rates there: {', '.join(self.dense_flops_per_s) or 'none'}",
+                way_out="use one of these types, or add the rate with its source to the profile",
             )
-        profiles[profile.name] = profile
-    return profiles
+        return self.dense_flops_per_s[dtype].value
 
 
-def get_profile(name: str, *, where: str) -> HardwareProfile:
-    """The profile of that name. Raises: SpecError with the known names."""
-    profiles = load_profiles()
-    if name not in profiles:
-        raise SpecError(
-            f"hardware profile '{name}' is unknown",
-            where=where,
-            rule=f"known profiles: {', '.join(sorted(profiles))}." + did_you_mean(name, profiles),
-            way_out="use one of them, or add a file under hardware_profiles/ (its README says how)",
-        )
-    return profiles[name]
+class NodeProfile(ProfileBase):
+    """A machine with GPUs: its inside, its network and its host.
+
+    gpu: a GPU profile's name. topology: how its GPUs reach each other, `nvlink_pairs` over bridges.
+    num_gpus_in_link_domain: GPUs that the device link joins; more than `num_gpus` where it leaves the machine.
+    peer_bytes_per_s: between one pair of GPUs, each direction: all of a GPU's links behind a switch, one in a mesh.
+    network_bytes_per_s: of the whole node to other nodes, each direction, all adapters together.
+    host_memory: bytes of main memory of the node. num_cores: physical cores (or virtual ones, as the source says).
+    """
+
+    kind: Literal["node"]
+    gpu: str
+    num_gpus: int = Field(ge=1)
+    topology: Literal["nvswitch", "nvlink_mesh", "nvlink_pairs", "xgmi_mesh", "pcie", "single"]
+    num_gpus_in_link_domain: int = Field(ge=1)
+    peer_bytes_per_s: SourcedByteRate | None = None
+    network: Literal["infiniband", "roce", "efa", "ethernet"]
+    network_bytes_per_s: SourcedByteRate
+    host_memory: SourcedBytes
+    num_cores: SourcedCount
+
+
+Profile = CpuProfile | GpuProfile | NodeProfile

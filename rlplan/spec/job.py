@@ -14,8 +14,9 @@ from pydantic import Field, model_validator
 from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.hardware import HardwareProfile, get_profile
+from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.model import ModelSpec, load_model
+from rlplan.spec.profiles import get_profile
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB

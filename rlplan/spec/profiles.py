@@ -1,0 +1,171 @@
+"""Profiles by name: which there are, and one of them or all, read when asked for.
+
+In: `hardware_profiles/**/*.yaml`, whose file names are the profiles' names. Out: frozen profiles, or a SpecError.
+Reading one takes some ten milliseconds: names come from the folder, and a profile is parsed only when it is used.
+"""
+
+import difflib
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.spec.base import shorten, validate
+from rlplan.spec.hardware import CpuProfile, GpuProfile, NodeProfile, Profile
+from rlplan.spec.yaml import read_yaml
+
+SHORT_NAMES = {
+    "a100": "a100-sxm-80gb",
+    "a100-40gb": "a100-sxm-40gb",
+    "a100-80gb": "a100-sxm-80gb",
+    "a800": "a800-sxm",
+    "a6000": "rtx-a6000",
+    "h100": "h100-sxm",
+    "h100-80gb": "h100-sxm",
+    "h200": "h200-sxm",
+    "h800": "h800-sxm",
+    "gh200": "gh200-96gb",
+    "v100": "v100-sxm-32gb",
+    "v100-16gb": "v100-sxm-16gb",
+    "v100-32gb": "v100-sxm-32gb",
+    "3090": "rtx-3090",
+    "4090": "rtx-4090",
+    "5090": "rtx-5090",
+    "rtx4090": "rtx-4090",
+    "mi250x": "mi250x-gcd",
+}
+"""What people say, and the profile that it usually means."""
+
+_CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
+    "cpu": CpuProfile,
+    "cuda": GpuProfile,
+    "rocm": GpuProfile,
+    "node": NodeProfile,
+}
+_GPUS = re.compile(r"^\s*(\d{1,6})\s*[x*]\s*([A-Za-z0-9 _.-]+?)\s*$")
+
+
+def profile_folder() -> Path:
+    """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
+    packaged = Path(str(resources.files("rlplan"))) / "_hardware_profiles"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "hardware_profiles"
+
+
+@cache
+def profile_paths() -> dict[str, Path]:
+    """The file of every profile, by name, in order; no file is read. Raises: SpecError where two have one name."""
+    paths: dict[str, Path] = {}
+    for path in sorted(profile_folder().rglob("*.yaml"), key=lambda path: (path.parent.name, path.stem)):
+        if path.stem in paths:
+            raise SpecError(
+                f"profile name '{path.stem}' stands twice",
+                where=str(path),
+                rule="names are unique",
+                way_out=f"rename it or {paths[path.stem]}",
+            )
+        paths[path.stem] = path
+    return paths
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file, bundled or not. Raises: SpecError where it is broken or its name is not the file's."""
+    data = read_yaml(path, "the hardware profile")
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
+        raise SpecError(
+            f"kind is {shorten(kind)}" if "kind" in data else "required key 'kind' is missing",
+            where=f"{path}: kind",
+            rule=f"kind is one of {', '.join(_CLASSES)}" + did_you_mean(str(kind), _CLASSES),
+            way_out="name the kind; hardware_profiles/README.md shows a whole profile",
+        )
+    profile = validate(_CLASSES[kind or "cuda"], data, file=str(path), way_out="hardware_profiles/README.md shows how")
+    if profile.name != path.stem:
+        raise SpecError(
+            f"name is '{profile.name}', the file is {path.name}",
+            where=f"{path}: name",
+            rule="a profile is found by its file's name",
+            way_out=f"name the file {profile.name}.yaml",
+        )
+    return profile
+
+
+@cache
+def _load(name: str) -> Profile:
+    return read_profile(profile_paths()[name])
+
+
+def load_profiles() -> dict[str, Profile]:
+    """All profiles by name: a second or so. Raises: SpecError when a profile is broken."""
+    return {name: _load(name) for name in profile_paths()}
+
+
+def find_profile(name: str, *, where: str) -> Profile:
+    """The profile of that name, or a usual short one, of any kind. Raises: SpecError with those that are near.
+
+    where: the place that names it, for the message.
+    """
+    paths = profile_paths()
+    wanted = _normalized(name)
+    if wanted not in paths:
+        near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
+        raise SpecError(
+            f"hardware profile '{shorten(name)[1:-1]}' is unknown",
+            where=where,
+            rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
+            way_out="`rlplan profiles list` shows them; hardware_profiles/README.md says how to add one",
+        )
+    return _load(wanted)
+
+
+def get_profile(name: str, *, where: str) -> CpuProfile:
+    """The profile that a job runs on. Raises: SpecError where it is unknown or no CPU host."""
+    profile = find_profile(name, where=where)
+    if not isinstance(profile, CpuProfile):
+        raise _wrong_kind(profile, "cpu", where)
+    return profile
+
+
+def get_gpu(name: str, *, where: str) -> GpuProfile:
+    """The GPU of that name, or the GPU of the node of that name. Raises: SpecError."""
+    profile = find_profile(name, where=where)
+    if isinstance(profile, NodeProfile):
+        profile = find_profile(profile.gpu, where=f"{profile.name}: gpu")
+    if not isinstance(profile, GpuProfile):
+        raise _wrong_kind(profile, "cuda or rocm", where)
+    return profile
+
+
+def get_node(name: str, *, where: str) -> NodeProfile:
+    """The node of that name. Raises: SpecError."""
+    profile = find_profile(name, where=where)
+    if not isinstance(profile, NodeProfile):
+        raise _wrong_kind(profile, "node", where)
+    return profile
+
+
+def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile]:
+    """How many of which GPU, from `8xH100`. Raises: SpecError where it has another form or the GPU is unknown."""
+    match = _GPUS.match(text)
+    if match is None or int(match.group(1)) < 1:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' names no GPUs",
+            where=where,
+            rule="a number from 1, an x and a GPU profile, as in 8xh100-sxm",
+            way_out="`rlplan profiles list` shows the profiles",
+        )
+    return int(match.group(1)), get_gpu(match.group(2), where=where)
+
+
+def _normalized(name: str) -> str:
+    words = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
+    return SHORT_NAMES.get(words, words)
+
+
+def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:
+    return SpecError(
+        f"hardware profile '{profile.name}' is of kind {profile.kind}",
+        where=where,
+        rule=f"here a profile of kind {wanted} is needed",
+        way_out="`rlplan profiles list` shows the kind of each profile",
+    )
