@@ -1,0 +1,79 @@
+"""The controller releases actions in the order of the schedule, notices lateness, and passes failures on."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from rlplan.dataflow.schedule import Action, Schedule
+from rlplan.errors import RunError
+from rlplan.runtime.controller import Controller
+from tests.factories import make_plan
+
+
+def schedule() -> Schedule:
+    return make_plan(**{"workload.num_steps": 4, "workload.evaluate_every": 2}).schedule
+
+
+def forever(action: Action) -> float:
+    return 60.0
+
+
+def test_no_action_begins_before_what_it_waits_for_has_ended() -> None:
+    ended: list[tuple[int, str]] = []
+    problems = []
+
+    def perform(action: Action, step: int) -> None:
+        missing = [name for name in action.after if (step, name) not in ended]
+        problems.extend(missing)
+        time.sleep(0.001)
+        ended.append((step, action.id))
+
+    steps: list[int] = []
+    Controller(schedule(), perform, forever).run(4, steps.append)
+    assert problems == []
+    assert steps == [0, 1, 2, 3, 4, -1]
+    assert [step for step, name in ended if name == "evaluate"] == [0, 2, 4, -1]
+    assert len(ended) == len(set(ended))
+
+
+def test_actions_that_do_not_wait_for_each_other_run_side_by_side() -> None:
+    meeting = threading.Barrier(2, timeout=5)
+
+    def perform(action: Action, step: int) -> None:
+        if action.id in ("verify", "score/reference"):
+            meeting.wait()
+
+    Controller(schedule(), perform, forever).run(1, lambda step: None)
+
+
+def test_an_action_that_is_late_fails_the_run_by_name() -> None:
+    release = threading.Event()
+
+    def perform(action: Action, step: int) -> None:
+        if action.id == "score/reference":
+            release.wait(20)
+
+    started = time.monotonic()
+    with pytest.raises(RunError, match="score/reference did not finish"):
+        Controller(schedule(), perform, lambda action: 0.5).run(1, lambda step: None)
+    assert time.monotonic() - started < 5
+    release.set()
+
+
+def test_a_failure_inside_an_action_ends_the_run_with_that_failure() -> None:
+    def perform(action: Action, step: int) -> None:
+        if action.id == "generate":
+            raise RunError("the engine is gone")
+
+    with pytest.raises(RunError, match="the engine is gone"):
+        Controller(schedule(), perform, forever).run(1, lambda step: None)
+
+
+def test_actions_that_wait_for_each_other_are_a_bug_and_not_a_hang() -> None:
+    original = schedule()
+    circle = tuple(replace(action, after=("b",) if index else ("a",), id="ab"[index]) for index, action in
+                   enumerate(original.start[:2]))  # fmt: skip
+    with pytest.raises(AssertionError, match="wait for each other"):
+        Controller(replace(original, start=circle), lambda action, step: None, forever).run(1, lambda step: None)
