@@ -28,7 +28,7 @@ for module in (estimate, plan, emit, run, report, doctor):
 app.add_typer(profiles.app, name="profiles")
 
 EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
-    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil"), "cpu"
+    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex"), "cpu"
 )
 """Packages that not every installation has, and the extra that brings them."""
 

@@ -38,7 +38,7 @@ def list_profiles(as_json: AsJson = False) -> None:
         return
     _show_gpus([profile for profile in profiles.values() if isinstance(profile, GpuProfile)])
     _show_machines([profile for profile in profiles.values() if not isinstance(profile, GpuProfile)])
-    note("memory is what the driver reports; rates are peaks of one direction, FLOP/s without sparsity")
+    note("memory: what the driver reports; rates: peaks of one direction; FLOP/s: dense")
 
 
 @app.command("show")

@@ -69,7 +69,6 @@ def _prepare(what: Path, overrides: tuple[str, ...], out: Path | None) -> tuple[
             )
         folder = out or _default_folder(read_bundle(what).job.name)
         check_run_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         return folder, what
     plan = plan_from_file(what, overrides)
     folder = out or _default_folder(plan.job.name)

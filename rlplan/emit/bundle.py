@@ -80,6 +80,7 @@ def read_bundle(folder: Path) -> ExecutionSpec:
     spec = validate(ExecutionSpec, data, file=str(folder / "execution.json"), way_out="emit the bundle again")
     _check_roles(spec, folder)
     _check_order(spec, folder)
+    _check_workers(spec, folder)
     check_keys(spec)
     return spec.model_copy(update={"job": spec.job.resolved(folder)})
 
@@ -98,6 +99,25 @@ def _check_order(spec: ExecutionSpec, folder: Path) -> None:
                     way_out="mend `after`, or emit the bundle again",
                 )
             before.add(action.id)
+
+
+def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
+    """An edited placement must still hold the schedule's processes, each in a bundle with room for it."""
+    named, wanted = [worker.process for worker in spec.ray.workers], [name for name, _ in spec.schedule.processes]
+    room = [bundle.get("CPU", 0.0) for bundle in spec.ray.bundles]
+    if sorted(named) != sorted(wanted):
+        what, rule = f"ray.json has the workers {named}", f"the schedule's processes, {wanted}"
+    elif not all(0 <= worker.bundle < len(room) for worker in spec.ray.workers):
+        what, rule = "a worker names a bundle that does not exist", f"bundle is 0 to {len(room) - 1}"
+    elif short := [
+        index
+        for index, cpus in enumerate(room)
+        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus
+    ]:
+        what, rule = f"bundle {short[0]} offers {room[short[0]]} CPU", "a bundle offers what its workers take together"
+    else:
+        return
+    raise SpecError(what, where=str(folder / "ray.json"), rule=rule, way_out="mend it, or emit the bundle again")
 
 
 def _check_roles(spec: ExecutionSpec, folder: Path) -> None:

@@ -44,8 +44,6 @@ class WorkerPlacement(Spec):
     process: str
     worker: Literal["policy_trainer", "rollout_engine", "scorer"]
     role: Role
-    rank: int
-    world_size: int
     device: str
     bundle: int
     num_cpus: float
@@ -73,13 +71,12 @@ def ray_placement(plan: Plan) -> RayPlacement:
     workers = []
     for layout in plan.schedule.layouts:
         threads = 1 if layout.worker == "policy_trainer" else group_sizes[layout.group]
-        for rank, (process, device) in enumerate(layout.processes):
+        for process, device in layout.processes:
             environment = {**_COMMON_ENVIRONMENT, **_WORKER_ENVIRONMENT[layout.worker], "OMP_NUM_THREADS": str(threads)}
-            fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role, "rank": rank}
+            fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(
                 WorkerPlacement(
                     **fields,
-                    world_size=layout.dp * layout.tp,
                     device=device,
                     bundle=devices.index(device),
                     num_cpus=1.0,

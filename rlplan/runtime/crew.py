@@ -7,6 +7,7 @@ Left out: what the calls mean (steps.py). An actor is never restarted: a lost tr
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ class Crew:
         self.placement_group: Any = None
         self.pids: dict[str, int] = {}
         self._children: list[Any] = []
+        self._strangers = {child.pid for child in _children()}
+        self._is_closed = False
 
     def start(self) -> None:
         """Start Ray, reserve the placement group and bring the processes up. Raises: HostError, RunError."""
@@ -59,6 +62,8 @@ class Crew:
         """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
         import ray
 
+        if self._is_closed:
+            raise RunError("the run has ended", where="crew", rule="no calls after the end", way_out="start a new run")
         deadline = time.monotonic() + timeout_s
         pending = {reference: (process, method) for process, method, reference in calls}
         while pending:
@@ -98,11 +103,13 @@ class Crew:
     def close(self) -> None:
         """End every process that this run started, by its id, and wait until they are gone."""
         import psutil
-        import ray
 
+        self._is_closed = True
         self._remember_children()
-        if ray.is_initialized():
-            ray.shutdown()
+        # In a thread of its own, for Ray's own end has no deadline.
+        ending = threading.Thread(target=_shut_ray_down, daemon=True)
+        ending.start()
+        ending.join(STOP_S)
         _, alive = psutil.wait_procs(self._children, timeout=STOP_S / 2)
         for child in alive:
             _signal(child, signal.SIGKILL)
@@ -142,6 +149,7 @@ class Crew:
         """Turn a failed call into a RunError with the end of the process's log."""
         import ray
 
+        log = self.log_folder / f"{process.replace('/', '-')}.log"
         try:
             ray.get(reference, timeout=1.0)
         except ray.exceptions.RayTaskError as error:
@@ -151,24 +159,22 @@ class Crew:
             text = str(cause).strip().splitlines()
             raise RunError(
                 f"{process} failed in {method}: {text[0] if text else type(cause).__name__}",
-                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                where=str(log),
                 rule="every call succeeds",
                 way_out="the log has the whole story",
             ) from error
         except ray.exceptions.RayError as error:
             raise RunError(
-                f"{process} is gone, in {method}",
-                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                f"{process} is gone, in {method}{_last_line(log)}",
+                where=str(log),
                 rule="a process lives as long as the run",
                 way_out="look at the end of its log; if the system killed it for memory, plan for less",
             ) from error
 
     def _remember_children(self) -> list[Any]:
-        """All processes below this one, kept so that those whose parent died are still known."""
-        import psutil
-
-        known = {child.pid for child in self._children}
-        self._children += [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
+        """All processes that this run started, kept so that those whose parent died are still known."""
+        known = self._strangers | {child.pid for child in self._children}
+        self._children += [child for child in _children() if child.pid not in known]
         return self._children
 
 
@@ -176,6 +182,8 @@ def _start_ray(placement: RayPlacement) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A thread that outlives the run must not start another Ray by asking the one that is gone.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     # Ray listens on every interface; a token that only this run knows keeps others out.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     import ray
@@ -191,9 +199,9 @@ def _start_ray(placement: RayPlacement) -> None:
             logging_level="ERROR",
             _node_ip_address="127.0.0.1",
         )
-    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises bare exceptions too
         raise HostError(
-            f"Ray did not start: {str(error).splitlines()[0]}",
+            f"Ray did not start: {(str(error).splitlines() or [type(error).__name__])[0]}",
             where="ray.init",
             rule="a local Ray node on 127.0.0.1",
             way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
@@ -213,6 +221,31 @@ def _reserve(placement: RayPlacement, timeout_s: float) -> Any:
             way_out="plan for the resources that are there",
         )
     return group
+
+
+def _children() -> list[Any]:
+    """All processes below this one."""
+    import psutil
+
+    return list(psutil.Process().children(recursive=True))
+
+
+def _shut_ray_down() -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _last_line(log: Path) -> str:
+    """The last line that says something in a process's log, for the message; nothing where there is none."""
+    try:
+        lines = [
+            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+        ]
+    except OSError:
+        return ""
+    return f": {lines[-1][:200]}" if lines else ""
 
 
 def _signal(process: Any, number: signal.Signals) -> None:

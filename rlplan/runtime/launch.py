@@ -23,6 +23,7 @@ from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninter
 from rlplan.runtime.preflight import check_host, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.steps import ActionRunner
+from rlplan.spec.base import writing
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener) -> None:
     spec, plan = read_bundle(bundle), read_plan(bundle / "plan.json")
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)
-    (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-    (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
+    with writing(run_folder):
+        (run_folder / "logs").mkdir(parents=True, exist_ok=True)
+        (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
     recorder = Recorder(run_folder, dict(spec.schedule.processes))
     recorder.write_status("running", None)
     try:

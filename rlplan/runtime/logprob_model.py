@@ -64,33 +64,34 @@ class LogprobModel(nn.Module):
         hidden = self.language_model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
         logits = self.language_model.lm_head(hidden).float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
+        logits.detach().div_(self.temperature)  # in place; the backward pass below makes up for it
         entropies = _entropy(logits.detach()) if self.computes_entropy else logits.new_empty(0)
-        logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, batch.targets)
+        logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, batch.targets, self.temperature)
         return logprobs, entropies
 
 
 class _SelectedLogprobs(torch.autograd.Function):
     """log softmax(logits)[target], one a row, without a second tensor of the logits' size.
 
-    The backward pass turns the logits into their own gradient in place: g * (one_hot(target) - softmax(logits)).
+    The logits were divided by the temperature in place, unseen by autograd. The backward pass turns them into their own
+    gradient in place: g * (one_hot(target) - softmax(logits)) / temperature.
     Nothing else may read the logits after this, which is why the entropy is taken before.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+        ctx.temperature = temperature
         normalizer = torch.cat([part.logsumexp(-1) for part in logits.split(ROWS_AT_ONCE)])
         ctx.save_for_backward(logits, targets, normalizer)
         return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, targets, normalizer = ctx.saved_tensors
-        scale = gradient.unsqueeze(-1)
+        scale = gradient.unsqueeze(-1) / ctx.temperature
         result = logits.detach().sub_(normalizer.unsqueeze(-1)).exp_().mul_(-scale)
         result.scatter_add_(-1, targets.unsqueeze(-1), scale)
-        return result, None
+        return result, None, None
 
 
 @torch.no_grad()

@@ -51,7 +51,15 @@ def load_prompts(job: JobSpec) -> PromptSets:
             rule="a Hugging Face folder with tokenizer.json",
             way_out="copy the model's tokenizer there",
         )
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise SpecError(
+            f"the policy's tokenizer cannot be read: {error}",
+            where=str(path),
+            rule="a tokenizer.json of the tokenizers library",
+            way_out="copy the model's tokenizer there again",
+        ) from None
     train = _tokenize(Path(job.workload.prompts), job, tokenizer)
     heldout = _tokenize(Path(job.workload.heldout_prompts), job, tokenizer)
     if len(train) < job.workload.num_prompts_per_step:
@@ -105,10 +113,17 @@ def free_memory() -> int:
     free = [int(psutil.virtual_memory().available)]
     for limit, used in CGROUP_FILES:
         try:
-            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _file_cache(Path(used).parent))
         except (OSError, ValueError):
             continue  # not there, or `max`: no limit
     return min(free)
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes that a control group counts as used and gives back when asked: file pages left alone lately."""
+    lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").is_file() else []
+    counts = dict(line.split() for line in lines)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
 
 
 def _check_memory(ledger: MemoryLedger) -> None:

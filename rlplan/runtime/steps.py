@@ -7,11 +7,13 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Prompt, Rollout, SequencePair, TrainSample
@@ -26,6 +28,9 @@ from rlplan.vocabulary import ActionKind
 
 SEED_STRIDE = 1 << 20
 """How far seeds of one step lie from the next one's; vLLM adds the sample's index to its prompt's seed."""
+
+LOGPROB_TOLERANCE = 1e-3
+"""Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
 
 
 class ActionRunner:
@@ -158,6 +163,8 @@ class ActionRunner:
 
         results, measurements = self._everywhere(action, call)
         self.metrics.add_training(results, is_first=not action.mini_batch)
+        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step:
+            _check_agreement(max(result["logprob_difference_max"] for result in results), step)
         return measurements
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
@@ -216,13 +223,8 @@ class ActionRunner:
         chosen = []
         for position in range((step - 1) * count, step * count):
             epoch, index = divmod(position, total)
-            chosen.append(self.prompts.train[self._order(epoch)[index]])
+            chosen.append(self.prompts.train[_order(self.job.seed, epoch, total)[index]])
         return chosen
-
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.prompts.train)))
-        random.Random(f"{self.job.seed}/epoch/{epoch}").shuffle(order)
-        return order
 
     def _complete(
         self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
@@ -248,6 +250,25 @@ class ActionRunner:
 
     def _one(self, action: Action, process: str, method: str, *arguments: Any) -> list[Measurement]:
         return self.crew.measured([self.crew.perform(process, method, *arguments)], self.deadline_s(action))[1]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, num_prompts: int) -> list[int]:
+    """The order of the training prompts in one epoch."""
+    order = list(range(num_prompts))
+    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
+    return order
+
+
+def _check_agreement(difference: float, step: int) -> None:
+    """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
+    if difference > LOGPROB_TOLERANCE:
+        raise RunError(
+            f"engine and trainer differ by {difference:.3g} in the log-prob of a sampled token",
+            where=f"step {step}, train_forward_backward",
+            rule=f"at most {LOGPROB_TOLERANCE} in fp32 when both hold the same weights",
+            way_out="the engine's weights are stale or wrong: report it with the run folder",
+        )
 
 
 def _train_sample(rollout: Rollout) -> TrainSample:

@@ -71,11 +71,15 @@ class PlacementSpec(Spec):
     sync_bucket: ByteCount = 64 * MIB
 
 
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+"""A week: a longer wait for one action is a mistake."""
+
+
 class LimitsSpec(Spec):
     """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action."""
 
-    start_timeout_s: float = Field(default=300.0, gt=0)
-    action_timeout_s: float = Field(default=600.0, gt=0)
+    start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
+    action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
 
 
 class ControlsSpec(Spec):

@@ -37,7 +37,7 @@ class WorkloadSpec(Spec):
     micro_batch_size_per_gpu: int = Field(ge=1, le=MAX_COUNT)
     max_prompt_len: int = Field(ge=1, le=MAX_COUNT)
     max_response_len: int = Field(ge=1, le=MAX_COUNT)
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01, le=2)
     ignores_eos: bool = False
     evaluate_every: int = Field(default=10, ge=1)
     num_heldout_prompts: int = Field(default=256, ge=1)

@@ -12,17 +12,20 @@ from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio_with_k
 from rlplan.spec.algorithm import AlgorithmSpec
 
 
-def test_selected_logprobs_and_their_gradient_equal_log_softmax() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_selected_logprobs_and_their_gradient_equal_log_softmax(temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(700, 37, generator=generator) * 3
     targets = torch.randint(37, (700,), generator=generator)
     weights = torch.randn(700, generator=generator)
     plain = logits.clone().requires_grad_()
-    expected = plain.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    expected = (plain / temperature).log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     (expected * weights).sum().backward()
     # The function consumes its input's storage, as a head's output may be.
     leaf = logits.clone().requires_grad_()
-    got = _SelectedLogprobs.apply(leaf * 1.0, targets)
+    head_output = leaf * 1.0
+    head_output.detach().div_(temperature)
+    got = _SelectedLogprobs.apply(head_output, targets, temperature)
     assert torch.allclose(got, expected, atol=1e-5)
     (got * weights).sum().backward()
     assert torch.allclose(leaf.grad, plain.grad, atol=1e-6)

@@ -154,7 +154,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("workload.num_steps", 10**8, "less than or equal to 10000000"),
     ("workload.num_steps", None, "valid integer"),
     ("workload.num_prompts_per_step", 10**12, "less than or equal to"),
-    ("workload.temperature", 0, "greater than 0"),
+    ("workload.temperature", 0, "greater than or equal to 0.01"),
     ("workload.ignores_eos", "no", "valid boolean"),
     ("workload.prompts", ["a.jsonl"], "valid string"),
     ("workload.evaluate_every", 0, "greater than or equal to 1"),

@@ -66,11 +66,7 @@ class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
 
 
 class WeightSyncExtension:
-    """Methods that vLLM adds to its worker."""
-
-    def weight_transfer_backend(self) -> str:
-        """The name under which the backend is registered in this process."""
-        return WEIGHT_TRANSFER_BACKEND
+    """Nothing is added to vLLM's worker: naming this class makes vLLM import this module there."""
 
 
 def _register() -> None:

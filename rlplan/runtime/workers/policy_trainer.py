@@ -33,8 +33,8 @@ LOOPBACK = "127.0.0.1"
 class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
 
-    def __init__(self, process: str, log_folder: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
-        super().__init__(process, log_folder)
+    def __init__(self, process: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
+        super().__init__(process)
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
         self.writer: BucketWriter | None = None
@@ -134,8 +134,8 @@ class PolicyTrainer(Worker):
             weights=spread(list(token_weights)),
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
-        # DeepSpeed averages gradients over ranks; the weights already add up to 1 over all of them.
-        self.engine.backward(loss * self.engine.dp_world_size)
+        # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
+        self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
         return _summarize(float(loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
 
     def optimizer_step(self) -> dict[str, float]:

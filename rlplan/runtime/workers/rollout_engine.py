@@ -20,10 +20,8 @@ from rlplan.vocabulary import MemoryKind, Role
 class RolloutEngine(Worker):
     """See the module docstring. `dirty` means that a weight update failed half-way: only a full one makes it clean."""
 
-    def __init__(
-        self, process: str, log_folder: str, job: JobSpec, arguments: dict[str, Any], num_threads: int
-    ) -> None:
-        super().__init__(process, log_folder)
+    def __init__(self, process: str, job: JobSpec, arguments: dict[str, Any], num_threads: int) -> None:
+        super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
         self.dirty = False

@@ -20,8 +20,8 @@ from rlplan.vocabulary import MemoryKind
 class Scorer(Worker):
     """See the module docstring."""
 
-    def __init__(self, process: str, log_folder: str, job: JobSpec, role: str, num_threads: int) -> None:
-        super().__init__(process, log_folder)
+    def __init__(self, process: str, job: JobSpec, role: str, num_threads: int) -> None:
+        super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
 

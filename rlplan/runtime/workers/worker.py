@@ -27,18 +27,8 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """A process with a name. Subclasses add methods and say what they hold in `components`."""
 
-    def __init__(self, process: str, log_folder: str) -> None:
-        """Send this process's output to its own log, and let it die with its parent."""
+    def __init__(self, process: str) -> None:
         self.process = process
-        _die_with_parent()
-        log = os.open(
-            Path(log_folder) / f"{process.replace('/', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-        )
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it."""
@@ -68,9 +58,13 @@ class Worker:
 class WorkerProcess:
     """An actor that holds one Worker. class_path: `package.module:ClassName`."""
 
-    def __init__(self, class_path: str, *arguments: Any) -> None:
+    def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
+        """Open the process's log, then load the class: what it says while it is imported belongs there too."""
+        _die_with_parent()
+        _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")
         module, _, name = class_path.partition(":")
-        self.worker: Worker = getattr(importlib.import_module(module), name)(*arguments)
+        with _failures_that_travel():
+            self.worker: Worker = getattr(importlib.import_module(module), name)(process, *arguments)
 
     def ready(self) -> int:
         """The process id: proves that the process is up."""
@@ -97,6 +91,16 @@ def _failures_that_travel() -> Iterator[None]:
     except Exception as error:
         traceback.print_exc()
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+def _write_output_to(path: Path) -> None:
+    """Send this process's output to a file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _die_with_parent() -> None:
