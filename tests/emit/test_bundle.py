@@ -238,3 +238,21 @@ def test_an_edited_schedule_that_waits_for_what_never_comes_is_refused(tmp_path:
     file.write_text(json.dumps(data))
     with pytest.raises(SpecError, match=r"'generate' waits for 'nothing_of_that_name'"):
         read_bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda ray: ray["workers"].pop(), "ray.json has the workers"),
+        (lambda ray: ray["workers"][0].update(bundle=7), "a bundle that does not exist"),
+        (lambda ray: ray["bundles"][0].update(CPU=1.0), "bundle 0 offers 1.0 CPU"),
+    ],
+)
+def test_an_edited_placement_that_cannot_hold_the_schedule_is_refused(tmp_path: Path, change: Any, what: str) -> None:
+    write_bundle(make_plan(), tmp_path / "bundle")
+    file = tmp_path / "bundle" / "ray.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(SpecError, match=what):
+        read_bundle(tmp_path / "bundle")
