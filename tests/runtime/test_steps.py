@@ -1,4 +1,4 @@
-"""What the runner does without a crew: the order of prompts, and the check that the engine's weights are the trainer's."""
+"""The runner without a crew: the order of prompts, and the check that the engine holds the weights of the trainer."""
 
 import pytest
 
