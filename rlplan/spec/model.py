@@ -1,96 +1,107 @@
 """ModelSpec: the shape of a language model, read from a Hugging Face `config.json` as data.
 
-In: a folder with `config.json`. Out: every parameter tensor by name and shape, in the order of the Hugging Face module.
-Left out: everything that is not a dense decoder with rotary positions and a gated MLP (refused by name, never guessed).
+In: a folder or file with a config, or a parsed config. Out: every tensor by name and shape, in the order of the Hugging
+Face module, counts by component, and what each layer caches. Left out: values and dtypes; multi-token-prediction heads;
+architectures that no table describes (refused by name, never guessed).
 
 Symbols: h hidden_size, L num_layers, a num_heads, k num_kv_heads, d head_dim, I intermediate_size, V vocab_size.
 """
 
-from dataclasses import dataclass
+from collections import Counter
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import Spec, read_json, shorten
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec, shorten
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
+from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
+from rlplan.spec.models.families.towers import tower_tensors
+from rlplan.spec.models.parts import (
+    FULL,
+    ExpertsSpec,
+    GlobalAttentionSpec,
+    IndexerSpec,
+    LatentAttentionSpec,
+    LinearAttentionSpec,
+    VisionSpec,
+)
+from rlplan.spec.models.reading import FAMILIES, MAX_POSITIONS, known_architecture, model_fields
+from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
 
+__all__ = ["FAMILIES", "Component", "Layout", "ModelSpec", "Parameter", "load_model", "model_from_config", "read_model"]
 
-@dataclass(frozen=True)
-class _Family:
-    """How an architecture differs from the plain one. Source: transformers 5.19 modeling files of that name.
-
-    reads_attention_bias: `attention_bias: true` gives the four attention projections a bias.
-    required: keys whose absence would mean a constant of the library's (8 or 32 heads, 128 wide) rather than
-    something that follows from the others.
-    """
-
-    has_qkv_bias: bool = False
-    has_qk_norm: bool = False
-    reads_attention_bias: bool = False
-    required: tuple[str, ...] = ("num_key_value_heads",)
-
-
-FAMILIES = {
-    "LlamaForCausalLM": _Family(reads_attention_bias=True, required=()),
-    "MistralForCausalLM": _Family(),
-    "Qwen2ForCausalLM": _Family(has_qkv_bias=True),
-    "Qwen3ForCausalLM": _Family(
-        has_qk_norm=True, reads_attention_bias=True, required=("num_key_value_heads", "head_dim")
-    ),
-}
-
-MAX_DIMENSION = 1 << 24
-"""Above any real model's sizes: a config beyond it is broken or hostile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter tensor: its Hugging Face name and its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+RUNNABLE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""What the runtime trains and serves: dense, rotary, a gated MLP, full attention."""
 
 
 class ModelSpec(Spec):
-    """The shape of a dense decoder. All sizes are counts of elements or tokens."""
+    """The shape of a decoder. All sizes are counts of elements or tokens.
+
+    attention_kinds: what each layer attends to (`full`, `sliding`, `chunked`, `linear`); empty where all are full.
+    window: tokens that a sliding or chunked layer sees. options: conditions of the family's tables that hold here.
+    quantization_method: of the checkpoint, None for plain weights; shapes are those of the unquantised model.
+    """
 
     architecture: str
     hidden_size: int = Field(ge=1, le=MAX_DIMENSION)
-    num_layers: int = Field(ge=1, le=10_000)
+    num_layers: int = Field(ge=1, le=MAX_LAYERS)
     num_heads: int = Field(ge=1, le=MAX_DIMENSION)
     num_kv_heads: int = Field(ge=1, le=MAX_DIMENSION)
     head_dim: int = Field(ge=1, le=MAX_DIMENSION)
-    intermediate_size: int = Field(ge=1, le=MAX_DIMENSION)
+    intermediate_size: int = Field(ge=0, le=1 << 32)
     vocab_size: int = Field(ge=1, le=MAX_DIMENSION)
-    max_position_embeddings: int = Field(ge=1, le=1 << 30)
+    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS)
     has_tied_embeddings: bool
     has_qkv_bias: bool
     has_qk_norm: bool
     has_output_bias: bool = False
+    options: tuple[str, ...] = ()
+    attention_kinds: tuple[str, ...] = ()
+    window: int | None = None
+    experts: ExpertsSpec | None = None
+    latent_attention: LatentAttentionSpec | None = None
+    indexer: IndexerSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
+    global_attention: GlobalAttentionSpec | None = None
+    vision: VisionSpec | None = None
+    quantization_method: str | None = None
+
+    @cached_property
+    def tensors(self) -> tuple[Parameter, ...]:
+        """Every tensor that a checkpoint stores, buffers among them."""
+        return self.held_tensors(WHOLE)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Every parameter tensor, in the order of the Hugging Face module's `named_parameters()`."""
-        tensors = [Parameter("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))]
-        for layer in range(self.num_layers):
-            tensors += self._layer_parameters(f"model.layers.{layer}.")
-        tensors.append(Parameter("model.norm.weight", (self.hidden_size,)))
-        if not self.has_tied_embeddings:
-            tensors.append(Parameter("lm_head.weight", (self.vocab_size, self.hidden_size)))
-        return tuple(tensors)
+        return tuple(tensor for tensor in self.tensors if not tensor.is_buffer)
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters; tied tensors count once."""
-        return sum(parameter.numel for parameter in self.parameters)
+        """Number of stored numbers; tied tensors count once, routing biases count (they are in the checkpoint)."""
+        return sum(self.numel_by_component.values())
+
+    @cached_property
+    def numel_by_component(self) -> dict[Component, int]:
+        """Number of stored numbers by what they are for; a component that the model lacks is absent."""
+        counts: Counter[Component] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.component] += tensor.numel
+        return dict(counts)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: everything but the experts that are not chosen.
+
+        Counts: embeddings too, as model cards do. Qwen3-30B-A3B: 3,353,032,704 of 30,532,122,624.
+        """
+        if self.experts is None:
+            return self.num_parameters
+        routed = self.numel_by_component[Component.EXPERTS]
+        return self.num_parameters - routed + routed * self.experts.num_active // self.experts.num_experts
 
     @property
     def q_size(self) -> int:
@@ -102,145 +113,101 @@ class ModelSpec(Spec):
         """Width of one of the key and value projections, k*d."""
         return self.num_kv_heads * self.head_dim
 
-    def _layer_parameters(self, prefix: str) -> list[Parameter]:
-        h, attention, mlp = self.hidden_size, f"{prefix}self_attn.", f"{prefix}mlp."
-        tensors = []
-        for name, width in (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size)):
-            tensors.append(Parameter(f"{attention}{name}.weight", (width, h)))
-            if self.has_qkv_bias:
-                tensors.append(Parameter(f"{attention}{name}.bias", (width,)))
-        tensors.append(Parameter(f"{attention}o_proj.weight", (h, self.q_size)))
-        if self.has_output_bias:
-            tensors.append(Parameter(f"{attention}o_proj.bias", (h,)))
-        if self.has_qk_norm:
-            tensors += [Parameter(f"{attention}{name}.weight", (self.head_dim,)) for name in ("q_norm", "k_norm")]
-        tensors += [Parameter(f"{mlp}{name}.weight", (self.intermediate_size, h)) for name in ("gate_proj", "up_proj")]
-        tensors.append(Parameter(f"{mlp}down_proj.weight", (h, self.intermediate_size)))
-        norms = ("input_layernorm", "post_attention_layernorm")
-        return tensors + [Parameter(f"{prefix}{name}.weight", (h,)) for name in norms]
+    def attention_kind(self, layer: int) -> str:
+        """What a layer attends to."""
+        return self.attention_kinds[layer] if self.attention_kinds else FULL
 
+    def held_tensors(
+        self, layout: Layout, layers: range | None = None, *, has_first: bool = True, has_last: bool = True
+    ) -> tuple[Parameter, ...]:
+        """What one rank of a layout holds of some layers. Raises: SpecError for sizes that do not divide.
 
-def load_model(folder: Path) -> ModelSpec:
-    """ModelSpec of a Hugging Face folder. Raises: SpecError naming the key, never runs code from the folder."""
-    path = folder / "config.json"
-    config = read_json(path, "the model's config.json")
-    if not isinstance(config, dict):
-        raise SpecError(
-            f"config.json holds a {type(config).__name__}",
-            where=str(path),
-            rule="one JSON object",
-            way_out="give a Hugging Face model folder",
-        )
-    return model_from_config(config, where=str(path))
+        has_first, has_last: whether it holds what stands before (embeddings, vision tower) and after the stack.
+        A tied table that is held at the end only is listed there, as `lm_head`.
+        """
+        family, sizes, conditions = FAMILIES[self.architecture], sizes_of(self, layout), self._conditions
+        tensors = list(list_tensors(family.before, sizes, conditions)) if has_first else []
+        by_kind: dict[frozenset[str], list[Parameter]] = {}
+        for layer in layers if layers is not None else range(self.num_layers):
+            kind = conditions | self._layer_conditions(layer)
+            if kind not in by_kind:
+                by_kind[kind] = list_tensors(family.layer, sizes, kind)
+            tensors += with_prefix(f"{family.prefix}{layer}.", by_kind[kind])
+        if has_last:
+            tensors += list_tensors(family.after, sizes, conditions if has_first else conditions - {"tied"})
+        for old, new in family.wrapper:
+            tensors = [
+                renamed(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
+                for tensor in tensors
+            ]
+        vision = tuple(tower_tensors(self.vision)) if self.vision and has_first else ()
+        return (*vision, *tensors)
+
+    @cached_property
+    def _conditions(self) -> frozenset[str]:
+        on = {
+            "tied": self.has_tied_embeddings,
+            "qkv_bias": self.has_qkv_bias,
+            "output_bias": self.has_output_bias,
+            "qk_norm": self.has_qk_norm,
+            "compressed_q": self.latent_attention is not None and self.latent_attention.q_rank > 0,
+            "shared": self.experts is not None and self.experts.shared_intermediate_size > 0,
+        }
+        fixed = FAMILIES[self.architecture].conditions - frozenset(on)
+        return fixed | frozenset(self.options) | {name for name, holds in on.items() if holds}
+
+    @cached_property
+    def _layer_sets(self) -> tuple[frozenset[int], frozenset[int]]:
+        experts = frozenset(self.experts.layers) if self.experts else frozenset()
+        return experts, frozenset(self.indexer.layers) if self.indexer else frozenset()
+
+    def _layer_conditions(self, layer: int) -> set[str]:
+        experts, indexers = self._layer_sets
+        names = {self.attention_kind(layer)}
+        return names | ({"experts"} if layer in experts else set()) | ({"indexer"} if layer in indexers else set())
 
 
 def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
-    """ModelSpec of a parsed `config.json`. Raises: SpecError."""
-    architectures = config.get("architectures")
-    found = architectures[0] if isinstance(architectures, list) and architectures else None
-    name = found if isinstance(found, str) else ""
-    family = FAMILIES.get(name)
-    if family is None:
-        raise SpecError(
-            f"architecture {shorten(found)} is not known",
-            where=f"{where}: architectures",
-            rule=f"one of {', '.join(FAMILIES)}." + did_you_mean(name[:60], FAMILIES),
-            way_out="use a model of one of these families",
+    """ModelSpec of a parsed `config.json`, of any known architecture. Raises: SpecError."""
+    return ModelSpec(**model_fields(config, where=where))
+
+
+def read_model(path: Path) -> ModelSpec:
+    """ModelSpec of a Hugging Face folder or its `config.json`. Raises: SpecError; nothing in it is executed."""
+    file = path / "config.json" if path.is_dir() else path
+    return model_from_config(read_config(file), where=str(file))
+
+
+def load_model(folder: Path) -> ModelSpec:
+    """ModelSpec of a folder that the runtime can train and serve. Raises: SpecError naming the key."""
+    path = folder / "config.json"
+    config = read_config(path)
+    where = str(path)
+    architecture = known_architecture(config, where)
+    if architecture not in RUNNABLE:
+        raise _cannot_run(
+            f"architecture {architecture!r} is not known to the runtime: it",
+            where,
+            "architectures",
+            f"one of {', '.join(RUNNABLE)}",
         )
-    for key in family.required:
-        if config.get(key) is None:
-            raise _missing(key, where)
-    _refuse_unmodelled(name, config, where)
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    head_dim = config.get("head_dim")
-    if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-        if hidden % heads:
-            raise SpecError(
-                f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
-                where=where,
-                rule="head_dim is hidden_size / num_attention_heads unless given",
-                way_out="give head_dim",
-            )
-        head_dim = hidden // heads
-    has_attention_bias = config.get("attention_bias", False) if family.reads_attention_bias else False
-    fields = {
-        "architecture": name,
-        "hidden_size": hidden,
-        "num_layers": config.get("num_hidden_layers"),
-        "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "intermediate_size": config.get("intermediate_size"),
-        "vocab_size": config.get("vocab_size"),
-        "max_position_embeddings": config.get("max_position_embeddings"),
-        "has_tied_embeddings": config.get("tie_word_embeddings", False),
-        "has_qkv_bias": family.has_qkv_bias or has_attention_bias,
-        "has_qk_norm": family.has_qk_norm,
-        "has_output_bias": has_attention_bias,
-    }
-    return _checked(fields, where)
-
-
-def _refuse_unmodelled(architecture: str, config: dict[str, Any], where: str) -> None:
-    """Raises: SpecError for what would change the parameters or the attention, and is not counted here."""
-    layer_types = config.get("layer_types")
-    has_window = architecture == "MistralForCausalLM" and config.get("sliding_window", 4096) is not None
-    plain_layers = layer_types is None or (
-        isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
-    )
-    for key, is_refused, rule in (
-        ("use_sliding_window", config.get("use_sliding_window") not in (None, False), "full attention only"),
-        ("sliding_window", has_window, "full attention only: null, for a Mistral without the key has a window of 4096"),
-        ("layer_types", not plain_layers, "every layer is 'full_attention'"),
+    model = model_from_config(config, where=where)
+    slides = config.get("use_sliding_window") is True or bool(set(model.attention_kinds) - {FULL})
+    key = next((key for key in ("layer_types", "use_sliding_window") if config.get(key)), "sliding_window")
+    for name, is_refused, rule in (
+        (key, slides, "full attention only: null, for a Mistral without the key has a window of 4096"),
         ("mlp_bias", config.get("mlp_bias") not in (None, False), "an MLP without biases"),
-        ("quantization_config", config.get("quantization_config") is not None, "weights that are not quantised"),
+        ("quantization_config", model.quantization_method is not None, "weights that are not quantised"),
     ):
         if is_refused:
-            raise SpecError(
-                f"{key} is {shorten(config.get(key))}",
-                where=f"{where}: {key}",
-                rule=rule,
-                way_out="use another model",
-            )
-
-
-def _missing(key: str, where: str) -> SpecError:
-    return SpecError(
-        f"key '{key}' is missing",
-        where=f"{where}: {key}",
-        rule="the key is required",
-        way_out="repair or replace the config",
-    )
-
-
-_CONFIG_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "has_tied_embeddings": "tie_word_embeddings",
-    "has_qkv_bias": "attention_bias",
-    "has_output_bias": "attention_bias",
-}
-
-
-def _checked(fields: dict[str, Any], where: str) -> ModelSpec:
-    try:
-        model = ModelSpec.model_validate(fields, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        key = _CONFIG_KEYS.get(field, field)
-        if fields.get(field) is None:
-            raise _missing(key, where) from None
-        what = f"{key} is {shorten(first['input'])}"
-        raise SpecError(
-            what, where=f"{where}: {key}", rule=first["msg"], way_out="repair or replace the config"
-        ) from None
-    if model.num_heads % model.num_kv_heads:
-        raise SpecError(
-            f"num_attention_heads {model.num_heads} does not divide by num_key_value_heads {model.num_kv_heads}",
-            where=f"{where}: num_key_value_heads",
-            rule="each key-value head serves a whole number of query heads",
-            way_out="repair or replace the config",
-        )
+            raise _cannot_run(f"{name} is {shorten(config.get(name))}, which", where, name, rule)
     return model
+
+
+def _cannot_run(what: str, where: str, key: str, rule: str) -> SpecError:
+    return SpecError(
+        f"{what} can be planned but not run",
+        where=f"{where}: {key}",
+        rule=rule,
+        way_out="run another model",
+    )

@@ -1,0 +1,82 @@
+"""What is put on a model: a value or reward head instead of the language head, LoRA adapters beside linear layers.
+
+In: a ModelSpec, a rank, names of modules. Out: tensors. Left out: the base's dtype, DoRA, adapters on experts.
+Symbols: h hidden_size, r rank, V vocab_size.
+"""
+
+from collections.abc import Iterable
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.spec.model import Component, ModelSpec, Parameter
+
+ALL_LINEAR = "all-linear"
+
+
+def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """The parameters of a value or reward model on this backbone: the language head becomes one row of h.
+
+    Counts: h instead of V*h for an untied model; h more for a tied one, whose table is still the embedding.
+    Source: transformers 5.19, `...ForSequenceClassification` with one label, `score` without bias.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("meta-llama/Llama-3.1-8B")
+    >>> model.num_parameters - sum(tensor.numel for tensor in value_head_parameters(model))  # 128255 * 4096
+    525332480
+    """
+    kept = tuple(tensor for tensor in model.parameters if tensor.component is not Component.HEAD)
+    return (*kept, Parameter("score.weight", (1, model.hidden_size), Component.HEAD))
+
+
+def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
+    """The weights of `nn.Linear` modules but the language head: what PEFT calls `all-linear`.
+
+    Counts: attention, dense and shared MLPs, vision towers, a few families' routers. Not: most routers and all routed
+    experts, which transformers 5 stacks into parameters that no linear layer owns; convolutions; embeddings.
+    """
+    return tuple(tensor for tensor in model.parameters if tensor.is_linear)
+
+
+def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR) -> tuple[Parameter, ...]:
+    """The adapters that train: A of r by in, B of out by r, for every linear layer of a name. Raises: SpecError.
+
+    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`.
+    Source: LoRA, arXiv 2106.09685, section 4.1; PEFT 0.18 tuners/lora/layer.py.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> pairs = lora_parameters(find_model("meta-llama/Llama-3.2-3B"), 32, ["q_proj", "v_proj"])
+    >>> sum(tensor.numel for tensor in pairs)  # 28 layers * 32 * (3072 + 3072 + 3072 + 1024)
+    9175040
+    """
+    if not 1 <= rank <= model.hidden_size:
+        raise SpecError(
+            f"rank is {rank}",
+            where="rank",
+            rule=f"from 1 to hidden_size, {model.hidden_size}",
+            way_out="choose a rank such as 8 to 64",
+        )
+    layers = linear_layers(model)
+    if targets != ALL_LINEAR:
+        names = {targets} if isinstance(targets, str) else set(targets)
+        known = sorted({_module(tensor) for tensor in layers})
+        for name in sorted(names - set(known)):
+            raise SpecError(
+                f"target {name!r} is no linear layer of {model.architecture}",
+                where="targets",
+                rule=f"{ALL_LINEAR}, or some of {', '.join(known)}." + did_you_mean(name, known),
+                way_out="name modules that the model has",
+            )
+        layers = tuple(tensor for tensor in layers if _module(tensor) in names)
+    return tuple(adapter for tensor in layers for adapter in _pair(tensor, rank))
+
+
+def _pair(tensor: Parameter, rank: int) -> tuple[Parameter, Parameter]:
+    module = tensor.name.removesuffix(".weight")
+    out, into = tensor.shape
+    return (
+        Parameter(f"{module}.lora_A.weight", (rank, into), tensor.component),
+        Parameter(f"{module}.lora_B.weight", (out, rank), tensor.component),
+    )
+
+
+def _module(tensor: Parameter) -> str:
+    return tensor.name.removesuffix(".weight").rpartition(".")[2]

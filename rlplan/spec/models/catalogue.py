@@ -1,0 +1,97 @@
+"""The bundled catalogue: shapes of popular models by hub id, and how a model is named on a command line.
+
+In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/hub`), weights.
+The data are `rlplan/spec/architectures/*.json`: the keys of each `config.json` that matter here, the published total
+that the tests hold them to, and where they come from.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.spec.base import Spec, shorten
+from rlplan.spec.model import ModelSpec, model_from_config, read_model
+
+FOLDER = Path(__file__).resolve().parent.parent / "architectures"
+MAX_ID = 200
+
+
+class CatalogueEntry(Spec):
+    """One model. num_parameters: the total that it must give. source: where the config comes from.
+
+    like: the model whose config it shares but for the keys in its own; `config` is the merged one.
+    """
+
+    id: str
+    num_parameters: int
+    source: str
+    like: str | None = None
+    config: dict[str, Any]
+
+
+@cache
+def load_catalogue() -> dict[str, CatalogueEntry]:
+    """Every bundled model by id.
+
+    >>> len(load_catalogue()) >= 60
+    True
+    """
+    raw: dict[str, dict[str, Any]] = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        data = json.loads(path.read_text("utf-8"))
+        for model in data["models"]:
+            assert model["id"] not in raw, f"{model['id']} stands twice in the catalogue"
+            raw[model["id"]] = model | {"source": data["sources"][model["source"]]}
+    return {name: CatalogueEntry(**model | {"config": _merged(raw, name)}) for name, model in raw.items()}
+
+
+def _merged(raw: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    model = raw[name]
+    base = _merged(raw, model["like"]) if "like" in model else {}
+    return {**base, **model["config"]}
+
+
+@cache
+def find_model(name: str) -> ModelSpec:
+    """ModelSpec of a bundled model. Raises: SpecError with the nearest id.
+
+    >>> find_model("Qwen/Qwen2.5-7B").num_parameters
+    7615616512
+    """
+    entry = load_catalogue().get(name)
+    if entry is None:
+        raise _unknown(name)
+    return model_from_config(entry.config, where=f"catalogue: {name}")
+
+
+def resolve_model(name: str) -> ModelSpec:
+    """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
+
+    Raises: SpecError.
+    """
+    if "\0" not in name and len(name) < MAX_ID * 20:
+        path = Path(name).expanduser()
+        try:
+            is_there = path.exists()
+        except OSError:
+            is_there = False
+        if is_there:
+            return read_model(path)
+    return find_model(name)
+
+
+def _unknown(name: str) -> SpecError:
+    known = load_catalogue()
+    wanted = name[:MAX_ID].lower()
+    near = next((known_name for known_name in known if known_name.lower() == wanted), "")
+    if not near:
+        near = next((known_name for known_name in known if known_name.lower().rpartition("/")[2] == wanted), "")
+    hint = f" Did you mean '{near}'?" if near else did_you_mean(name[:MAX_ID], known)
+    return SpecError(
+        f"model {shorten(name)} is neither a path nor a bundled model",
+        where="model",
+        rule=f"a folder, a config.json, or one of {len(known)} ids, written as on the hub (case matters).{hint}",
+        way_out="download its config.json and give that path",
+    )

@@ -1,0 +1,161 @@
+"""Reading a `config.json` key by key: every value is checked where it is taken, and a refusal names all of it.
+
+In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that nobody asks for, which change nothing here;
+`auto_map`, `trust_remote_code` and the like are such keys, so code that a config names is never looked at.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_text, shorten
+
+MAX_DIMENSION = 1 << 24
+"""Above any real model's sizes: a config beyond it is broken or hostile."""
+
+MAX_LAYERS = 10_000
+MAX_CONFIG_BYTES = 2 << 20
+"""The longest published ones list thousands of layers that are not quantised, in 1.2 MB."""
+
+OTHER_MODEL = "use another model, or measure this one with `rlplan estimate --trace`"
+REPAIR = "repair or replace the config"
+
+
+class Config:
+    """The keys of one level of a config.
+
+    where: the file, for messages. path: dotted path of this level, empty at the top.
+    defaults: what the library's config class assumes for a key that the file leaves out.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Any], *, where: str, path: str = "", defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.data, self.where, self.path, self.defaults = data, where, path, defaults or {}
+
+    def get(self, key: str) -> Any:
+        """The value as it stands, the library's default where the file is silent, else None."""
+        return self.data[key] if key in self.data else self.defaults.get(key)
+
+    def count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int:
+        """A number of something. Raises: SpecError where it is missing, no whole number, or out of bounds."""
+        value = self.get(key)
+        if value is None:
+            self.refuse_missing(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def optional_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int | None:
+        """The same, None where the file says null or nothing."""
+        return None if self.get(key) is None else self.count(key, maximum=maximum, minimum=minimum)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A boolean, the default where the file is silent. Raises: SpecError."""
+        value = self.data.get(key, self.defaults.get(key, default))
+        if value is None:
+            self.refuse_missing(key)
+        if not isinstance(value, bool):
+            self.refuse(key, value, "true or false")
+        return value
+
+    def words(self, key: str, allowed: Sequence[str], *, length: int) -> tuple[str, ...] | None:
+        """One word a layer, or None where the file is silent. Raises: SpecError."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(word, str) and word in allowed for word in value):
+            wrong = next((word for word in value if word not in allowed), value) if isinstance(value, list) else value
+            self.refuse(key, wrong, f"a list of one of {', '.join(allowed)} for each layer")
+        if len(value) != length:
+            self.refuse(key, f"{len(value)} layers", f"one word for each of the {length} layers")
+        return tuple(value)
+
+    def indices(self, key: str) -> tuple[int, ...]:
+        """A list of layer numbers, empty where the file is silent. Raises: SpecError."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(index) is int and 0 <= index < MAX_LAYERS for index in value):
+            self.refuse(key, value, f"a list of layer numbers from 0 to {MAX_LAYERS - 1}")
+        return tuple(value)
+
+    def child(self, key: str, *, defaults: Mapping[str, Any] | None = None) -> "Config":
+        """A nested level. Raises: SpecError where it is missing or no object."""
+        value = self.get(key)
+        if value is None:
+            self.refuse_missing(key)
+        if not isinstance(value, dict):
+            self.refuse(key, value, "an object of keys and values")
+        return Config(value, where=self.where, path=self.key_path(key), defaults=defaults)
+
+    def key_path(self, key: str) -> str:
+        """Dotted path of a key of this level."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def refuse_unless(self, key: str, allowed: Any) -> None:
+        """Raises: SpecError where a key has a value that changes the tensors in a way no table knows."""
+        value = self.get(key)
+        if value is not None and value != allowed:
+            self.refuse(key, value, f"{shorten(allowed)}: another value is not modelled", way_out=OTHER_MODEL)
+
+    def refuse(self, key: str, value: Any, rule: str, *, way_out: str = REPAIR) -> NoReturn:
+        """Raises: SpecError naming file, key path, value and rule."""
+        raise SpecError(
+            f"{key} is {shorten(value)}", where=f"{self.where}: {self.key_path(key)}", rule=rule, way_out=way_out
+        )
+
+    def refuse_missing(self, key: str) -> NoReturn:
+        """Raises: SpecError for a key that nothing else tells."""
+        raise SpecError(
+            f"key '{key}' is {'null' if key in self.data else 'missing'}",
+            where=f"{self.where}: {self.key_path(key)}",
+            rule="the key is required: a library's default would be a guess",
+            way_out=REPAIR,
+        )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The top level of a config file. Raises: SpecError for what is no small JSON object with unique keys."""
+    data = parse_json(
+        read_text(path, "the model's config.json", limit=MAX_CONFIG_BYTES), what="config.json", where=str(path)
+    )
+    if not isinstance(data, dict):
+        raise SpecError(
+            f"config.json holds a {type(data).__name__}",
+            where=str(path),
+            rule="one JSON object",
+            way_out="give a Hugging Face model folder or its config.json",
+        )
+    return data
+
+
+def parse_json(text: str, *, what: str, where: str) -> Any:
+    """JSON as data, strictly: no NaN, no key twice in an object. Raises: SpecError."""
+    try:
+        return json.loads(text, parse_constant=_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{what} is not JSON: {shorten(str(error), 120)}",
+            where=where,
+            rule="one JSON value, each key once in its object, no NaN or -Infinity",
+            way_out="repair or replace the file",
+        ) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {shorten(twice)} stands there twice")
+    return data
+
+
+def _constant(name: str) -> float:
+    """`Infinity` stands in published configs (NemotronH's `time_step_limit`); NaN is nothing that anyone meant."""
+    if name != "Infinity":
+        raise ValueError(f"{name} is not a number that a config can mean")
+    return float(name)

@@ -1,0 +1,122 @@
+"""The numbers behind the symbols of the tables: of a whole model, and of one rank's share.
+
+In: a ModelSpec and a Layout. Out: Sizes. Left out: uneven shares; what does not divide is refused.
+Symbols: as in `tables`, with dg, qg, kvg for full layers that differ from sliding ones (Gemma 4).
+"""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec
+from rlplan.spec.models.tensors import Sizes
+from rlplan.units import ceil_div
+
+if TYPE_CHECKING:
+    from rlplan.spec.model import ModelSpec
+
+
+class Layout(Spec):
+    """How one copy of a model is cut.
+
+    tp: ranks that share every layer. ep: ranks that share the experts; 1 means that tp cuts each expert instead, more
+    means that a rank holds whole experts. pp: ranks in a row, each with some layers.
+    vocab_multiple: rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp).
+    """
+
+    tp: int = Field(default=1, ge=1, le=1 << 16)
+    ep: int = Field(default=1, ge=1, le=1 << 16)
+    pp: int = Field(default=1, ge=1, le=1 << 16)
+    vocab_multiple: int = Field(default=1, ge=1, le=1 << 24)
+
+
+WHOLE = Layout()
+
+
+def sizes_of(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:
+    """Sizes of the whole model and of a rank's share under a layout. Raises: SpecError for what does not divide."""
+    return Sizes(whole=_numbers(model, WHOLE), share=_numbers(model, layout))
+
+
+def _numbers(model: "ModelSpec", layout: Layout) -> dict[str, int]:
+    tp = layout.tp
+    heads = _cut(model.num_heads, tp, "num_heads")
+    kv_heads = held_kv_heads(model.num_kv_heads, tp)
+    rows = ceil_div(model.vocab_size, layout.vocab_multiple) * layout.vocab_multiple
+    numbers = {
+        "h": model.hidden_size,
+        "d": model.head_dim,
+        "P": model.max_position_embeddings,
+        "V": ceil_div(rows, tp),
+        "I": _cut(model.intermediate_size, tp, "intermediate_size"),
+        "a": heads,
+        "k": kv_heads,
+        "q": heads * model.head_dim,
+        "kv": kv_heads * model.head_dim,
+    }
+    for add in (_experts, _latent, _linear, _global):
+        add(model, layout, heads, numbers)
+    return numbers
+
+
+def held_kv_heads(num_kv_heads: int, tp: int) -> int:
+    """Key heads of a rank: its share, or one that several ranks hold when there are fewer heads than ranks.
+
+    Source: vLLM 0.25 QKVParallelLinear, Megatron-Core 0.14 attention.py.
+
+    >>> held_kv_heads(8, 4), held_kv_heads(8, 16)
+    (2, 1)
+    """
+    if tp <= num_kv_heads:
+        return _cut(num_kv_heads, tp, "num_kv_heads")
+    if tp % num_kv_heads:
+        raise _uneven("num_kv_heads", num_kv_heads, tp)
+    return 1
+
+
+def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if spec := model.experts:
+        numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
+        ways = layout.tp if layout.ep == 1 else 1
+        numbers["Ie"] = _cut(spec.intermediate_size, ways, "experts.intermediate_size")
+        numbers["Is"] = _cut(spec.shared_intermediate_size, layout.tp, "experts.shared_intermediate_size")
+
+
+def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if spec := model.latent_attention:
+        numbers |= {"rq": spec.q_rank, "rkv": spec.kv_rank, "dr": spec.rope_head_dim}
+        numbers["qm"] = heads * (spec.nope_head_dim + spec.rope_head_dim)
+        numbers["kvm"] = heads * (spec.nope_head_dim + spec.value_head_dim)
+        numbers["om"] = heads * spec.value_head_dim
+    if index := model.indexer:
+        numbers |= {"ix": index.num_heads * index.head_dim, "ia": index.num_heads, "id": index.head_dim}
+
+
+def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if spec := model.linear_attention:
+        keys = _cut(spec.num_key_heads, layout.tp, "linear_attention.num_key_heads")
+        values = _cut(spec.num_value_heads, layout.tp, "linear_attention.num_value_heads")
+        numbers |= {"lk": keys * spec.key_head_dim, "lv": values * spec.value_head_dim, "lh": values}
+        numbers |= {"dl": spec.value_head_dim, "K": spec.conv_kernel}
+
+
+def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if spec := model.global_attention:
+        kv_heads = held_kv_heads(spec.num_kv_heads, layout.tp)
+        numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}
+
+
+def _cut(number: int, ways: int, name: str, *, what: str = "tp") -> int:
+    if number % ways:
+        raise _uneven(name, number, ways, what)
+    return number // ways
+
+
+def _uneven(name: str, number: int, ways: int, what: str = "tp") -> SpecError:
+    return SpecError(
+        f"{name} {number} does not divide over {what} {ways}",
+        where=f"{what}",
+        rule=f"every rank holds the same part of {name}",
+        way_out=f"choose another {what}",
+    )

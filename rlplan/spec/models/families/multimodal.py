@@ -1,0 +1,208 @@
+"""Families whose language model sits beside a vision tower: which tower, and how its config is spelled.
+
+In: nothing. Out: `MULTIMODAL`, architecture -> Family. Left out: audio, Gemma 3n and the small Gemma 4 (per-layer
+embeddings). Source: transformers 5.19, configuration and modeling files of that name.
+"""
+
+from dataclasses import replace
+
+from rlplan.spec.models.config import MAX_LAYERS, Config
+from rlplan.spec.models.families import readers, tables
+from rlplan.spec.models.families.dense import GEMMA3, MISTRAL, QWEN2, QWEN3
+from rlplan.spec.models.families.family import Family
+from rlplan.spec.models.families.mixtures import LLAMA4, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE
+from rlplan.spec.models.families.readers import Fields
+from rlplan.spec.models.families.towers import VisionReader
+from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, VisionSpec
+
+
+def _patches(config: Config, *, channels: str) -> dict[str, int]:
+    patch, count = config.count("patch_size"), config.optional_count(channels) or 3
+    return {"c": count, "s": patch, "p": count * patch * patch}
+
+
+def _qwen2_5(config: Config, text_hidden: int) -> VisionSpec:
+    width, merge = config.count("hidden_size"), config.count("spatial_merge_size")
+    sizes = {
+        "v": width,
+        "w": config.count("intermediate_size"),
+        "t": config.count("temporal_patch_size"),
+        "u": width * merge * merge,
+        "o": config.count("out_hidden_size"),
+    }
+    channels = "in_chans" if config.get("in_chans") is not None else "in_channels"
+    layers = config.count("depth", maximum=MAX_LAYERS)
+    return VisionSpec(tower="qwen2_5", sizes=sizes | _patches(config, channels=channels), num_layers=layers)
+
+
+def _qwen3(config: Config, text_hidden: int) -> VisionSpec:
+    vision = _qwen2_5(config, text_hidden)
+    sizes = vision.sizes | {"n": config.count("num_position_embeddings")}
+    mergers = len(config.indices("deepstack_visual_indexes"))
+    return vision.model_copy(update={"tower": "qwen3", "sizes": sizes, "num_mergers": mergers})
+
+
+def _siglip(config: Config, text_hidden: int) -> VisionSpec:
+    patches = config.count("image_size") // config.count("patch_size")
+    sizes = {
+        "v": config.count("hidden_size"),
+        "w": config.count("intermediate_size"),
+        "n": patches * patches,
+        "o": text_hidden,
+    }
+    config.refuse_unless("vision_use_head", False)
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    return VisionSpec(tower="siglip", sizes=sizes | _patches(config, channels="num_channels"), num_layers=layers)
+
+
+def _pixtral(config: Config, text_hidden: int) -> VisionSpec:
+    width = config.count("hidden_size")
+    sizes = {"v": width, "w": config.count("intermediate_size"), "u": 4 * width, "o": text_hidden}
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    return VisionSpec(tower="pixtral", sizes=sizes | _patches(config, channels="num_channels"), num_layers=layers)
+
+
+def _llama4(config: Config, text_hidden: int) -> VisionSpec:
+    patches = config.count("image_size") // config.count("patch_size")
+    sizes = {
+        "v": config.count("hidden_size"),
+        "w": config.count("intermediate_size"),
+        "n": patches * patches + 1,
+        "m": config.count("projector_input_dim"),
+        "m2": config.count("projector_output_dim"),
+        "m3": config.count("vision_output_dim"),
+        "o": text_hidden,
+    }
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    return VisionSpec(tower="llama4", sizes=sizes | _patches(config, channels="num_channels"), num_layers=layers)
+
+
+def _gemma4(config: Config, text_hidden: int) -> VisionSpec:
+    sizes = {
+        "v": config.count("hidden_size"),
+        "w": config.count("intermediate_size"),
+        "n": config.count("position_embedding_size"),
+        "d": config.count("head_dim"),
+        "o": text_hidden,
+    }
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    conditions = ("standardized",) if config.flag("standardize", default=False) else ()
+    patches = _patches(config, channels="num_channels")
+    return VisionSpec(tower="gemma4", sizes=sizes | patches, num_layers=layers, conditions=conditions)
+
+
+def _gemma4_windows(config: Config, num_layers: int) -> Fields:
+    """Five sliding layers to a full one; the last is full whatever the config says (configuration_gemma4.py)."""
+    fields = readers.window_every_layer_but(6)(config, num_layers)
+    kinds = fields.get("attention_kinds", ())
+    return fields | {"attention_kinds": (*kinds[:-1], FULL)} if kinds else fields
+
+
+def _global_attention(config: Config, num_layers: int) -> Fields:
+    """Full layers have their own head_dim and key heads and may use keys as values (configuration_gemma4.py).
+
+    Older configs say so in `global_head_dim` and `num_global_key_value_heads` (which counts only where keys are used as
+    values), newer ones in a `per_layer_config` of each full layer.
+    """
+    shares_kv = config.flag("attention_k_eq_v", default=False)
+    kv_heads, head_dim = config.count("num_key_value_heads"), config.optional_count("global_head_dim") or 512
+    if shares_kv:
+        kv_heads = config.optional_count("num_global_key_value_heads") or kv_heads
+    if config.get("per_layer_config") is not None:
+        layers = config.child("per_layer_config")
+        full = [layers.child(name) for name in layers.data]
+        sizes = {
+            (layer.optional_count("num_key_value_heads") or kv_heads, layer.optional_count("head_dim") or head_dim)
+            for layer in full
+        }
+        if len(sizes) != 1:
+            config.refuse("per_layer_config", layers.data, "the same sizes for every full layer")
+        kv_heads, head_dim = sizes.pop()
+    spec = GlobalAttentionSpec(num_kv_heads=kv_heads, head_dim=head_dim, shares_kv=shares_kv)
+    return {"global_attention": spec, "options": ("shares_kv",) if shares_kv else ()}
+
+
+def _gemma4_experts(config: Config, num_layers: int) -> Fields:
+    """Experts beside the dense MLP in every layer, if there are any."""
+    if not config.flag("enable_moe_block", default=False):
+        return {}
+    return readers.experts(number="num_experts", active="top_k_experts", width="moe_intermediate_size")(
+        config, num_layers
+    )
+
+
+_GEMMA4_LAYER = (
+    """[attention]
+self_attn.q_proj.weight   q h    ? sliding
+self_attn.q_proj.weight   qg h   ? full
+[norms]
+self_attn.q_norm.weight   d      ? sliding
+self_attn.q_norm.weight   dg     ? full
+self_attn.k_norm.weight   d      ? sliding
+self_attn.k_norm.weight   dg     ? full
+[attention]
+self_attn.k_proj.weight   kv h   ? sliding
+self_attn.k_proj.weight   kvg h  ? full
+self_attn.v_proj.weight   kv h   ? sliding
+self_attn.v_proj.weight   kvg h  ? full !shares_kv
+self_attn.o_proj.weight   h q    ? sliding
+self_attn.o_proj.weight   h qg   ? full
+"""
+    + tables.GATED_MLP.replace("[mlp ? !experts]", "[mlp]")
+    + tables.NORMS
+    + tables.FEEDFORWARD_NORMS
+    + """[router ? experts]
+router.scale               h
+router.per_expert_scale    =E
+[router linear ? experts]
+router.proj.weight         =E h
+[experts ? experts]
+experts.gate_up_proj       E 2*Ie h
+experts.down_proj          E h Ie
+[norms ? experts]
+post_feedforward_layernorm_1.weight   h
+post_feedforward_layernorm_2.weight   h
+pre_feedforward_layernorm_2.weight    h
+[norms buffer]
+layer_scalar   1
+"""
+)
+_INSIDE = (("model.", "model.language_model."),)
+_AROUND = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
+
+GEMMA4 = Family(
+    layer=_GEMMA4_LAYER,
+    is_tied=True,
+    required=("num_key_value_heads", "head_dim"),
+    fixed={
+        "attention_bias": False,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+    },
+    reads=(_gemma4_windows, _global_attention, _gemma4_experts),
+    text_key="text_config",
+    vision=_gemma4,
+    wrapper=_INSIDE,
+    has_layer_overrides=True,
+)
+
+
+def _with_tower(family: Family, vision: VisionReader) -> Family:
+    return replace(family, text_key="text_config", vision=vision, wrapper=_INSIDE)
+
+
+QWEN2_5_VL = _with_tower(QWEN2, _qwen2_5)
+MULTIMODAL = {
+    "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
+    "Qwen3VLForConditionalGeneration": _with_tower(QWEN3, _qwen3),
+    "Qwen3VLMoeForConditionalGeneration": _with_tower(QWEN3_MOE, _qwen3),
+    "Qwen3_5ForConditionalGeneration": _with_tower(QWEN3_5, _qwen3),
+    "Qwen3_5MoeForConditionalGeneration": _with_tower(QWEN3_5_MOE, _qwen3),
+    "Gemma3ForConditionalGeneration": _with_tower(GEMMA3, _siglip),
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "Mistral3ForConditionalGeneration": _with_tower(
+        replace(MISTRAL, required=("num_key_value_heads", "head_dim")), _pixtral
+    ),
+    "Llama4ForConditionalGeneration": replace(LLAMA4, text_key="text_config", vision=_llama4, wrapper=_AROUND),
+}

@@ -1,0 +1,136 @@
+"""Exact tensors and bytes of a checkpoint, from the headers of its safetensors files.
+
+In: a folder, or one `.safetensors` file. Out: every stored tensor with dtype, shape and bytes. Left out: the values,
+which are never read; other formats (a pickle is never opened).
+Source: the safetensors format: eight bytes of header length, little endian; JSON; then the data.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_text, shorten
+from rlplan.spec.models.config import parse_json
+
+MAX_HEADER_BYTES = 32 << 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_FILES = 2_000
+MAX_NUMBER = 1 << 60
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Bits of an element. Source: safetensors 0.8 `Dtype`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor as it lies on disk: its dtype by safetensors' name, and its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
+    """Every tensor of a folder's safetensors files (or of one file). Raises: SpecError.
+
+    With an index, exactly the files that it names are read, and each tensor must lie where the index says.
+    """
+    if not path.is_dir():
+        return read_header(path)
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        return read_header(path / "model.safetensors")
+    places = _read_index(index)
+    files = sorted(set(places.values()))
+    if len(files) > MAX_FILES:
+        _refuse(index, f"the index names {len(files)} files", f"at most {MAX_FILES}")
+    tensors: dict[str, StoredTensor] = {}
+    for name in files:
+        for tensor in read_header(path / name):
+            if tensor.name in tensors or places.get(tensor.name) != name:
+                _refuse(path / name, f"tensor {shorten(tensor.name)} is here too, or not in the index", _ONE_PLACE)
+            tensors[tensor.name] = tensor
+    if missing := places.keys() - tensors.keys():
+        _refuse(index, f"tensor {shorten(min(missing))} is in no file", _ONE_PLACE)
+    return tuple(tensors.values())
+
+
+_ONE_PLACE = "each tensor of the index lies in the one file that it names"
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    data = parse_json(read_text(path, "the index", limit=MAX_INDEX_BYTES), what="the index", where=str(path))
+    places = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(places, dict) or not places:
+        _refuse(path, f"weight_map is {shorten(places)}", "an object of tensor names and file names")
+    for name in places.values():
+        if not isinstance(name, str) or "/" in name or "\\" in name or name.startswith("."):
+            _refuse(path, f"weight_map names the file {shorten(name)}", "a file in the same folder")
+    return places
+
+
+def read_header(path: Path) -> tuple[StoredTensor, ...]:
+    """Every tensor of one file, by its header alone. Raises: SpecError for overlaps, gaps, wrong sizes, wrong types."""
+    header, data_bytes = _read_raw(path)
+    spans, tensors = [], []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        tensor, start = _tensor(path, name, entry)
+        spans.append((start, start + tensor.num_bytes, name))
+        tensors.append(tensor)
+    end = 0
+    for start, stop, name in sorted(spans):
+        if start != end:
+            _refuse(path, f"tensor {shorten(name)} starts at byte {start}, the one before ends at {end}", _FILLED)
+        end = stop
+    if end != data_bytes:
+        _refuse(path, f"tensors take {end} bytes, the file holds {data_bytes}", _FILLED)
+    return tuple(tensors)
+
+
+_FILLED = "tensors fill the data without overlap or gap"
+
+
+def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                _refuse(path, f"the header is said to have {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
+            text = file.read(length).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}", "a safetensors file")
+    header = parse_json(text, what="the header", where=str(path))
+    if not isinstance(header, dict):
+        _refuse(path, f"the header is {shorten(header)}", "an object of tensors")
+    return header, size - 8 - length
+
+
+def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        _refuse(path, f"dtype of {shorten(name)} is {shorten(dtype)}", f"one of {', '.join(BITS)}")
+    if not _are_numbers(shape) or not _are_numbers(offsets) or len(offsets) != 2:
+        _refuse(path, f"tensor {shorten(name)} is {shorten(entry)}", "shape, and data_offsets of start and end")
+    start, stop = offsets
+    if len(shape) > 16 or (stop - start) * 8 != prod(shape) * BITS[dtype]:
+        what = f"tensor {shorten(name)} of {dtype} and shape {shorten(shape)} has {stop - start} bytes"
+        _refuse(path, what, "bytes of the shape times bits of the dtype")
+    return StoredTensor(name, dtype, tuple(shape), stop - start), start
+
+
+def _are_numbers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < MAX_NUMBER for number in value)
+
+
+def _refuse(path: Path, what: str, rule: str) -> NoReturn:
+    raise SpecError(what, where=str(path), rule=rule, way_out="give a whole safetensors checkpoint")

@@ -1,0 +1,88 @@
+"""The parts of a model beyond the plain decoder: experts, latent and linear attention, an indexer, a vision tower.
+
+In: checked numbers. Out: frozen values inside a ModelSpec. Left out: how a config spells them (`readers`).
+"""
+
+from pydantic import Field
+
+from rlplan.spec.base import Spec
+from rlplan.spec.models.config import MAX_DIMENSION
+
+FULL, SLIDING, CHUNKED, LINEAR = "full", "sliding", "chunked", "linear"
+"""What a layer attends to: all that came before, a window, a chunk, or a state of constant size."""
+
+
+class ExpertsSpec(Spec):
+    """The routed experts of a layer.
+
+    num_experts: in a layer. num_active: chosen for each token. intermediate_size: width of one.
+    shared_intermediate_size: width of the experts that every token passes, all of them together; 0 for none.
+    layers: the layers that have experts instead of (in Gemma 4: beside) a dense MLP.
+    """
+
+    num_experts: int = Field(ge=1, le=MAX_DIMENSION)
+    num_active: int = Field(ge=1, le=MAX_DIMENSION)
+    intermediate_size: int = Field(ge=1, le=MAX_DIMENSION)
+    shared_intermediate_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
+    layers: tuple[int, ...]
+
+
+class LatentAttentionSpec(Spec):
+    """Multi-head latent attention: keys and values are projections of one cached latent.
+
+    q_rank: width of the queries' latent, 0 where queries are projected directly. kv_rank: of the cached latent.
+    rope_head_dim: rotary part of a head, cached once for all heads. nope_head_dim, value_head_dim: the other parts.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    q_rank: int = Field(ge=0, le=MAX_DIMENSION)
+    kv_rank: int = Field(ge=1, le=MAX_DIMENSION)
+    nope_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    rope_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+
+
+class IndexerSpec(Spec):
+    """The indexer of DeepSeek sparse attention, which picks what a token attends to and caches one key a token.
+
+    layers: the layers that have one; the others reuse the choice of the last that has.
+    """
+
+    num_heads: int = Field(ge=1, le=MAX_DIMENSION)
+    head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    layers: tuple[int, ...]
+
+
+class LinearAttentionSpec(Spec):
+    """Gated delta rule: a state of constant size a sequence instead of keys and values a token.
+
+    Source: transformers 5.19, modeling_qwen3_next.py.
+    """
+
+    num_key_heads: int = Field(ge=1, le=MAX_DIMENSION)
+    num_value_heads: int = Field(ge=1, le=MAX_DIMENSION)
+    key_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    conv_kernel: int = Field(ge=1, le=MAX_DIMENSION)
+
+
+class VisionSpec(Spec):
+    """A vision tower, counted but not modelled further.
+
+    tower: name of its tables in `towers`. sizes: the numbers behind their symbols. num_layers: of its main stack.
+    conditions: as in the language model's tables. num_mergers: further mergers that feed deeper layers (Qwen3-VL).
+    """
+
+    tower: str
+    sizes: dict[str, int]
+    num_layers: int = Field(ge=1, le=MAX_DIMENSION)
+    conditions: tuple[str, ...] = ()
+    num_mergers: int = Field(default=0, ge=0, le=MAX_DIMENSION)
+
+
+class GlobalAttentionSpec(Spec):
+    """Sizes of the full-attention layers where they differ from the sliding ones (Gemma 4)."""
+
+    num_kv_heads: int = Field(ge=1, le=MAX_DIMENSION)
+    head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    shares_kv: bool

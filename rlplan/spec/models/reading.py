@@ -1,0 +1,157 @@
+"""From a parsed config to the fields of a ModelSpec, by family.
+
+In: the top level of a `config.json`. Out: field values, checked one by one. Left out: which families there are.
+"""
+
+import difflib
+from typing import Any, NoReturn
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.spec.base import shorten
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, OTHER_MODEL, REPAIR, Config
+from rlplan.spec.models.families.dense import DENSE
+from rlplan.spec.models.families.family import Family
+from rlplan.spec.models.families.mixtures import MIXTURES
+from rlplan.spec.models.families.multimodal import MULTIMODAL
+from rlplan.spec.models.families.older import OLDER
+from rlplan.spec.models.families.readers import Fields
+
+FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **MULTIMODAL, **OLDER}
+"""Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""
+
+MAX_POSITIONS = 1 << 30
+MAX_WORD = 60
+
+
+def model_fields(data: dict[str, Any], *, where: str) -> Fields:
+    """Fields of a ModelSpec. Raises: SpecError naming file, key path, value and rule."""
+    architecture = known_architecture(data, where)
+    family = FAMILIES[architecture]
+    top = Config(data, where=where)
+    text = _text_config(family, top)
+    for key in family.required:
+        if text.get(key) is None:
+            text.refuse_missing(key)
+    for key, allowed in family.fixed.items():
+        text.refuse_unless(key, allowed)
+    if text.get("per_layer_config") and not family.has_layer_overrides:
+        text.refuse(
+            "per_layer_config", text.get("per_layer_config"), "layers that differ by kind only", way_out=OTHER_MODEL
+        )
+    fields = _shape(family, text)
+    for read in family.reads:
+        fields |= read(text, fields["num_layers"])
+    if "intermediate_size" not in fields:
+        fields["intermediate_size"] = _intermediate_size(family, text, fields)
+    if "head_dim" not in fields:
+        fields["head_dim"] = _head_dim(family, text, fields)
+    if fields["num_heads"] % fields["num_kv_heads"]:
+        _refuse_indivisible(family, text, fields)
+    options = set(fields.get("options", ())) | _switched_on(family, text)
+    fields |= {
+        "architecture": architecture,
+        "has_tied_embeddings": _is_tied(family, top, text),
+        "has_qkv_bias": "qkv_bias" in options | family.conditions,
+        "has_output_bias": "output_bias" in options | family.conditions,
+        "has_qk_norm": "qk_norm" in options | family.conditions,
+        "options": tuple(sorted(options - {"qkv_bias", "output_bias", "qk_norm"})),
+        "quantization_method": _quantization_method(top, text),
+    }
+    if family.vision:
+        fields["vision"] = family.vision(top.child("vision_config"), fields["hidden_size"])
+    return fields
+
+
+def known_architecture(data: dict[str, Any], where: str) -> str:
+    """The first of `architectures`. Raises: SpecError with the nearest known name."""
+    found = data.get("architectures")
+    first = found[0] if isinstance(found, list) and found else None
+    name = first if isinstance(first, str) else ""
+    if name in FAMILIES:
+        return name
+    near = difflib.get_close_matches(name[:MAX_WORD], FAMILIES, n=3, cutoff=0) or sorted(FAMILIES)[:3]
+    raise SpecError(
+        f"architecture {shorten(first)} is not known",
+        where=f"{where}: architectures",
+        rule=f"one of {len(FAMILIES)} known ones; nearest: {', '.join(near)}.{did_you_mean(name[:MAX_WORD], FAMILIES)}",
+        way_out=OTHER_MODEL,
+    )
+
+
+def _text_config(family: Family, top: Config) -> Config:
+    """The level that describes the language model: nested, or (older multimodal configs) the top."""
+    if family.text_key and top.get(family.text_key) is not None:
+        return top.child(family.text_key, defaults=family.defaults)
+    return Config(top.data, where=top.where, defaults=family.defaults)
+
+
+def _shape(family: Family, text: Config) -> Fields:
+    hidden = text.count(family.key("hidden_size"))
+    heads = text.count(family.key("num_attention_heads"))
+    layers = text.count(family.key("num_hidden_layers"), maximum=MAX_LAYERS)
+    kv_heads = text.optional_count(family.key("num_key_value_heads")) or heads
+    return {
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "vocab_size": text.count("vocab_size"),
+        "max_position_embeddings": text.count(family.key("max_position_embeddings"), maximum=MAX_POSITIONS),
+    }
+
+
+def _head_dim(family: Family, text: Config, fields: Fields) -> int:
+    """What the config gives, else the model's width over its heads. Raises: SpecError where that does not divide."""
+    given = text.optional_count(family.key("head_dim"))
+    hidden, heads = fields["hidden_size"], fields["num_heads"]
+    if given is None and hidden % heads:
+        raise SpecError(
+            f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
+            where=f"{text.where}: {text.key_path(family.key('num_attention_heads'))}",
+            rule="head_dim is hidden_size / num_attention_heads unless given",
+            way_out="give head_dim",
+        )
+    return given or hidden // heads
+
+
+def _intermediate_size(family: Family, text: Config, fields: Fields) -> int:
+    """Width of the dense MLP; 0 where every layer has experts instead and no key gives it."""
+    key = family.key("intermediate_size")
+    experts = fields.get("experts")
+    if experts is not None and len(experts.layers) == fields["num_layers"]:
+        return text.optional_count(key, minimum=0) or 0
+    return text.count(key, maximum=MAX_DIMENSION)
+
+
+def _switched_on(family: Family, text: Config) -> set[str]:
+    on = (condition for key, (default, condition) in family.switches.items() if text.flag(key, default=default))
+    return {word for condition in on for word in condition.split()}
+
+
+def _is_tied(family: Family, top: Config, text: Config) -> bool:
+    """Whether the head is the embedding: the top level decides where both give it (transformers 5.19)."""
+    for config in (top, text):
+        if "tie_word_embeddings" in config.data:
+            return config.flag("tie_word_embeddings", default=family.is_tied)
+    return family.is_tied
+
+
+def _quantization_method(top: Config, text: Config) -> str | None:
+    """What the checkpoint says its weights are; `unnamed` where it says only that they are quantised."""
+    for config in (top, text):
+        if config.get("quantization_config") is not None:
+            quantization = config.child("quantization_config")
+            method = quantization.get("quant_method") or quantization.get("quant_algo") or "unnamed"
+            if not isinstance(method, str) or len(method) > MAX_WORD:
+                quantization.refuse("quant_method", method, "the name of a method")
+            return method
+    return None
+
+
+def _refuse_indivisible(family: Family, text: Config, fields: Fields) -> NoReturn:
+    raise SpecError(
+        f"num_attention_heads {fields['num_heads']} does not divide by num_key_value_heads {fields['num_kv_heads']}",
+        where=f"{text.where}: {text.key_path(family.key('num_key_value_heads'))}",
+        rule="each key-value head serves a whole number of query heads",
+        way_out=REPAIR,
+    )

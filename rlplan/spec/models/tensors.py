@@ -1,0 +1,163 @@
+"""Tables of tensors: how a model family writes down its parameters, and how the table becomes names and shapes.
+
+In: a table (text) and the sizes of one model. Out: `Parameter`s. Left out: values, dtypes, gradients.
+
+A table has one tensor a line, in the order of the Hugging Face module, under a section that names its component:
+
+    [attention]
+    self_attn.q_proj.weight   q h
+    self_attn.q_proj.bias     q       ? qkv_bias
+    [router]
+    mlp.gate.weight           =E h
+
+Each further word is a dimension: a symbol, or a sum of products of symbols and numbers (`q+2*kv`). A symbol is also
+what is cut: `q`, `kv`, `I`, `E`, `V` ... shrink on a tensor- or expert-parallel rank, `h` and `d` do not, and `=q` is
+held whole by every rank. So a rank's shapes are the same table, read with the rank's sizes. After `?` stand the
+conditions (all must hold; `!` negates); a section's own conditions follow its name.
+
+A matrix `….weight` of attention, an MLP, a shared expert or a tower is a linear layer's. A section's mark says
+otherwise: `[vision plain]` holds none, `[router linear]` does, `[router buffer]` holds what no gradient reaches.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import prod
+
+
+class Component(StrEnum):
+    """What a tensor is for."""
+
+    EMBEDDINGS = "embeddings"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    SHARED_EXPERTS = "shared_experts"
+    ROUTER = "router"
+    NORMS = "norms"
+    HEAD = "head"
+    VISION = "vision"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor of a checkpoint.
+
+    name: Hugging Face name.
+    shape: elements by dimension.
+    component: what it is for.
+    is_buffer: stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like).
+    is_linear: the weight of a linear layer, beside which an adapter can stand.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    component: Component = Component.MLP
+    is_buffer: bool = False
+    is_linear: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One line of a table.
+
+    name: below the layer's prefix. dimensions: expressions over symbols.
+    needs, refuses: conditions that must hold and must not.
+    """
+
+    name: str
+    dimensions: tuple[str, ...]
+    component: Component
+    is_buffer: bool
+    is_linear: bool
+    needs: frozenset[str]
+    refuses: frozenset[str]
+
+    def applies(self, conditions: frozenset[str]) -> bool:
+        """Whether a model, or a layer of it, has this tensor."""
+        return self.needs <= conditions and not self.refuses & conditions
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers behind the symbols: of the whole model, and of one rank's share of it."""
+
+    whole: Mapping[str, int]
+    share: Mapping[str, int]
+
+    def dimension(self, expression: str) -> int:
+        """Elements along one dimension.
+
+        >>> sizes = Sizes(whole={"q": 8, "kv": 4}, share={"q": 4, "kv": 2})
+        >>> sizes.dimension("q+2*kv"), sizes.dimension("=q")
+        (8, 8)
+        """
+        numbers = self.whole if expression.startswith("=") else self.share
+        terms = expression.removeprefix("=").split("+")
+        return sum(prod(_factor(factor, numbers) for factor in term.split("*")) for term in terms)
+
+
+def _factor(text: str, numbers: Mapping[str, int]) -> int:
+    return int(text) if text.isdecimal() else numbers[text]
+
+
+_WITH_LINEAR_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPERTS, Component.VISION)
+
+
+@lru_cache(maxsize=256)
+def read_table(text: str) -> tuple[Tensor, ...]:
+    """The lines of a table. A wrong table is a bug of ours: KeyError or ValueError."""
+    tensors = []
+    component, mark, section_words = Component.MLP, "", ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            title, _, section_words = line.strip()[1:-1].partition("?")
+            name, _, mark = title.strip().partition(" ")
+            component = Component(name)
+        elif line.strip():
+            left, _, words = line.partition("?")
+            name, *dimensions = left.split()
+            conditions = section_words.split() + words.split()
+            needs = frozenset(word for word in conditions if not word.startswith("!"))
+            refuses = frozenset(word[1:] for word in conditions if word.startswith("!"))
+            is_matrix = len(dimensions) == 2 and name.endswith(".weight")
+            is_linear = is_matrix and (mark == "linear" or (not mark and component in _WITH_LINEAR_LAYERS))
+            tensors.append(Tensor(name, tuple(dimensions), component, mark == "buffer", is_linear, needs, refuses))
+    return tuple(tensors)
+
+
+def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Parameter]:
+    """The tensors of a table that a model has, in its order, with shapes.
+
+    >>> table = "[attention]\\nq_proj.weight q h\\nq_proj.bias q ? qkv_bias"
+    >>> numbers = {"q": 8, "h": 4}
+    >>> [(t.name, t.shape) for t in list_tensors(table, Sizes(numbers, numbers), frozenset())]
+    [('q_proj.weight', (8, 4))]
+    """
+    return [
+        Parameter(
+            tensor.name,
+            tuple(map(sizes.dimension, tensor.dimensions)),
+            tensor.component,
+            tensor.is_buffer,
+            tensor.is_linear,
+        )
+        for tensor in read_table(text)
+        if tensor.applies(conditions)
+    ]
+
+
+def with_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
+    """The same tensors under a longer name."""
+    return (renamed(tensor, prefix + tensor.name) for tensor in tensors)
+
+
+def renamed(tensor: Parameter, name: str) -> Parameter:
+    """The same tensor under another name."""
+    return Parameter(name, tensor.shape, tensor.component, tensor.is_buffer, tensor.is_linear)
