@@ -1,7 +1,7 @@
-"""Training: bytes of a data-parallel rank under DeepSpeed ZeRO-2 in fp32.
+"""Training: bytes of a data-parallel rank under DeepSpeed ZeRO-2 in fp32, which the CPU runtime runs.
 
 In: a ModelSpec and the sizes of a mini-batch's share. Out: bytes a rank, by kind.
-Left out: other stages and dtypes, offload, `overlap_comm`.
+Left out: other stages, dtypes and offload, which `zero.ZeroStates` counts and this rests on.
 
 Symbols: P parameters, N ranks, S partition size in elements, b bucket size in elements.
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py; the functions there are named in each docstring.
@@ -10,14 +10,10 @@ Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py; the functions there are
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.units import round_up
 
 FLOAT_BYTES = 4
-PARTITION_ALIGNMENT = 2
-"""Elements: `nccl_start_alignment_factor`; the flat buffer is a multiple of it times the number of ranks."""
-STEP_COUNTER_BYTES = 4
-"""Bytes of the `step` tensor of torch's AdamW, one a parameter group."""
 
 
 @dataclass(frozen=True)
@@ -29,43 +25,45 @@ class ZeroTwo:
     rank: int
     bucket_size: int
 
+    @cached_property
+    def states(self) -> ZeroStates:
+        """The same rank as the general formulas see it."""
+        settings = ZeroSettings(
+            stage=2,
+            num_ranks=self.num_ranks,
+            weight_bytes=FLOAT_BYTES,
+            gradient_bytes=FLOAT_BYTES,
+            reduce_bucket_size=self.bucket_size,
+        )
+        return ZeroStates(settings, self.model.parameters, rank=self.rank)
+
     @property
     def flat_numel(self) -> int:
-        """Elements of the flat parameter buffer: P rounded up to 2N (`flatten_dense_tensors_aligned`)."""
-        return round_up(self.model.num_parameters, PARTITION_ALIGNMENT * self.num_ranks)
+        """Elements of the flat parameter buffer."""
+        return self.states.partition_numel * self.num_ranks
 
     @property
     def partition_numel(self) -> int:
         """Elements of this rank's partition, S."""
-        return self.flat_numel // self.num_ranks
+        return self.states.partition_numel
+
+    @property
+    def owned(self) -> tuple[Parameter, ...]:
+        """Parameters with an element in this rank's partition."""
+        return self.states.owned
 
     def weight_bytes(self) -> int:
         """Bytes of the flat parameter buffer, whole on every rank, always."""
-        return self.flat_numel * FLOAT_BYTES
+        return self.states.weight_bytes()
 
     def master_bytes(self) -> int:
         """Bytes of the fp32 master partition (`single_partition_of_fp32_groups`), kept beside fp32 weights too."""
-        return self.partition_numel * FLOAT_BYTES
+        return self.states.master_bytes()
 
     def optimizer_bytes(self) -> int:
         """Bytes of Adam's two moments of the partition and its step counter, from the first optimizer step on."""
-        return 2 * self.partition_numel * FLOAT_BYTES + STEP_COUNTER_BYTES
+        return self.states.optimizer_bytes()
 
     def gradient_bytes(self) -> int:
-        """Bytes of accumulated gradients between backward and step.
-
-        Counts: every parameter that has an element in the partition, whole (`copy_grads_in_partition` allocates
-        `grads_in_partition` of that size). Differs: 4S plus what sticks out at the borders.
-        """
-        return sum(parameter.numel for parameter in self.owned) * FLOAT_BYTES
-
-    @cached_property
-    def owned(self) -> tuple[Parameter, ...]:
-        """Parameters with an element in this rank's partition (`get_partition_info`)."""
-        first, last = self.rank * self.partition_numel, (self.rank + 1) * self.partition_numel
-        owned, offset = [], 0
-        for parameter in self.model.parameters:
-            if offset < last and offset + parameter.numel > first:
-                owned.append(parameter)
-            offset += parameter.numel
-        return tuple(owned)
+        """Bytes of accumulated gradients between backward and step."""
+        return self.states.gradient_bytes()

@@ -1,0 +1,70 @@
+"""Optimizer states: bytes that an optimizer keeps between steps, for the elements that one rank updates.
+
+In: parameter sizes and an optimizer. Out: bytes. Left out: master weights (zero.py, sharding.py), who keeps which elements.
+
+Symbols: n elements of a tensor, e bytes of an element of a moment.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from rlplan.units import ceil_div
+
+STEP_COUNTER_BYTES = 4
+"""Bytes of the `step` tensor that torch's AdamW keeps for every tensor it updates (torch 2.13, optim/adamw.py)."""
+BLOCK_SIZE = 256
+"""Elements that share one scale. Source: bitsandbytes 0.49, optim/optimizer.py; torchao 0.14 low_bit_optim."""
+MIN_QUANTIZED_NUMEL = 4096
+"""Tensors below this keep fp32 moments. Source: bitsandbytes 0.49, `min_8bit_size`; torchao 0.14 `subclass_8bit`."""
+SCALE_BYTES = 4
+
+
+class Optimizer(StrEnum):
+    """How a parameter is updated."""
+
+    SGD = "sgd"
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw_8bit"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    MUON = "muon"
+
+
+def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: int = 4) -> int:
+    """Bytes of the states that an optimizer keeps for tensors of these sizes, from the first step on.
+
+    Counts: AdamW two moments of n*e and a step counter; 8-bit AdamW two bytes an element and two scales a block of 256,
+    and fp32 moments for tensors below 4096 elements; Muon one momentum of n*e; SGD nothing.
+    Source: torch 2.13 optim/adamw.py; bitsandbytes 0.49 optim/optimizer.py; DeepSpeed 0.19.8 runtime/zero/muon.
+    Assumes: Muon's list holds the matrices of the hidden layers only; the rest goes to AdamW in a call of its own.
+    Differs: paged 8-bit AdamW may move to the host; while there is room it is all on the device.
+
+    >>> optimizer_bytes(Optimizer.ADAMW, [1000])
+    8004
+    >>> optimizer_bytes(Optimizer.ADAMW_8BIT, [8192, 10])  # 2 * (8192 + 32 scales of 4) + 8 * 10, one counter each
+    16728
+    """
+    if optimizer is Optimizer.SGD:
+        return 0
+    if optimizer is Optimizer.MUON:
+        return sum(numels) * moment_bytes
+    if optimizer is Optimizer.ADAMW:
+        return sum(2 * numel * moment_bytes + STEP_COUNTER_BYTES for numel in numels)
+    return sum(_quantized_bytes(numel) + STEP_COUNTER_BYTES for numel in numels)
+
+
+def step_copy_bytes(optimizer: Optimizer, numels: Iterable[int], element_bytes: int) -> int:
+    """Bytes that torch's multi-tensor AdamW needs inside a step beside its states: the denominators.
+
+    Counts: one copy of what is updated at once: `_multi_tensor_adamw` makes `exp_avg_sq_sqrt` of every tensor.
+    Source: torch 2.13 optim/adam.py. Assumes: neither `fused=True` nor an 8-bit kernel, which update in place.
+
+    >>> step_copy_bytes(Optimizer.ADAMW, [1000], 4)
+    4000
+    """
+    return sum(numels) * element_bytes if optimizer is Optimizer.ADAMW else 0
+
+
+def _quantized_bytes(numel: int) -> int:
+    if numel < MIN_QUANTIZED_NUMEL:
+        return 2 * numel * 4
+    return 2 * (numel + ceil_div(numel, BLOCK_SIZE) * SCALE_BYTES)
