@@ -1,68 +1,159 @@
-"""Activations: bytes that a dense decoder keeps for its backward pass, and needs while it goes forward.
+"""Activations: bytes that a decoder keeps for its backward pass, and needs while it goes forward and back.
 
-In: a ModelSpec and a token count. Out: bytes in fp32. Left out: recomputation, other dtypes, sharding.
+In: a Block (or a ModelSpec), a token count, bytes of an element. Out: bytes of one rank.
+Left out: which layers are recomputed (step_peak.py), what a tensor of T squared would cost: flash attention has none.
 
-Symbols (elements): T tokens, h hidden_size, a heads, k kv heads, q = a*head_dim, v = k*head_dim, I intermediate_size.
-Source: tensors saved by Hugging Face's decoder layer (transformers 5.19, modeling_qwen3.py) with SDPA on CPU, counted
-with `torch.autograd.graph.saved_tensors_hooks`.
+Symbols: T tokens on the rank, e bytes of an element, h hidden, a heads, q = a*d, k = kv heads * d, I MLP width.
+Source: tensors saved by the decoder layers of transformers 5.19 with flash attention, listed one by one with
+`torch.autograd.graph.saved_tensors_hooks`; judged by traces of 12 families (tests/memory/test_activations_traced.py).
 """
 
+from rlplan.memory.block import Block, Norm, block_of
 from rlplan.spec.model import ModelSpec
 
 FLOAT_BYTES = 4
 
 
-def layer_saved_bytes(model: ModelSpec, num_tokens: int) -> int:
+def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output: bool = True) -> int:
+    """Bytes that a norm saves for one token.
+
+    Counts: RMS an fp32 copy of the input (in fp32: the input), the normed value e*w, the output e*w that a linear layer
+    reads, and a scale; RMS_FP32 the normed value in fp32; LAYER and FUSED input and output.
+
+    >>> [norm_saved_bytes(kind, 1000, 2) for kind in (Norm.RMS, Norm.RMS_FP32, Norm.FUSED)]
+    [8004, 10004, 4004]
+    """
+    output = element_bytes * width if keeps_output else 0
+    if kind is Norm.RMS:
+        return (FLOAT_BYTES + element_bytes) * width + output + FLOAT_BYTES
+    if kind is Norm.RMS_FP32:
+        return 2 * FLOAT_BYTES * width + output + FLOAT_BYTES
+    scales = 2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES
+    return element_bytes * width + output + scales
+
+
+def attention_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that attention saves for one token, beside its norm's output.
+
+    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a; normed queries and keys with
+    qk-norm; with latent attention the two compressed norms and heads padded to the keys' width.
+    Assumes: grouped keys are not repeated (`enable_gqa`), which transformers does where no mask is needed.
+    """
+    e, a = element_bytes, block.num_heads
+    if block.latent is not None:
+        latent = block.latent
+        ranks = sum(norm_saved_bytes(block.norm, width, e) for width in (latent.q_rank, latent.kv_rank) if width)
+        return ranks + 4 * e * a * latent.qk_head_dim + e * a * latent.v_head_dim + FLOAT_BYTES * a
+    saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a
+    if block.qk_norm == "none":
+        return saved
+    normed = norm_saved_bytes(block.norm, block.q + block.k, e, keeps_output=False) - FLOAT_BYTES
+    scales = 2 if block.qk_norm == "full" else block.num_heads + block.num_kv_heads
+    return saved + normed + FLOAT_BYTES * scales
+
+
+def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that the MLP or the experts save for one token, beside the norm's output.
+
+    Counts: 4*e*I gated, 2*e*I plain; experts top_k times their width, input and output rows, routing indices and
+    scores; shared experts like a gated MLP.
+    """
+    experts, e = block.experts, element_bytes
+    if experts is None:
+        return block.mlp_saved_widths * e * block.intermediate
+    rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * block.hidden + 40)
+    router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
+    return rows + router + 4 * e * experts.shared_width
+
+
+def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     """Bytes that one decoder layer saves for its backward pass.
 
-    Counts, for a token: norms and residuals 6h; queries raw, normed, rotated and the attention's output 4q (3q less
-    the normed copy without qk-norm); keys raw, normed, rotated and values 4v; gate, its activation, up and product 4I;
-    the norms' scales and the attention's log-sum 2 + 2a + k.
-    Assumes: SDPA without a mask, so no tensor of T squared; no dropout.
-    Differs: Korthikanti et al. count 34h and a T squared term for a GPT block with dropout.
+    Counts: the norms with their outputs, attention, MLP. Norms that follow a linear layer (Gemma, OLMo 2) save no
+    output; where they feed nothing, the residual that the linear layers read is saved instead.
+    Differs: Korthikanti et al. 2022 count 34h in bf16 for GPT with dropout: 24h are left without dropout's masks and
+    copies where I = 4h, fp16 norms and a fused activation.
+
+    >>> gpt = Block(hidden=1000, num_heads=10, num_kv_heads=10, head_dim=100, intermediate=4000, norm=Norm.LAYER,
+    ...             mlp_saved_widths=2)
+    >>> block_saved_bytes(gpt, 1, 2)  # norms 2*(2+2)*1000 + 8, attention 8*1000 + 40, MLP 16*1000
+    32048
+    """
+    e = element_bytes
+    fed = block.norms_feed_linears
+    norms = fed * norm_saved_bytes(block.norm, block.hidden, e)
+    norms += (block.num_norms - fed) * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    norms += (2 - fed) * e * block.hidden
+    return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e))
+
+
+def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes kept of a recomputed layer: its input e*h*T."""
+    return num_tokens * element_bytes * block.hidden
+
+
+def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, element_bytes: int) -> int:
+    """Bytes saved outside the layers: the last norm with the rows that the head reads, and the rotary table.
+
+    num_head_tokens: tokens whose logits are taken; where they are fewer, the norm's output and the rows are both kept.
+    """
+    e, h = element_bytes, block.hidden
+    rows = 0 if num_head_tokens == num_tokens else num_head_tokens * e * h
+    rotary = 2 * e * block.head_dim if block.has_rotary else 0
+    return num_tokens * (norm_saved_bytes(block.norm, h, e) + rotary) + rows
+
+
+def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes of gradients in flight inside one layer's backward pass, at most.
+
+    Counts, for a token: gradients of two tensors of the MLP 2eI, of the residual 2eh; experts in their own width.
+    Assumes: autograd frees each when its last reader is done.
+    """
+    experts, e = block.experts, element_bytes
+    if experts is not None:
+        inner = 3 * e * experts.top_k * (experts.width + block.hidden)
+        return num_tokens * (inner + 2 * e * block.hidden)
+    return num_tokens * e * (2 * block.intermediate + 2 * block.hidden)
+
+
+def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
+    """Bytes that one decoder layer of a model saves for its backward pass.
+
+    Counts: `block_saved_bytes` of the model's block.
 
     >>> from rlplan.spec.model import ModelSpec
     >>> tiny = ModelSpec(architecture="Qwen3ForCausalLM", hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
     ...     head_dim=4, intermediate_size=16, vocab_size=32, max_position_embeddings=64, has_tied_embeddings=True,
     ...     has_qkv_bias=False, has_qk_norm=True)
-    >>> layer_saved_bytes(tiny, 1)  # (48 + 32 + 16 + 64 + 7) elements of 4 bytes
+    >>> layer_saved_bytes(tiny, 1)  # (6*8 norms + 4*8 queries + 4*4 keys and values + 4*16 MLP + 7 scales) * 4 bytes
     668
     """
-    q, v = model.q_size, model.kv_size
-    heads = (
-        (4 * q + 4 * v + 2 * model.num_heads + model.num_kv_heads)
-        if model.has_qk_norm
-        else (2 * q + 2 * v + model.num_heads)
-    )
-    return num_tokens * FLOAT_BYTES * (6 * model.hidden_size + heads + 4 * model.intermediate_size + 2)
+    return block_saved_bytes(block_of(model), num_tokens, element_bytes)
 
 
 def head_saved_bytes(model: ModelSpec, num_tokens: int, num_response_tokens: int) -> int:
-    """Bytes saved outside the layers: the last norm's input and output, the selected rows, the rotary table."""
+    """Bytes in fp32 saved outside the layers: the last norm's input and output, the selected rows, the rotary table."""
     rows = 3 * num_tokens * model.hidden_size + num_response_tokens * model.hidden_size
     return FLOAT_BYTES * (rows + 2 * num_tokens * model.head_dim)
 
 
-def layer_backward_bytes(model: ModelSpec, num_tokens: int) -> int:
-    """Bytes of gradients in flight inside one layer's backward pass, at most.
-
-    Counts, for a token: gradients of two tensors of the MLP 2I, of the residual 2h.
-    Assumes: autograd frees each when its last reader is done.
-    """
-    return num_tokens * FLOAT_BYTES * (2 * model.intermediate_size + 2 * model.hidden_size)
+def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
+    """Bytes of gradients in flight inside one layer's backward pass, at most."""
+    return working_bytes(block_of(model), num_tokens, element_bytes)
 
 
-def mlp_saved_bytes(model: ModelSpec, num_tokens: int) -> int:
+def mlp_freed_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
     """The part of `layer_saved_bytes` that is free once the backward pass has left a layer's MLP.
 
-    Counts, for a token: gate, its activation, up and product 4I, and the MLP's norm 2h.
+    Counts: what the MLP saves, and two of its norm's three tensors 2eh.
     """
-    return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 2 * model.hidden_size)
+    mlp = mlp_saved_bytes(block_of(model), element_bytes)
+    return num_tokens * (mlp + 2 * element_bytes * model.hidden_size)
 
 
-def forward_working_bytes(model: ModelSpec, num_tokens: int) -> int:
+def forward_working_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
     """Bytes in flight inside one layer's forward pass when nothing is saved, at most.
 
     Counts, for a token: residual, normed input and output 3h; gate, its activation and up 3I, beside the product I.
     """
-    return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 3 * model.hidden_size)
+    return num_tokens * element_bytes * (4 * model.intermediate_size + 3 * model.hidden_size)

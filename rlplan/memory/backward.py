@@ -11,7 +11,7 @@ accumulated gradients beside the new ones.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlplan.memory.activations import head_saved_bytes, layer_backward_bytes, layer_saved_bytes, mlp_saved_bytes
+from rlplan.memory.activations import head_saved_bytes, layer_backward_bytes, layer_saved_bytes, mlp_freed_bytes
 from rlplan.memory.logits import logits_bytes, probability_slice_bytes
 from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
 from rlplan.spec.model import ModelSpec, Parameter
@@ -74,7 +74,7 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
 def _in_flight(model: ModelSpec, num_tokens: int, *, attention_only: bool) -> int:
     """What the backward pass of the topmost live layer adds to its saved tensors, or takes off once its MLP is done."""
     if attention_only:
-        return layer_backward_bytes(model, num_tokens) - mlp_saved_bytes(model, num_tokens)
+        return layer_backward_bytes(model, num_tokens) - mlp_freed_bytes(model, num_tokens)
     return layer_backward_bytes(model, num_tokens)
 
 

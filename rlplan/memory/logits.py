@@ -1,14 +1,102 @@
-"""Logits: bytes of the vocabulary-wide tensors of a log-prob pass.
+"""Logits: bytes of the vocabulary-wide tensors of a loss or a log-prob pass, by how it is implemented.
 
-In: tokens and vocabulary. Out: bytes. Left out: chunked heads, where the logits never exist whole.
+In: tokens, vocabulary, implementation. Out: bytes. Left out: the head's weight and its gradient.
 
-Symbols: n response tokens of a micro-batch, V vocab_size.
+Symbols: n tokens whose logits are taken, V vocabulary (of the rank, where the head is split), e bytes of an element of
+the model. Judged by traces: tests/memory/test_activations_traced.py.
 """
+
+from enum import StrEnum
 
 from rlplan.units import ceil_div
 
 ROWS_AT_ONCE = 256
 """Rows of logits that are turned into probabilities at a time. The runtime uses this very number."""
+CHUNKS = 8
+"""Parts of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
+FLOAT_BYTES = 4
+
+
+class Loss(StrEnum):
+    """How the loss is taken from hidden states.
+
+    PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
+    COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
+    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: rlplan's own, where the
+    gradient is written over the logits. NONE: no vocabulary (a value or reward head).
+    """
+
+    PLAIN = "plain"
+    CHUNKED = "chunked"
+    COMPILED_CHUNKED = "compiled_chunked"
+    FUSED = "fused"
+    IN_PLACE = "in_place"
+    NONE = "none"
+
+
+def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
+    """Bytes of the loss's tensors that wait for the backward pass.
+
+    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew; fused: none, for
+    the gradient is taken in the forward pass.
+    Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
+
+    >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
+    (40000, 20000)
+    """
+    if loss in (Loss.NONE, Loss.FUSED):
+        return 0
+    width = element_bytes if loss is Loss.COMPILED_CHUNKED else FLOAT_BYTES
+    return width * vocab_size * num_tokens
+
+
+def loss_peak_bytes(
+    loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int, hidden: int = 0, *, has_gradient: bool = True
+) -> int:
+    """Bytes of the loss's tensors at their largest moment, what waits included.
+
+    Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
+    log-probabilities 4, one chunk in fp32. Compiled chunks: logits and their gradient 2e. In place: logits in fp32 and
+    their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows'
+    gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
+
+    >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)
+    (120000, 65000)
+    >>> loss_peak_bytes(Loss.IN_PLACE, 10, 1000, 4)
+    40000
+    """
+    words, e = vocab_size * num_tokens, element_bytes
+    upcast = 0 if e == FLOAT_BYTES else e
+    if loss is Loss.NONE:
+        return 0
+    if loss is Loss.FUSED:
+        rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
+        return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
+    if not has_gradient:
+        return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
+    if loss is Loss.CHUNKED:
+        return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
+    per_word = {
+        Loss.PLAIN: 3 * FLOAT_BYTES,
+        Loss.COMPILED_CHUNKED: 2 * e,
+        Loss.IN_PLACE: FLOAT_BYTES + upcast,
+    }
+    return words * per_word[loss]
+
+
+def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
+    """Rows of logits that a fused loss holds at a time.
+
+    Source: Liger-Kernel 0.6, ops/fused_linear_cross_entropy.py: chunks so small that the logits of one take no more
+    than the hidden states of all, rounded up to a power of two.
+
+    >>> fused_chunk_rows(8192, 128_256, 4096)
+    256
+    """
+    parts = max(1, ceil_div(vocab_size, max(1, hidden)))
+    rows = ceil_div(num_tokens, parts)
+    return min(num_tokens, 1 << (rows - 1).bit_length())
 
 
 def logits_bytes(num_tokens: int, vocab_size: int) -> int:
@@ -20,7 +108,7 @@ def logits_bytes(num_tokens: int, vocab_size: int) -> int:
     >>> logits_bytes(352, 32_768)
     46137344
     """
-    return num_tokens * vocab_size * 4
+    return held_bytes(Loss.IN_PLACE, num_tokens, vocab_size, FLOAT_BYTES)
 
 
 def probability_slice_bytes(num_tokens: int, vocab_size: int) -> int:
@@ -28,7 +116,7 @@ def probability_slice_bytes(num_tokens: int, vocab_size: int) -> int:
 
     Source: `rlplan.runtime.logprob_model._entropy`.
     """
-    return 3 * min(num_tokens, ROWS_AT_ONCE) * vocab_size * 4
+    return 3 * min(num_tokens, ROWS_AT_ONCE) * vocab_size * FLOAT_BYTES
 
 
 def largest_micro_batch(num_rollouts: int, micro_batch_size: int) -> int:

@@ -1,6 +1,6 @@
 """Optimizer states: bytes that an optimizer keeps between steps, for the elements that one rank updates.
 
-In: parameter sizes and an optimizer. Out: bytes. Left out: master weights (zero.py, sharding.py), who keeps which elements.
+In: parameter sizes and an optimizer. Out: bytes. Left out: master weights (zero.py, sharding.py), who keeps what.
 
 Symbols: n elements of a tensor, e bytes of an element of a moment.
 """

@@ -27,8 +27,8 @@ PARTITION_ALIGNMENT = 2
 class ZeroSettings:
     """The keys of a DeepSpeed config that decide bytes, with DeepSpeed's own defaults. Sizes are elements.
 
-    weight_bytes: of the weights in the passes (2 bf16 or fp16, 4 fp32). gradient_bytes: `grad_accum_dtype`, which is the
-    weights' type unless given. master_bytes, moment_bytes: 4, or 2 with `bf16_master_weights_and_grads` and
+    weight_bytes: of the weights in the passes (2 bf16 or fp16, 4 fp32). gradient_bytes: `grad_accum_dtype`, which is
+    the weights' type unless given. master_bytes, moment_bytes: 4, or 2 with `bf16_master_weights_and_grads` and
     `bf16_optimizer_states`. overlaps_communication: `overlap_comm`; stage 3 alone has it on by default.
     """
 
@@ -131,9 +131,9 @@ class ZeroStates:
     def master_bytes(self) -> int:
         """Bytes of the master weights m*S.
 
-        Counts: none in stage 0 in fp32, where torch updates the weights themselves; the other stages keep a copy in fp32
-        and with bf16 master weights too. Differs: `_create_fp32_partitions` of stage 3 means to do without, but compares
-        a device with its name and so never does.
+        Counts: none in stage 0 in fp32, where torch updates the weights themselves; the other stages keep a copy in
+        fp32 and with bf16 master weights too. Differs: `_create_fp32_partitions` of stage 3 means to do without, but
+        compares a device with its name and so never does.
         """
         settings = self.settings
         if settings.weight_bytes == settings.master_bytes and settings.stage == 0:
@@ -142,10 +142,7 @@ class ZeroStates:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's states of the share: one flat tensor a group, except in stage 0 (each parameter)."""
-        if self.settings.stage == 0:
-            numels = [parameter.numel for parameter in self.trainable]
-        else:
-            numels = self._sub_groups()
+        numels = [parameter.numel for parameter in self.trainable] if self.settings.stage == 0 else self._sub_groups()
         return optimizer_bytes(self.settings.optimizer, numels, self.settings.moment_bytes)
 
     @cached_property

@@ -175,7 +175,10 @@ def _attention(
     """Causal flash attention with grouped keys and values, as CUDA runs it: nothing of T squared, nothing repeated.
 
     Values narrower than the keys (MLA) are padded, which transformers does for flash attention.
+    Queries are laid out token by token, as CUDA's kernel lays out its output.
     """
+    if query.stride(1) > query.stride(2):
+        query, key = (states.transpose(1, 2).contiguous().transpose(1, 2) for states in (query, key))
     narrower = query.shape[-1] - value.shape[-1]
     if narrower:
         value = nn.functional.pad(value, (0, narrower))
