@@ -137,7 +137,7 @@ def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantizati
     Differs: "one byte a parameter" is 18 % too low for Llama-3.1-405B-FP8, which quantises only its MLP.
 
     >>> from rlplan.spec.model import Parameter
-    >>> tensors = [Parameter("model.embed_tokens.weight", (128, 128)), Parameter("model.layers.0.up.weight", (128, 128))]
+    >>> tensors = [Parameter(name, (128, 128)) for name in ("model.embed_tokens.weight", "model.layers.0.up.weight")]
     >>> weight_bytes(tensors, 2), weight_bytes(tensors, 2, Quantization(FP8_BLOCK))
     (65536, 49156)
     """

@@ -154,7 +154,7 @@ def _compressed(config: Mapping[str, Any], where: str) -> WeightFormat:
 
 
 def _pattern(names: list[str]) -> str:
-    """One pattern for module names; `re:` starts an expression, which is read as a plain name up to its first symbol."""
+    """One pattern for module names; `re:` starts an expression, read as a plain name."""
     plain = [re.escape(name.removeprefix("re:").strip(".*^$\\")) for name in names]
     return "|".join(rf"(^|\.){name}(\.|$)" for name in plain if name)
 

@@ -33,8 +33,8 @@ DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
 """The fraction where nobody says, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
 CONTEXT = 500 * MIB
 COMMUNICATOR = 400 * MIB
-"""A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure 480 to
-520 MiB for the context; NCCL 342 to 392 MiB a group (aiconfigurator's table)."""
+"""A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure
+480 to 520 MiB for the context; NCCL 342 to 392 MiB a group (aiconfigurator's table)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,10 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     >>> memory = engine_memory(find_model("meta-llama/Llama-3.1-8B"), settings)
     >>> memory.weights, memory.rope_table, memory.pool.bytes_per_block
     (16060522496, 33554432, 2097152)
-    >>> memory.kv_budget  # ceil(0.9 * 2**36 * 1.25) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 118 * 10 MiB
+    >>> memory.kv_budget  # ceil(0.9 * 2**36 * 1.25) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 102 * 10 MiB
     58166599680
     >>> memory.num_blocks, memory.num_tokens, memory.kv_cache == memory.num_blocks * 2097152
-    (27736, 443776, True)
+    (27735, 443760, True)
     """
     _check(settings)
     layout = engine_layout(settings.tp, settings.pp, settings.ep)

@@ -22,9 +22,9 @@ from rlplan.units import ceil_div, round_up
 DEFAULT_BLOCK = 16
 """Tokens in a block. Source: config/cache.py `DEFAULT_BLOCK_SIZE`."""
 MLA_BLOCK = 64
-"""Tokens in a block of latent attention: what FlashMLA's kernel takes. Source: v1/attention/backends/mla/flashmla.py."""
+"""Tokens in a block of latent attention: what FlashMLA takes. Source: v1/attention/backends/mla/flashmla.py."""
 INDEX_SCALE_BYTES = 4
-"""A scale beside each fp8 key of a sparse-attention indexer. Source: models/deepseek_v2.py `DeepseekV32IndexerCache`."""
+"""A scale beside each fp8 key of an indexer. Source: models/deepseek_v2.py `DeepseekV32IndexerCache`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class CachePool:
         return num_blocks * max_model_len // self.blocks_of_sequence(max_model_len, in_flight)
 
     def num_table_tokens(self, num_blocks: int) -> int:
-        """The same in logs before 0.21: blocks over groups, times the block size. Source: vLLM 0.11 kv_cache_utils.py."""
+        """The same in logs before 0.21: blocks over groups, times B. Source: vLLM 0.11 kv_cache_utils.py."""
         return num_blocks // len(self.groups) * self.block_size * self.context_ranks
 
     def blocks_of_group(self, prompt_len: int, response_len: int, num_samples: int) -> int:

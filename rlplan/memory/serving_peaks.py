@@ -14,15 +14,17 @@ from rlplan.units import MIB, ceil_div
 
 RESIDUAL_COPIES = 2.9
 """Copies of a hidden state at the peak: hidden state, residual and most of a norm's output. Fitted to the slope of
-107 KiB a token of Llama-3.1-8B (vllm issue 10517, 20,000 to 29,000 tokens): 3 is what the code says; without that source
-2.9 would be 3.0, which changes the peak by 0.8 %."""
+107 KiB a token of Llama-3.1-8B (vllm issue 10517, 20,000 to 29,000 tokens): 3 is what the code says; without that
+source 2.9 would be 3.0, which changes the peak by 0.8 %."""
 SAMPLER_BYTES = 14
-"""A sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4, exponential noise 4.
-Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived, not fitted."""
+"""A sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4, exponential
+noise 4. Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived, not fitted."""
 SORT_SAMPLER_BYTES = 42
-"""The same where PyTorch sorts: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort a copy of the keys
-4, indices 8, and CUB's second buffers of both 12. Source: as above and ATen/native/cuda/Sort.cpp. Derived; three sources
-imply 41.2 (vllm pull 10511), 39.8 (21489) and 44.9 (17122), whose mean without each is 42.3, 43.1 and 40.5."""
+"""The same where PyTorch sorts: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort a copy of the
+keys 4, indices 8, and CUB's second buffers of both 12. Source: as above and ATen/native/cuda/Sort.cpp. Derived; three
+sources imply 41.2 (vllm pull 10511), 39.8 (21489) and 44.9 (17122), whose mean without each is 42.3, 43.1 and 40.5."""
+LOGIT_BYTES = 2
+"""A bf16 logit, where the profile run computes logits and samples nothing."""
 GRAPH_BYTES = 10 * MIB
 """A captured batch size: workspaces and the driver's copy of the kernels' arguments. Fitted: 0.65 GiB (vllm pull 21489)
 and 0.62 GiB a rank (Llama-70B, 8 ranks) with 67 sizes each; leave-one-source-out error 5 %."""
@@ -65,10 +67,9 @@ def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, 
     >>> sampler_peak_bytes(LATEST, find_model("meta-llama/Llama-3.1-8B"), 2048, 256)  # 256*128256*14 + 2*2048*4096
     476446720
     """
+    per_entry = SORT_SAMPLER_BYTES if version.sorts_vocabulary else SAMPLER_BYTES
     if not version.profiles_sampler:
-        per_entry = 2
-    else:
-        per_entry = SORT_SAMPLER_BYTES if version.sorts_vocabulary else SAMPLER_BYTES
+        per_entry = LOGIT_BYTES
     num_seqs = min(num_seqs, num_tokens)
     return num_seqs * model.vocab_size * per_entry + 2 * num_tokens * model.hidden_size
 

@@ -14,7 +14,7 @@ from rlplan.units import GIB
 OLDEST = (0, 6)
 """0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
 UNSTATED_MINOR = 12
-"""The version that `V1` without a number is taken for: V1's sampler without a full sort, CUDA graphs not yet counted."""
+"""The version that `V1` without a number is taken for: no full sort any more, CUDA graphs not yet counted."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
