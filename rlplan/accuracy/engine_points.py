@@ -76,7 +76,10 @@ def predict_tokens(point: MeasuredPoint) -> Prediction:
     budget = int(Settings(point).number("available_kv_gib", low=0.0) * GIB)
     length = settings.max_model_len or model.max_position_embeddings
     batched = limits_of(model, settings).max_num_batched_tokens
-    return Prediction(logged_tokens(pool, pool.num_blocks(budget), settings, length, batched))
+    blocks = pool.num_blocks(budget)
+    if "concurren" in point.measured.unit.lower():
+        return Prediction(blocks / pool.blocks_of_sequence(length, batched * settings.version.num_batches_in_flight))
+    return Prediction(logged_tokens(pool, blocks, settings, length, batched))
 
 
 @predicts("vllm_kv")
@@ -126,8 +129,7 @@ def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
     length = settings.count("isl") + settings.count("osl") // 2
     wanted = settings.count("concurrency") * memory.pool.blocks_of_sequence(length)
     is_exhausted = wanted > memory.num_blocks
-    share = wanted / max(memory.num_blocks, 1)
-    return Prediction(f"{'exhausted' if is_exhausted else 'enough'}: {share:.0%} of the cache", is_right=is_exhausted)
+    return Prediction("exhausted" if is_exhausted else "enough", is_right=is_exhausted)
 
 
 @predicts("rl_colocated_residual")

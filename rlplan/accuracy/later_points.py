@@ -1,4 +1,4 @@
-"""Kinds whose model is not there yet: refused by name, so that coverage is honest."""
+"""Kinds that nothing predicts: refused by name with the reason, so that coverage is honest."""
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Refusal, predicts
@@ -17,3 +17,9 @@ TIME_KINDS = (
 def refuse_time(point: MeasuredPoint) -> Refusal:
     """Seconds, and tokens in a second."""
     return Refusal("the timing model is not there yet")
+
+
+@predicts("memory_snapshot")
+def refuse_snapshot(point: MeasuredPoint) -> Refusal:
+    """Peaks read from a snapshot: shown, not predicted."""
+    return Refusal("a snapshot does not say under which settings it was made")

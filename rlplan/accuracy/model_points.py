@@ -37,7 +37,8 @@ def predict_parameters(point: MeasuredPoint) -> Prediction:
 def predict_zero_states(point: MeasuredPoint) -> Prediction:
     """Bytes of parameters, gradients and optimizer a rank, by the paper's arithmetic.
 
-    Counts: (2 + 2 + K)P; K/N with Pos, 2/N more with Pos+g, all over N with Pos+g+p. Source: arXiv 1910.02054, section 5.
+    Counts: (2 + 2 + K)P; K/N with Pos, 2/N more with Pos+g, all over N with Pos+g+p.
+    Source: arXiv 1910.02054, section 5.
     Differs: what DeepSpeed holds beside it (buckets, flat buffers, copies) stands in memory/zero.py.
     """
     settings = Settings(point)

@@ -66,7 +66,7 @@ def _spellings(last: str) -> Iterator[str]:
 
 
 def quantization_of(point: MeasuredPoint) -> Quantization | None:
-    """What a point's weights are: by the config, the checkpoint's name, then a setting's word. Raises: CannotPredict."""
+    """What a point's weights are: by config, the checkpoint's name, then a setting's word. Raises: CannotPredict."""
     config = point.settings.get("config")
     if isinstance(config, dict) and isinstance(config.get("quantization_config"), dict):
         return quantization_of_config(config["quantization_config"], where=point.id)

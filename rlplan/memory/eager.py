@@ -21,14 +21,15 @@ def eager_generation_bytes(
 ) -> int:
     """Allocated bytes at the peak.
 
-    Counts: weights; keys and values of the longest sequence; the larger of one layer's prefill and the logits with their
-    fp32 copy; of 4- and 8-bit weights also the largest matrix, dequantised for its product.
+    Counts: weights; keys and values of the longest sequence; the larger of one layer's prefill and the logits with
+    their fp32 copy; of 4- and 8-bit weights also the largest matrix, dequantised for its product.
     Source: litgpt tutorials/resource-tables.md and generate/base.py; bitsandbytes autograd/_functions.py MatMul4Bit.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> model = find_model("meta-llama/Llama-2-7b-hf")  # 2 * 6,738,415,616 and 2 * 32 * 2 * 4096 * 100 bytes of cache
+    >>> model = find_model("meta-llama/Llama-2-7b-hf")
+    >>> # 2 * 6738415616 + 2*32*2*4096*100 of cache + 50*32000*6 of logits
     >>> eager_generation_bytes(model, element_bytes=2, batch_size=1, prompt_len=50, response_len=50)
-    13534004838
+    13538860032
     """
     weights = weight_bytes(model.tensors, element_bytes, scheme)
     cache = sum(kv_elements_per_token(model).values()) * batch_size * (prompt_len + response_len) * element_bytes

@@ -50,7 +50,7 @@ def num_trtllm_sequences(model: ModelSpec, settings: TrtllmSettings) -> int:
     >>> from rlplan.spec.models.catalogue import find_model
     >>> settings = TrtllmSettings(80 * GIB, max_seq_len=7168, max_num_tokens=8192)
     >>> num_trtllm_sequences(find_model("meta-llama/Llama-3.1-8B"), settings)  # 0.9 * 60.31 GiB / (7168 * 128 KiB)
-    61
+    62
     """
     weights = engine_weight_bytes(model, engine_layout(settings.tp), settings.element_bytes, settings.quantization)
     peak = prefill_peak_bytes(model, settings.tp, settings.max_num_tokens, settings.element_bytes)
