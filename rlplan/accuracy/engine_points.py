@@ -112,8 +112,10 @@ def predict_activation_peak(point: MeasuredPoint) -> Prediction:
 
 @predicts("vllm_cuda_graph")
 def predict_graphs(point: MeasuredPoint) -> Prediction:
-    """Captured CUDA graphs of a rank."""
-    return _sized(point, memory_of(point, needs_gpu=_depends_on_gpu(point)).cuda_graphs)
+    """Captured CUDA graphs of a rank; before 0.11 the GPU, which decides max_num_seqs, does not matter."""
+    version = parse_version(Settings(point).word("vllm", Settings(point).word("version")))
+    needs_gpu = (version.major, version.minor) >= (0, 11) and "max_num_seqs" not in Settings(point)
+    return _sized(point, memory_of(point, needs_gpu=needs_gpu).cuda_graphs)
 
 
 @predicts("kv_saturation")

@@ -14,7 +14,7 @@ from rlplan.memory.quantization import Quantization
 from rlplan.memory.quantized_checkpoints import (
     quantization_by_name,
     quantization_by_word,
-    quantization_of_config,
+    quantization_of_spec,
     unquantized_name,
 )
 from rlplan.spec.base import shorten
@@ -67,9 +67,9 @@ def _spellings(last: str) -> Iterator[str]:
 
 def quantization_of(point: MeasuredPoint) -> Quantization | None:
     """What a point's weights are: by config, the checkpoint's name, then a setting's word. Raises: CannotPredict."""
-    config = point.settings.get("config")
-    if isinstance(config, dict) and isinstance(config.get("quantization_config"), dict):
-        return quantization_of_config(config["quantization_config"], where=point.id)
+    if isinstance(point.settings.get("config"), dict):
+        spec = model_of(point).quantization
+        return quantization_of_spec(spec, where=f"{point.id}: config") if spec else None
     named = quantization_by_name(point.model or "")
     if named is not None:
         return named

@@ -97,13 +97,15 @@ FORMATS = {
 class Quantization:
     """What a checkpoint quantises. form: how. only: a pattern that a tensor's name must have; left_out: one it may not.
 
-    covers_head: the language head too. Left alone in any case: whatever is no matrix, embeddings, norms and routers.
+    ignored: modules left alone, or parts of their names between dots. covers_head: the language head too.
+    Left alone in any case: whatever is no matrix, embeddings, norms and routers.
     """
 
     form: WeightFormat
     only: str = ""
     left_out: str = ""
     covers_head: bool = False
+    ignored: frozenset[str] = frozenset()
 
     def covers(self, parameter: Parameter) -> bool:
         """Whether a tensor is quantised.
@@ -119,7 +121,14 @@ class Quantization:
             return False
         if self.only and not re.search(self.only, parameter.name):
             return False
-        return not (self.left_out and re.search(self.left_out, parameter.name))
+        if self.left_out and re.search(self.left_out, parameter.name):
+            return False
+        return not (self.ignored and self._is_ignored(parameter.name))
+
+    def _is_ignored(self, name: str) -> bool:
+        words = name.split(".")
+        spans = ((start, end) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
+        return any(".".join(words[start:end]) in self.ignored for start, end in spans)
 
     def num_bytes(self, parameter: Parameter, element_bytes: int) -> int:
         """Bytes of a tensor: in this format where it is quantised, else `element_bytes` an element."""
