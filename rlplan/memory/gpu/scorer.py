@@ -1,0 +1,82 @@
+"""What one rank of a frozen role (reference, reward model) holds on its GPU and on its host, action by action.
+
+In: a model, how many ranks share it, tokens of a pass. Out: bytes by kind.
+Left out: tensor parallelism; weights are whole, or ZeRO-3 shards that are gathered layer by layer.
+"""
+
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.block import block_of
+from rlplan.memory.gpu.trainer import Bytes, Passes, add, process_overheads
+from rlplan.memory.ledger import Moment
+from rlplan.memory.logits import Loss
+from rlplan.memory.step_peak import Work, score_peak_bytes
+from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.adapters import value_head_parameters
+from rlplan.vocabulary import ActionKind, MemoryKind, Role
+
+
+class ScorerOnGpu:
+    """One rank. See `memory.predict.Forecast`. is_sharded: whether the weights are cut over all ranks."""
+
+    def __init__(
+        self,
+        role: Role,
+        model: ModelSpec,
+        element_bytes: int,
+        loss: Loss,
+        passes: Passes,
+        num_ranks: int,
+        overheads: GpuOverheads,
+        *,
+        is_sharded: bool,
+    ) -> None:
+        self.role, self.model, self.overheads = role, model, overheads
+        self.num_ranks = num_ranks if is_sharded else 1
+        self.has_head = role is Role.REFERENCE
+        self.element_bytes, self.loss, self.passes = element_bytes, loss if self.has_head else Loss.NONE, passes
+        parameters = model.parameters if self.has_head else value_head_parameters(model)
+        settings = ZeroSettings(stage=3 if is_sharded else 0, num_ranks=self.num_ranks, weight_bytes=element_bytes)
+        self.states = ZeroStates(settings, (), frozen=parameters)
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        held = process_overheads(self.overheads, self.num_ranks)
+        if action.kind is not ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = self.states.weight_bytes()
+        return held
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        held = process_overheads(self.overheads, self.num_ranks) | {MemoryKind.WEIGHTS: self.states.weight_bytes()}
+        if action.kind is not ActionKind.SCORE:
+            return held
+        layer = max(1, self.model.num_parameters // self.model.num_layers)
+        passing = {
+            MemoryKind.COMM_BUFFERS: self.states.gathered_bytes(layer),
+            MemoryKind.LOGITS: self._pass_bytes,
+        }
+        return add(held, passing)
+
+    def on_host(self, action: Action, moment: Moment) -> Bytes:
+        """Held in the host's memory: the weights while the role is parked."""
+        parked = action.kind is ActionKind.OFFLOAD_ROLE
+        return {MemoryKind.WEIGHTS: self.states.weight_bytes()} if parked else {}
+
+    @cached_property
+    def _pass_bytes(self) -> int:
+        """Activations and logits of one pass without gradients."""
+        return score_peak_bytes(
+            Work(
+                block_of(self.model),
+                self.model.num_layers,
+                self.model.vocab_size if self.has_head else 1,
+                self.passes.num_tokens,
+                self.passes.num_head_tokens,
+                element_bytes=self.element_bytes,
+                loss=self.loss,
+            )
+        )

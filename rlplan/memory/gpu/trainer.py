@@ -1,0 +1,212 @@
+"""What one rank of a trained role holds on its GPU and on its host, action by action, under DeepSpeed.
+
+In: a model, how it is trained, tokens of a micro-batch. Out: bytes by kind. The formulas are in zero.py, sharding.py,
+step_peak.py. Left out: pipelines; NVMe; what torch's allocator rounds (allocator.py).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.block import block_of
+from rlplan.memory.ledger import Moment
+from rlplan.memory.logits import Loss
+from rlplan.memory.optimizers import Optimizer
+from rlplan.memory.sharding import held_by_zero, sizes_of
+from rlplan.memory.step_peak import Adapters, Held, Recompute, Work, moments, score_peak_bytes
+from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.zero import States, ZeroSettings, ZeroStates
+from rlplan.spec.budget import BudgetTraining
+from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.vocabulary import ActionKind, MemoryKind, Role
+
+Bytes = dict[MemoryKind, int]
+
+
+@dataclass(frozen=True)
+class TrainerChoice:
+    """What is chosen for a trained role. micro_batch: rollouts of a pass."""
+
+    zero_stage: int
+    recomputes: bool
+    offloads_optimizer: bool
+    offloads_parameters: bool
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One micro-batch of a rank. num_tokens: prompt and response; num_head_tokens: those whose logits are taken.
+
+    accumulates: gradients of an earlier micro-batch are there already.
+    """
+
+    num_tokens: int
+    num_head_tokens: int
+    accumulates: bool
+
+
+class TrainerOnGpu:
+    """One rank. See `memory.predict.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
+
+    def __init__(
+        self,
+        role: Role,
+        model: ModelSpec,
+        training: BudgetTraining,
+        choice: TrainerChoice,
+        passes: Passes,
+        num_ranks: int,
+        overheads: GpuOverheads,
+        sync_bucket: int,
+    ) -> None:
+        self.role, self.model, self.training, self.choice = role, model, training, choice
+        self.passes, self.num_ranks, self.overheads, self.sync_bucket = passes, num_ranks, overheads, sync_bucket
+        self.parameters = value_head_parameters(model) if role is Role.VALUE else model.parameters
+        lora = training.lora if role is Role.POLICY else None
+        self.adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
+        self.states = ZeroStates(
+            zero_settings(training, choice, num_ranks),
+            self.adapters or self.parameters,
+            frozen=self.parameters if self.adapters else (),
+        )
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            return self._overheads()
+        return self._with_overheads(dict(self._states(action, moment).device))
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            return self._with_overheads(self._largest_moment(moment))
+        if action.kind is ActionKind.OPTIMIZER_STEP:
+            return self._with_overheads(self.moments["step"])
+        held = self._with_overheads(dict(self.states.after_step().device))
+        if action.kind is ActionKind.START_TRAINER:
+            return self.resident(action, moment)
+        if action.kind is ActionKind.SCORE:
+            held[MemoryKind.LOGITS] = score_peak_bytes(self.work)
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self._gathered
+        elif action.kind is ActionKind.SYNC_WEIGHTS:
+            held[MemoryKind.SYNC_STAGING] = self.staging
+        return held
+
+    def on_host(self, action: Action, moment: Moment) -> Bytes:
+        """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked."""
+        held = dict(self.states.after_step().host)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            for kind, size in self.states.after_step().device.items():
+                held[kind] = held.get(kind, 0) + size
+        elif action.kind is ActionKind.CHECKPOINT:
+            held[MemoryKind.SYNC_STAGING] = self.states.settings.weight_bytes * self.states.partition_numel
+        return held
+
+    @cached_property
+    def work(self) -> Work:
+        """What the rank computes in one micro-batch."""
+        training, passes = self.training, self.passes
+        is_value = self.role is Role.VALUE
+        return Work(
+            block_of(self.model),
+            self.model.num_layers,
+            1 if is_value else self.model.vocab_size,
+            passes.num_tokens,
+            passes.num_head_tokens,
+            element_bytes=training.dtype.num_bytes,
+            recompute=Recompute.FULL if self.choice.recomputes else Recompute.NONE,
+            loss=Loss.NONE if is_value else Loss(training.logits),
+            offloads_activations=training.offloads_activations,
+            adapters=_adapted(training.lora.targets) if self.adapters and training.lora else None,
+        )
+
+    @cached_property
+    def held(self) -> Held:
+        """What the rank holds whatever the tokens."""
+        sizes = sizes_of(
+            self.parameters,
+            self.model.num_layers,
+            is_tied=self.model.has_tied_embeddings,
+            adapters=self.adapters,
+            frozen_bytes=self.training.dtype.num_bytes * self.model.num_parameters if self.adapters else 0,
+        )
+        held = held_by_zero(self.states, sizes)
+        return Held(**{**vars(held), "accumulates": self.passes.accumulates})
+
+    @cached_property
+    def moments(self) -> dict[str, Bytes]:
+        """Bytes at the moments of a step. See `step_peak.moments`."""
+        return moments(self.held, self.work)
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the bucket through which weights pass to the engine."""
+        return staging_bytes(plan_buckets(self.parameters, self.training.dtype.num_bytes, self.sync_bucket))
+
+    @property
+    def _gathered(self) -> int:
+        layer = max(1, self.model.num_parameters // self.model.num_layers)
+        return self.states.gathered_bytes(layer)
+
+    def _largest_moment(self, moment: Moment) -> Bytes:
+        inside = [held for name, held in self.moments.items() if name != "step"]
+        largest = dict(max(inside, key=lambda held: sum(held.values())))
+        if moment == "first":
+            largest.pop(MemoryKind.OPTIMIZER, None)
+        return largest
+
+    def _states(self, action: Action, moment: Moment) -> States:
+        if moment == "start" or (moment == "first" and action.kind is ActionKind.RELOAD_ROLE):
+            return self.states.after_build()
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            return self.states.after_backward()
+        return self.states.after_step()
+
+    def _with_overheads(self, held: Bytes) -> Bytes:
+        return add(held, self._overheads())
+
+    def _overheads(self) -> Bytes:
+        return process_overheads(self.overheads, self.num_ranks)
+
+
+def add(one: Bytes, other: Bytes) -> Bytes:
+    """The sum of two, kind by kind."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in (*one, *(k for k in other if k not in one))}
+
+
+def process_overheads(overheads: GpuOverheads, num_ranks: int) -> Bytes:
+    """A CUDA context, and a communicator where a process has peers."""
+    held = {MemoryKind.CONTEXT: overheads.context.value}
+    if num_ranks > 1:
+        pair = overheads.communicator_of_two if num_ranks == 2 else overheads.communicator_of_many
+        held[MemoryKind.COMM_BUFFERS] = pair.value
+    return held
+
+
+def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
+    """DeepSpeed's settings for a choice."""
+    element_bytes = training.dtype.num_bytes
+    return ZeroSettings(
+        stage=choice.zero_stage,
+        num_ranks=num_ranks,
+        weight_bytes=element_bytes,
+        gradient_bytes=element_bytes,
+        optimizer=Optimizer(training.optimizer),
+        reduce_bucket_size=training.reduce_bucket_size,
+        allgather_bucket_size=training.reduce_bucket_size,
+        offloads_optimizer=choice.offloads_optimizer,
+        offloads_parameters=choice.offloads_parameters,
+    )
+
+
+def _adapted(targets: str | tuple[str, ...]) -> Adapters:
+    names = {targets} if isinstance(targets, str) else set(targets)
+    if "all-linear" in names:
+        return Adapters.ALL
+    on_attention = any(name in names for name in ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"))
+    on_mlp = any(name in names for name in ("gate_proj", "up_proj", "down_proj", "gate_up_proj"))
+    return Adapters.ALL if on_attention and on_mlp else Adapters.MLP if on_mlp else Adapters.ATTENTION
+
