@@ -24,8 +24,8 @@ FLOAT_BYTES = 4
 @dataclass(frozen=True)
 class Sizes:
     """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
-    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside the
-    layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
+    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
+    the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
     """
 
     trainable: tuple[int, ...]
