@@ -60,8 +60,8 @@ class Held:
     resident: between steps, by kind. gradients: when the backward pass ends. kept_gradients: the part of them that is
     resident already. head_gradient: of the vocabulary table, the first to come; layer_gradient: of one layer;
     table_gradient: of the embedding, the last to come: as far as they are part of `gradients`. passing: gathered
-    weights and buckets inside the passes. step_copies: inside the optimizer's step, beside the gradients. accumulates: this
-    micro-batch is not the first, so that all gradients are there before it.
+    weights and buckets inside the passes. step_copies: inside the optimizer's step, beside the gradients. accumulates:
+    this micro-batch is not the first, so that all gradients are there before it.
     """
 
     resident: Mapping[MemoryKind, int]
