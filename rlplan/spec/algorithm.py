@@ -58,9 +58,7 @@ _DECLARED = (
     Algorithm(
         "dapo", _POLICY, "group_normalized", "clipped_ratio", 2, "Yu et al. 2025, arXiv:2503.14476", has_reference=False
     ),
-    Algorithm(
-        "dr_grpo", _POLICY, "group_centred", "clipped_ratio", 2, "Liu et al. 2025, arXiv:2503.20783", has_reference=False
-    ),
+    Algorithm("dr_grpo", _POLICY, "group_centred", "clipped_ratio", 2, "Liu et al. 2025, arXiv:2503.20783", False),
     Algorithm("gspo", _POLICY, "group_normalized", "sequence_ratio", 2, "Zheng et al. 2025, arXiv:2507.18071"),
     Algorithm(
         name="dpo",

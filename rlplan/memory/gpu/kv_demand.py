@@ -55,7 +55,7 @@ class KvDemand:
         return (self.pool.blocks_of_sequence(longest) + 1) * self.pool.bytes_per_block
 
     def preemption_risk(self, kv_cache: int) -> float:
-        """Probability that c sequences at full length need more than the cache holds, so that some wait or start anew."""
+        """Probability that c sequences at full length need more than the cache: some wait, or start anew."""
         groups = len(self.pool.groups)
         blocks = self.pool.num_blocks(kv_cache) - self.prompt_blocks - self.num_seqs // 2
         return 1.0 - self.lengths.sum_at_most(max(0, blocks) // groups * self._block, self.num_seqs)

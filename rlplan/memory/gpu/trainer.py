@@ -99,8 +99,7 @@ class TrainerOnGpu:
         """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked."""
         held = dict(self.states.after_step().host)
         if action.kind is ActionKind.OFFLOAD_ROLE:
-            for kind, size in self.states.after_step().device.items():
-                held[kind] = held.get(kind, 0) + size
+            held = add(held, dict(self.states.after_step().device))
         elif action.kind is ActionKind.CHECKPOINT:
             held[MemoryKind.SYNC_STAGING] = self.states.settings.weight_bytes * self.states.partition_numel
         return held
