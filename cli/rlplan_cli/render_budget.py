@@ -91,15 +91,17 @@ def _show_binding(budget: Budget) -> None:
     """The binding moment: a row a kind, a column a process."""
     peak = budget.binding
     processes = list(dict.fromkeys(process for process, _, _, _ in peak.rows))
-    when = {"start": "while starting", "first": "first step", "steady": "every step", "finish": "at the end"}[peak.moment]
+    when = {"start": "while starting", "first": "first step", "steady": "every step", "finish": "at the end"}[
+        peak.moment
+    ]
     title = f"The binding moment: {peak.action_id}, {when}{_unit()}"
     table = new_table("kind", *map(_short_name, processes), "together", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for process, _, kind, size in peak.rows:
         sizes[SHORT.get(kind, kind.value)][process] = size
-    for kind, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
-        shown = [_size(cells[name]) if name in cells else "-" for name in processes]
-        table.add_row(kind, *shown, _size(sum(cells.values())))
+    for name, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
+        shown = [_size(cells[process]) if process in cells else "-" for process in processes]
+        table.add_row(name, *shown, _size(sum(cells.values())))
     stdout.print(table)
 
 
@@ -114,7 +116,9 @@ def _size(num_bytes: int) -> str:
 
 def _short_name(process: str) -> str:
     name = process.removesuffix("/0").removeprefix("scorer/").replace("rollout_engine", "engine")
-    return name.replace("policy_trainer", "trainer").replace("value_trainer", "value") if stdout.width < NARROW else name
+    return (
+        name.replace("policy_trainer", "trainer").replace("value_trainer", "value") if stdout.width < NARROW else name
+    )
 
 
 def _show_risks(budget: Budget) -> None:

@@ -63,12 +63,8 @@ def _place(step: GpuStep) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ..
     ]
     if step.has_rollouts:
         dp = step.num_generation // step.tp
-        layouts.append(
-            RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[:1], dp, step.tp)
-        )
-    layouts += [
-        RoleLayout(role, "scorer", training.name, first, step.num_training) for role in step.frozen_roles
-    ]
+        layouts.append(RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[:1], dp, step.tp))
+    layouts += [RoleLayout(role, "scorer", training.name, first, step.num_training) for role in step.frozen_roles]
     groups = (training,) if step.shares_devices or not step.has_rollouts else (training, generation)
     return groups, tuple(layouts)
 
@@ -154,7 +150,9 @@ class _Maker:
 
     def _train(self, role: Role) -> Iterator[_Call]:
         for index in range(self.step.num_mini_batches):
-            suffix = ("" if role is Role.POLICY else f"/{role}") + (f"/{index}" if self.step.num_mini_batches > 1 else "")
+            suffix = ("" if role is Role.POLICY else f"/{role}") + (
+                f"/{index}" if self.step.num_mini_batches > 1 else ""
+            )
             for kind in (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP):
                 yield _Call(f"{kind}{suffix}", kind, role, Phase.TRAIN, self._trainer(role), index)
 

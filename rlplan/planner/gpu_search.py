@@ -18,7 +18,7 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.logits import Loss
 from rlplan.planner.budget import Budget, Considered, GpuSetting, KvReport, Verdict
 from rlplan.planner.gpu_candidates import GpuCandidate, list_gpu_candidates
-from rlplan.planner.gpu_tables import Fit, Pattern, RoleTable, fit, pattern_of, role_table
+from rlplan.planner.gpu_tables import Fit, Pattern, RoleTable, fit, pattern_of
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import ceil_div, format_bytes
 from rlplan.vocabulary import Placement, Role
@@ -49,8 +49,10 @@ class GpuSearch:
     def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
         self.budget, self.setting = budget, setting
         self._tables: dict[object, RoleTable] = {}
+        self._covered: set[tuple[int, GpuStep]] = set()
         self._patterns: dict[GpuStep, tuple[Schedule, Pattern]] = {}
-        self._demands: dict[int, KvDemand] = {}
+        self._demands: dict[tuple[int, int], tuple[KvDemand, int, int]] = {}
+        self.lengths = budget.workload.lengths
 
     def run(self) -> Budget:
         """The best candidate that fits, or the nearest one. Raises: SpecError where sizes do not divide."""
@@ -75,15 +77,15 @@ class GpuSearch:
         rank = 0 if need.high <= capacity else 1 if need.expected <= capacity else 2
         if not candidate.step.has_rollouts:
             return Rated(candidate, need, 0, rank, candidate.handicap)
-        demand = self.demand(candidate)
+        demand, enough, least = self.demand(candidate)
         wanted = self.budget.rollout.kv_cache_memory
-        largest = demand.bytes_at(ENOUGH) if wanted == "auto" else int(wanted)
-        least = demand.least_bytes if wanted == "auto" else largest
+        largest = enough if wanted == "auto" else int(wanted)
+        least = least if wanted == "auto" else largest
         if min(need.room_high, largest) < least:
             rank = max(rank, 1 if need.room_expected >= least else 2)
         room = need.room_high if need.room_high >= least else need.room_expected
         kv_cache = max(0, min(largest, room)) // demand.pool.bytes_per_block * demand.pool.bytes_per_block
-        shortfall = KV_SHORTFALL * (1 - min(1.0, kv_cache / max(1, demand.bytes_at(ENOUGH))))
+        shortfall = KV_SHORTFALL * (1 - min(1.0, kv_cache / enough))
         return Rated(candidate, need, kv_cache, rank, candidate.handicap + shortfall)
 
     def schedule(self, step: GpuStep) -> tuple[Schedule, Pattern]:
@@ -94,26 +96,34 @@ class GpuSearch:
         return self._patterns[step]
 
     def tables(self, candidate: GpuCandidate) -> dict[str, RoleTable]:
-        """The table of every process."""
-        return {name: self._table(name, candidate) for name, _ in self.schedule(candidate.step)[0].processes}
+        """The table of every process, with an entry for every action."""
+        schedule, _ = self.schedule(candidate.step)
+        tables = {name: self._table(name, candidate) for name, _ in schedule.processes}
+        for name, table in tables.items():
+            if (known := (id(table), candidate.step)) not in self._covered:
+                table.cover((*schedule.start, *schedule.step), name)
+                self._covered.add(known)
+        return tables
 
-    def demand(self, candidate: GpuCandidate) -> KvDemand:
-        """What one engine's rollouts ask for."""
+    def demand(self, candidate: GpuCandidate) -> tuple[KvDemand, int, int]:
+        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         step, workload = candidate.step, self.budget.workload
-        engines = max(1, step.num_generation // step.tp)
-        if step.num_generation not in self._demands or step.tp > 1:
+        key = step.tp, step.num_generation
+        if key not in self._demands:
             engine = EngineOnGpu(
                 self.setting.policy, self.budget.rollout, candidate.engine, step.placement, self.setting.overheads, 1
             )
-            return KvDemand(
+            engines = max(1, step.num_generation // step.tp)
+            demand = KvDemand(
                 engine.pool,
                 min(self.budget.rollout.max_num_seqs, ceil_div(workload.num_rollouts_per_step, engines)),
                 workload.prompt_len,
                 workload.max_prompt_len,
                 workload.num_samples_per_prompt,
-                workload.lengths,
+                self.lengths,
             )
-        return self._demands[step.num_generation]
+            self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
+        return self._demands[key]
 
     def forecast(self, process: str, candidate: GpuCandidate, response_len: float, kv_cache: int = 0) -> GpuForecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
@@ -172,22 +182,23 @@ class GpuSearch:
     @cached_property
     def usual_len(self) -> float:
         """The longest response of a step, at its median: what a usual step's largest micro-batch is padded to."""
-        return self.budget.workload.lengths.longest_of(self.budget.workload.num_rollouts_per_step)
+        return self.lengths.longest_of(self.budget.workload.num_rollouts_per_step)
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
+        """A process's table, shared by all candidates in which it holds the same."""
         step = candidate.step
         is_engine = process.startswith("rollout_engine")
-        choice = candidate.engine if is_engine else candidate.trainer
-        key = (process, choice, step.placement, step.num_training, step.num_generation, step.parks, step.sleeps)
+        key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
+        if process.startswith("scorer"):
+            key = (process, step.num_training, step.zero_stage == 3, candidate.trainer.micro_batch)
+        elif not is_engine:
+            key = (process, step.num_training, candidate.trainer)
         if key not in self._tables:
-            schedule, _ = self.schedule(step)
             longest = float(self.budget.workload.max_response_len)
-            self._tables[key] = role_table(
+            self._tables[key] = RoleTable(
                 self.forecast(process, candidate, self.usual_len),
                 self.forecast(process, candidate, longest),
-                (*schedule.start, *schedule.step),
-                process,
-                full=self.forecast(process, candidate, longest, 1) if is_engine else None,
+                self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]
 
@@ -201,7 +212,10 @@ class GpuSearch:
             if budget.verdict.rank == one.rank:
                 break
         assert nearest is not None, "every placement that can be built has a candidate"
-        best = {placement: next((o for o in rated if o.candidate.step.placement is placement), None) for placement in Placement}
+        best = {
+            placement: next((o for o in rated if o.candidate.step.placement is placement), None)
+            for placement in Placement
+        }
         others = [self._considered(one) for one in best.values() if one and one.candidate != nearest.candidate]
         return nearest.with_considered((*considered, *others))
 
@@ -211,13 +225,15 @@ class GpuSearch:
         ledger = self._ledger(one, schedule)
         kv = None
         if one.candidate.step.has_rollouts:
-            demand = self.demand(one.candidate)
+            demand, _, _ = self.demand(one.candidate)
             kv = KvReport.of(demand, one.kv_cache, one.candidate.engine.tp)
         verdict = Verdict.of(ledger, self.setting.host_capacity, holds_kv=one.rank)
-        return Budget(self.budget, self.setting, one.candidate, schedule, ledger, verdict, kv, self._oom_risk(one, verdict))
+        return Budget(
+            self.budget, self.setting, one.candidate, schedule, ledger, verdict, kv, self._oom_risk(one, verdict)
+        )
 
     def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
-        lengths = self.budget.workload.lengths
+        lengths = self.lengths
         three = (lengths.mean, self.usual_len, float(self.budget.workload.max_response_len))
         processes = []
         for name, device in schedule.processes:
@@ -245,7 +261,7 @@ class GpuSearch:
         for _ in range(12):
             middle = (low + high) / 2
             low, high = (middle, high) if self._need_at(one, pattern, middle) <= capacity else (low, middle)
-        return 1.0 - workload.lengths.at_most(low) ** workload.num_rollouts_per_step
+        return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
     def _need_at(self, one: Rated, pattern: Pattern, response_len: float) -> int:
         """Bytes at the worst moment when the longest response has so many tokens."""
@@ -253,7 +269,8 @@ class GpuSearch:
         tables = {}
         for name, _ in schedule.processes:
             forecast = self.forecast(name, one.candidate, response_len, one.kv_cache)
-            tables[name] = role_table(forecast, forecast, (*schedule.start, *schedule.step), name)
+            tables[name] = RoleTable(forecast, forecast)
+            tables[name].cover((*schedule.start, *schedule.step), name)
         return fit(pattern, tables, self.setting.capacity).expected
 
     def _considered(self, one: Rated) -> Considered:
@@ -263,5 +280,6 @@ class GpuSearch:
             return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
         if one.rank == 2:
             return Considered(one.candidate.step.placement, one, f"needs {where}")
-        return Considered(one.candidate.step.placement, one, f"would {'fit' if one.rank == 0 else 'fit in expectation'}: {where}")
-
+        return Considered(
+            one.candidate.step.placement, one, f"would {'fit' if one.rank == 0 else 'fit in expectation'}: {where}"
+        )

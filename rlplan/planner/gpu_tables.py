@@ -4,7 +4,7 @@ In: forecasts, schedules. Out: RoleTable of a role's choice, Pattern of a schedu
 Left out: how a forecast counts (memory/gpu), which candidates there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import Action, Schedule
@@ -16,35 +16,33 @@ Slot = tuple[ActionKind, bool]
 """A kind of action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
 
 
-@dataclass(frozen=True)
 class RoleTable:
-    """Bytes of one process by slot: as expected, and at the high end. holds_kv: slots in which the KV cache is there."""
+    """Bytes of one process by slot: as expected, and at the high end. holds_kv: slots in which the KV cache is there.
 
-    expected: Mapping[Slot, int]
-    high: Mapping[Slot, int]
-    holds_kv: frozenset[Slot] = frozenset()
+    Filled action by action: placements whose steps have the same actions share it. usual, longest: the process at two
+    lengths. full: the same engine with a KV cache, None for other processes.
+    """
 
+    def __init__(self, usual: GpuForecast, longest: GpuForecast, full: GpuForecast | None = None) -> None:
+        self.usual, self.longest, self.full = usual, longest, full
+        self.expected: dict[Slot, int] = {}
+        self.high: dict[Slot, int] = {}
+        self.holds_kv: set[Slot] = set()
 
-def role_table(
-    usual: GpuForecast, longest: GpuForecast, actions: tuple[Action, ...], process: str, full: GpuForecast | None = None
-) -> RoleTable:
-    """The table of one process over the actions that it takes part in. full: the same engine with a KV cache."""
-    expected: dict[Slot, int] = {}
-    high: dict[Slot, int] = {}
-    holds_kv = set()
-    for action in actions:
-        if process not in action.processes:
-            continue
-        inside, after = (action.kind, True), (action.kind, False)
-        expected[inside] = sum(peak_with_slack(usual, action, "steady").values())
-        high[inside] = sum(
-            spread(kind, size)[1] for kind, size in peak_with_slack(longest, action, "steady").items()
-        )
-        expected[after] = high[after] = sum(usual.resident(action, "steady").values())
-        if full is not None:
-            held = (full.peak(action, "steady"), full.resident(action, "steady"))
-            holds_kv |= {slot for slot, kinds in zip((inside, after), held, strict=True) if MemoryKind.KV_CACHE in kinds}
-    return RoleTable(expected, high, frozenset(holds_kv))
+    def cover(self, actions: Iterable[Action], process: str) -> None:
+        """Make sure that there is an entry for every action that the process takes part in."""
+        for action in actions:
+            inside, after = (action.kind, True), (action.kind, False)
+            if process not in action.processes or inside in self.expected:
+                continue
+            longest = peak_with_slack(self.longest, action, "steady")
+            self.expected[inside] = sum(peak_with_slack(self.usual, action, "steady").values())
+            self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
+            self.expected[after] = self.high[after] = sum(self.usual.resident(action, "steady").values())
+            if self.full is not None:
+                held = (self.full.peak(action, "steady"), self.full.resident(action, "steady"))
+                slots = zip((inside, after), held, strict=True)
+                self.holds_kv |= {slot for slot, kinds in slots if MemoryKind.KV_CACHE in kinds}
 
 
 @dataclass(frozen=True)
@@ -96,4 +94,3 @@ def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int) -> Fit
         if has_kv:
             room, room_high = min(room, capacity - expected), min(room_high, capacity - high)
     return Fit(most, most_high, room, room_high)
-

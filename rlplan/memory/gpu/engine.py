@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.gpu.trainer import Bytes, add, process_overheads
+from rlplan.memory.gpu.trainer import Bytes, add, process_overheads, sync_staging
 from rlplan.memory.ledger import Moment
 from rlplan.memory.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving_kv import CachePool, cache_pool
 from rlplan.memory.serving_peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving_versions import LATEST
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes, rope_table_bytes
-from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.model import ModelSpec
@@ -109,4 +108,4 @@ class EngineOnGpu:
     @property
     def staging(self) -> int:
         """Bytes of the bucket through which weights arrive."""
-        return staging_bytes(plan_buckets(self.model.parameters, self.rollout.dtype.num_bytes, self.sync_bucket))
+        return sync_staging(self.model, self.rollout.dtype.num_bytes, self.sync_bucket)

@@ -4,7 +4,7 @@ In: a model, how many ranks share it, tokens of a pass. Out: bytes by kind.
 Left out: tensor parallelism; weights are whole, or ZeRO-3 shards that are gathered layer by layer.
 """
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.block import block_of
@@ -17,6 +17,14 @@ from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import value_head_parameters
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
+
+
+@lru_cache(maxsize=256)
+def frozen_parts(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
+    """(bytes of the rank's weights, of gathered weights at most at a time) of a frozen model."""
+    parameters = model.parameters if has_head else value_head_parameters(model)
+    states = ZeroStates(settings, (), frozen=parameters)
+    return states.weight_bytes(), states.gathered_bytes(model.num_parameters // model.num_layers)
 
 
 class ScorerOnGpu:
@@ -38,33 +46,27 @@ class ScorerOnGpu:
         self.num_ranks = num_ranks if is_sharded else 1
         self.has_head = role is Role.REFERENCE
         self.element_bytes, self.loss, self.passes = element_bytes, loss if self.has_head else Loss.NONE, passes
-        parameters = model.parameters if self.has_head else value_head_parameters(model)
         settings = ZeroSettings(stage=3 if is_sharded else 0, num_ranks=self.num_ranks, weight_bytes=element_bytes)
-        self.states = ZeroStates(settings, (), frozen=parameters)
+        self.weights, self.gathered = frozen_parts(model, settings, has_head=self.has_head)
 
     def resident(self, action: Action, moment: Moment) -> Bytes:
         """Held on the GPU when the action has ended."""
         held = process_overheads(self.overheads, self.num_ranks)
         if action.kind is not ActionKind.OFFLOAD_ROLE:
-            held[MemoryKind.WEIGHTS] = self.states.weight_bytes()
+            held[MemoryKind.WEIGHTS] = self.weights
         return held
 
     def peak(self, action: Action, moment: Moment) -> Bytes:
         """Held on the GPU at the peak inside the action."""
-        held = process_overheads(self.overheads, self.num_ranks) | {MemoryKind.WEIGHTS: self.states.weight_bytes()}
+        held = process_overheads(self.overheads, self.num_ranks) | {MemoryKind.WEIGHTS: self.weights}
         if action.kind is not ActionKind.SCORE:
             return held
-        layer = max(1, self.model.num_parameters // self.model.num_layers)
-        passing = {
-            MemoryKind.COMM_BUFFERS: self.states.gathered_bytes(layer),
-            MemoryKind.LOGITS: self._pass_bytes,
-        }
-        return add(held, passing)
+        return add(held, {MemoryKind.COMM_BUFFERS: self.gathered, MemoryKind.LOGITS: self._pass_bytes})
 
     def on_host(self, action: Action, moment: Moment) -> Bytes:
         """Held in the host's memory: the weights while the role is parked."""
         parked = action.kind is ActionKind.OFFLOAD_ROLE
-        return {MemoryKind.WEIGHTS: self.states.weight_bytes()} if parked else {}
+        return {MemoryKind.WEIGHTS: self.weights} if parked else {}
 
     @cached_property
     def _pass_bytes(self) -> int:

@@ -4,21 +4,21 @@ In: a model, how it is trained, tokens of a micro-batch. Out: bytes by kind. The
 step_peak.py. Left out: pipelines; NVMe; what torch's allocator rounds (allocator.py).
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.block import block_of
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.optimizers import Optimizer
-from rlplan.memory.sharding import held_by_zero, sizes_of
+from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Adapters, Held, Recompute, Work, moments, score_peak_bytes
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
-from rlplan.spec.budget import BudgetTraining
+from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.hardware import GpuOverheads
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
@@ -64,14 +64,8 @@ class TrainerOnGpu:
     ) -> None:
         self.role, self.model, self.training, self.choice = role, model, training, choice
         self.passes, self.num_ranks, self.overheads, self.sync_bucket = passes, num_ranks, overheads, sync_bucket
-        self.parameters = value_head_parameters(model) if role is Role.VALUE else model.parameters
-        lora = training.lora if role is Role.POLICY else None
-        self.adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
-        self.states = ZeroStates(
-            zero_settings(training, choice, num_ranks),
-            self.adapters or self.parameters,
-            frozen=self.parameters if self.adapters else (),
-        )
+        self.lora = training.lora if role is Role.POLICY else None
+        self.fixed = fixed_parts(model, role, self.lora, zero_settings(training, choice, num_ranks))
 
     def resident(self, action: Action, moment: Moment) -> Bytes:
         """Held on the GPU when the action has ended."""
@@ -85,23 +79,23 @@ class TrainerOnGpu:
             return self._with_overheads(self._largest_moment(moment))
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return self._with_overheads(self.moments["step"])
-        held = self._with_overheads(dict(self.states.after_step().device))
+        held = self._with_overheads(dict(self.fixed.after_step.device))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, moment)
         if action.kind is ActionKind.SCORE:
             held[MemoryKind.LOGITS] = score_peak_bytes(self.work)
-            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self._gathered
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
         elif action.kind is ActionKind.SYNC_WEIGHTS:
             held[MemoryKind.SYNC_STAGING] = self.staging
         return held
 
     def on_host(self, action: Action, moment: Moment) -> Bytes:
         """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked."""
-        held = dict(self.states.after_step().host)
+        held = dict(self.fixed.after_step.host)
         if action.kind is ActionKind.OFFLOAD_ROLE:
-            held = add(held, dict(self.states.after_step().device))
+            held = add(held, dict(self.fixed.after_step.device))
         elif action.kind is ActionKind.CHECKPOINT:
-            held[MemoryKind.SYNC_STAGING] = self.states.settings.weight_bytes * self.states.partition_numel
+            held[MemoryKind.SYNC_STAGING] = self.fixed.share_bytes
         return held
 
     @cached_property
@@ -119,21 +113,13 @@ class TrainerOnGpu:
             recompute=Recompute.FULL if self.choice.recomputes else Recompute.NONE,
             loss=Loss.NONE if is_value else Loss(training.logits),
             offloads_activations=training.offloads_activations,
-            adapters=_adapted(training.lora.targets) if self.adapters and training.lora else None,
+            adapters=_adapted(self.lora.targets) if self.lora else None,
         )
 
     @cached_property
     def held(self) -> Held:
         """What the rank holds whatever the tokens."""
-        sizes = sizes_of(
-            self.parameters,
-            self.model.num_layers,
-            is_tied=self.model.has_tied_embeddings,
-            adapters=self.adapters,
-            frozen_bytes=self.training.dtype.num_bytes * self.model.num_parameters if self.adapters else 0,
-        )
-        held = held_by_zero(self.states, sizes)
-        return Held(**{**vars(held), "accumulates": self.passes.accumulates})
+        return replace(self.fixed.held, accumulates=self.passes.accumulates)
 
     @cached_property
     def moments(self) -> dict[str, Bytes]:
@@ -143,32 +129,76 @@ class TrainerOnGpu:
     @property
     def staging(self) -> int:
         """Bytes of the bucket through which weights pass to the engine."""
-        return staging_bytes(plan_buckets(self.parameters, self.training.dtype.num_bytes, self.sync_bucket))
-
-    @property
-    def _gathered(self) -> int:
-        layer = max(1, self.model.num_parameters // self.model.num_layers)
-        return self.states.gathered_bytes(layer)
+        return sync_staging(self.model, self.training.dtype.num_bytes, self.sync_bucket)
 
     def _largest_moment(self, moment: Moment) -> Bytes:
         inside = [held for name, held in self.moments.items() if name != "step"]
-        largest = dict(max(inside, key=lambda held: sum(held.values())))
-        if moment == "first":
-            largest.pop(MemoryKind.OPTIMIZER, None)
-        return largest
+        largest = max(inside, key=lambda held: sum(held.values()))
+        late = MemoryKind.OPTIMIZER if moment == "first" else None
+        return {kind: size for kind, size in largest.items() if kind is not late}
 
     def _states(self, action: Action, moment: Moment) -> States:
         if moment == "start" or (moment == "first" and action.kind is ActionKind.RELOAD_ROLE):
-            return self.states.after_build()
+            return self.fixed.after_build
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            return self.states.after_backward()
-        return self.states.after_step()
+            return self.fixed.after_backward
+        return self.fixed.after_step
 
     def _with_overheads(self, held: Bytes) -> Bytes:
         return add(held, self._overheads())
 
     def _overheads(self) -> Bytes:
         return process_overheads(self.overheads, self.num_ranks)
+
+
+@dataclass(frozen=True)
+class FixedParts:
+    """What does not depend on the tokens. gathered: weights at most at a time. share_bytes: the rank's own weights."""
+
+    after_build: States
+    after_backward: States
+    after_step: States
+    held: Held
+    gathered: int
+    share_bytes: int
+
+
+@lru_cache(maxsize=1024)
+def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings) -> FixedParts:
+    """States of a rank, counted once for all token counts."""
+    parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes)
+    states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
+    return FixedParts(
+        states.after_build(),
+        states.after_backward(),
+        states.after_step(),
+        held_by_zero(states, sizes),
+        states.gathered_bytes(sizes.layer_weights),
+        settings.weight_bytes * states.partition_numel,
+    )
+
+
+@lru_cache(maxsize=64)
+def _trained(
+    model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
+    """The model's parameters, the adapters beside them, and their sizes."""
+    parameters = value_head_parameters(model) if role is Role.VALUE else model.parameters
+    adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
+    sizes = sizes_of(
+        parameters,
+        model.num_layers,
+        is_tied=model.has_tied_embeddings,
+        adapters=adapters,
+        frozen_bytes=element_bytes * model.num_parameters if adapters else 0,
+    )
+    return parameters, adapters, sizes
+
+
+@lru_cache(maxsize=64)
+def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int) -> int:
+    """Bytes of the bucket through which weights pass from the trainer to the engine."""
+    return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))
 
 
 def add(one: Bytes, other: Bytes) -> Bytes:
@@ -208,4 +238,3 @@ def _adapted(targets: str | tuple[str, ...]) -> Adapters:
     on_attention = any(name in names for name in ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"))
     on_mlp = any(name in names for name in ("gate_proj", "up_proj", "down_proj", "gate_up_proj"))
     return Adapters.ALL if on_attention and on_mlp else Adapters.MLP if on_mlp else Adapters.ATTENTION
-
