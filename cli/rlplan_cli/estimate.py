@@ -57,7 +57,7 @@ def command(
             way_out="for example: rlplan estimate --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
         )
     path = Path(job)
-    if path.suffix != ".json" and "gpus" in (read_yaml(path, "the file") or ()):
+    if path.suffix != ".json" and "gpus" in (read_yaml(path, "the job file") or ()):
         _show(load_budget(path, changes), as_json=as_json)
         return
     plan = plan_from_file(path, changes)

@@ -1,6 +1,6 @@
 """Candidates on GPUs: every combination of choices that a budget leaves open and that the numbers allow.
 
-In: a BudgetSpec, the number of GPUs, the policy's shape. Out: candidates with a handicap each, and what cannot be built.
+In: a BudgetSpec, the number of GPUs, the policy's shape. Out: candidates with a handicap each; what cannot be built.
 Left out: bytes (gpu_search.py). The handicap stands in for time until there is a timing model: it orders what is known
 to cost time, and nothing else may be read from it.
 """
@@ -160,7 +160,7 @@ def _micro_batches(budget: BudgetSpec, share: int) -> tuple[int, ...]:
 
 
 def _handicap(budget: BudgetSpec, step: GpuStep, trainer: TrainerChoice) -> float:
-    """What is known to cost time: a third more FLOPs, traffic over PCIe, gathers, switches, idle devices, small passes."""
+    """What is known to cost time: a third more FLOPs, PCIe traffic, gathers, switches, idle devices, small passes."""
     tokens = trainer.micro_batch * budget.workload.max_seq_len
     return (
         3.0 * trainer.recomputes

@@ -38,48 +38,43 @@ def list_gpu_remedies(spec: BudgetSpec) -> Iterator[Remedy]:
 def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
     """What to try, cheapest first; within a kind the mildest first."""
     training, rollout, workload = spec.training, spec.rollout, spec.workload
-    if training.recompute == "none":
-        yield [_changed(spec, "training", recompute="full")]
-    if workload.micro_batch_size_per_gpu != "auto" and int(workload.micro_batch_size_per_gpu) > 1:
+    if workload.micro_batch_size_per_gpu != "auto":
         sizes = _halves(int(workload.micro_batch_size_per_gpu))
         yield [_changed(spec, "workload", micro_batch_size_per_gpu=size) for size in sizes]
-    if training.logits in ("plain", "chunked"):
-        yield [_changed(spec, "training", logits="in_place"), _changed(spec, "training", logits="fused")]
-    elif training.logits == "in_place":
-        yield [_changed(spec, "training", logits="fused")]
-    if training.zero_stage not in ("auto", 3):
-        yield [_changed(spec, "training", zero_stage=3)]
-    if rollout.kv_cache_memory != "auto":
-        yield [_changed(spec, "rollout", kv_cache_memory="auto")]
-    if rollout.tp != "auto":
-        yield [_changed(spec, "rollout", tp="auto")]
-    if spec.placement.placement != "auto":
-        yield [_changed(spec, "placement", placement="auto")]
-    if training.offloads_optimizer is False:
-        yield [_changed(spec, "training", offloads_optimizer=True)]
-    if training.optimizer == "adamw":
-        yield [_changed(spec, "training", optimizer="adamw_8bit")]
-    if training.offloads_parameters is False:
-        yield [_changed(spec, "training", offloads_parameters=True, zero_stage=3)]
+    tried: list[tuple[bool, str, dict[str, Any]]] = [
+        (training.recompute == "none", "training", {"recompute": "full"}),
+        (training.logits in ("plain", "chunked"), "training", {"logits": "in_place"}),
+        (training.logits != "fused", "training", {"logits": "fused"}),
+        (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),
+        (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
+        (rollout.tp != "auto", "rollout", {"tp": "auto"}),
+        (spec.placement.placement != "auto", "placement", {"placement": "auto"}),
+        (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
+        (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
+        (training.offloads_parameters is False, "training", {"offloads_parameters": True, "zero_stage": 3}),
+        (training.lora is None, "training", {"lora": LoraSpec(rank=ADAPTER_RANK)}),
+    ]
+    yield from ([_changed(spec, part, **changes)] for holds, part, changes in tried if holds)
     if training.ulysses == 1:
         yield [_changed(spec, "training", ulysses=ways) for ways in (2, 4, 8)]
-    if training.lora is None:
-        lora = LoraSpec(rank=ADAPTER_RANK)
-        yield [(f"training.lora={{rank: {ADAPTER_RANK}}}", _with(spec, "training", lora=lora))]
     count, gpu = parse_gpus(spec.gpus, where="gpus")
-    yield [
-        (f"gpus={count * times}x{gpu.name}", spec.model_copy(update={"gpus": f"{count * times}x{gpu.name}"}))
-        for times in MORE_GPUS
-    ]
+    more = [f"{count * times}x{gpu.name}" for times in MORE_GPUS]
+    yield [(f"gpus={gpus}", spec.model_copy(update={"gpus": gpus})) for gpus in more]
+    freed = {"zero_stage": "auto", "recompute": "auto", "offloads_optimizer": "auto"}
+    changed = {key: value for key, value in freed.items() if getattr(training, key) != value}
+    if changed:
+        words, other = _changed(spec, "training", **changed)
+        yield [(f"{words} gpus={gpus}", other.model_copy(update={"gpus": gpus})) for gpus in more]
 
 
 def _changed(spec: BudgetSpec, part: str, **changes: Any) -> tuple[str, BudgetSpec]:
-    words = " ".join(f"{part}.{key}={str(value).lower()}" for key, value in changes.items())
-    return words, _with(spec, part, **changes)
+    """A change as it is typed, and the budget with it."""
+    other = spec.model_copy(update={part: getattr(spec, part).model_copy(update=changes)})
+    return " ".join(f"{part}.{key}={_typed(value)}" for key, value in changes.items()), other
 
 
-def _with(spec: BudgetSpec, part: str, **changes: Any) -> BudgetSpec:
-    return spec.model_copy(update={part: getattr(spec, part).model_copy(update=changes)})
+def _typed(value: Any) -> str:
+    return f"'{{rank: {value.rank}}}'" if isinstance(value, LoraSpec) else str(value).lower()
 
 
 def _fits(spec: BudgetSpec) -> int | None:

@@ -245,7 +245,7 @@ class GpuSearch:
         return predict_gpu_ledger(schedule, processes, self.setting.capacity, self.setting.host_capacity or 0)
 
     def _oom_risk(self, one: Rated, verdict: Verdict) -> float:
-        """Probability that some micro-batch of a step is too long: 0 where the longest fits, 1 where a usual one does not.
+        """Probability that some micro-batch of a step is too long.
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """

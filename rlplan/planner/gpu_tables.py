@@ -57,14 +57,14 @@ def pattern_of(schedule: Schedule) -> Pattern:
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
     for action in (*schedule.start, *schedule.step):
-        last |= {process: (action.kind, False) for process in action.processes}
+        last |= dict.fromkeys(action.processes, (action.kind, False))
     moments = []
     for action in schedule.step:
-        inside = {process: (action.kind, True) for process in action.processes}
+        inside = dict.fromkeys(action.processes, (action.kind, True))
         for device in sorted({devices[process] for process in action.processes}):
             there = {process: slot for process, slot in (last | inside).items() if devices[process] == device}
             moments.append(tuple(there.items()))
-        last |= {process: (action.kind, False) for process in action.processes}
+        last |= dict.fromkeys(action.processes, (action.kind, False))
     return Pattern(tuple(dict.fromkeys(moments)))
 
 
