@@ -1,17 +1,17 @@
 """Which tensors a published checkpoint quantises, and how: from its `quantization_config`, or from its name.
 
-In: the config's mapping as data, or a name such as `Qwen/Qwen3-32B-FP8`. Out: a Quantization, or None for none.
+In: what the config says, or a name such as `Qwen/Qwen3-32B-FP8`. Out: a Quantization, or None for none.
 Left out: the bytes (quantization.py). An unknown method is an error, never a guess.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from rlplan.errors import SpecError
 from rlplan.memory import quantization as q
 from rlplan.memory.quantization import Quantization, WeightFormat
 from rlplan.spec.base import shorten
+from rlplan.spec.models.quantization import QuantizationSpec
 
 EXPERTS = r"\.experts(\.|$)"
 """Names of routed experts' tensors, stacked or one by one."""
@@ -99,70 +99,51 @@ def quantization_by_word(word: str, *, where: str) -> Quantization | None:
     return _WORDS[text]
 
 
-def quantization_of_config(config: Mapping[str, Any], *, where: str) -> Quantization | None:
-    """What `quantization_config` of a Hugging Face config says: method, group size and the modules left alone.
+def quantization_of_spec(spec: QuantizationSpec, *, where: str) -> Quantization:
+    """What a checkpoint's own config says: method, group size and the modules left alone.
 
     Raises: SpecError for a method that is not counted.
 
-    >>> config = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
-    >>> quantization_of_config(config, where="config.json").form.name
+    >>> spec = QuantizationSpec(method="fp8", strategy="block", left_out=("lm_head",))
+    >>> quantization_of_spec(spec, where="config.json").form.name
     'fp8-block'
     """
-    method = str(config.get("quant_method", config.get("quant_algo", ""))).lower()
-    ignored = config.get("modules_to_not_convert") or config.get("ignore") or config.get("ignored_layers") or []
-    if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
-        raise _wrong(f"modules left alone are {shorten(ignored)}", where, "a list of module names")
-    return Quantization(_format(method, config, where), left_out=_pattern(ignored))
+    left_out = frozenset(name.removeprefix("re:").strip(".*^$\\").replace("\\.", ".") for name in spec.left_out)
+    return Quantization(_format(spec, where), ignored=left_out - {""})
 
 
-def _format(method: str, config: Mapping[str, Any], where: str) -> WeightFormat:
-    bits = config.get("bits", 4)
-    if method == "fp8":
-        return q.FP8_BLOCK if config.get("weight_block_size") else q.FP8_TENSOR
-    if method == "bitsandbytes":
-        if config.get("load_in_8bit"):
-            return q.INT8_CHANNEL
-        return q.NF4_DOUBLE if config.get("bnb_4bit_use_double_quant") else q.NF4
-    if method in ("gptq", "awq") and bits in (4, 8):
-        return q.GPTQ_8 if bits == 8 else q.AWQ if method == "awq" else q.GPTQ
-    known = {"fbgemm_fp8": q.FP8_CHANNEL, "mxfp4": q.MXFP4, "nvfp4": q.NVFP4, "modelopt": q.NVFP4}
-    if method in known:
-        return known[method]
-    if method == "compressed-tensors":
-        return _compressed(config, where)
-    raise _wrong(f"quant_method is {shorten(method)}", where, "fp8, fbgemm_fp8, awq, gptq, bitsandbytes, mxfp4, nvfp4")
-
-
-def _compressed(config: Mapping[str, Any], where: str) -> WeightFormat:
-    groups = config.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else None
-    if isinstance(weights, dict):
-        kind = (weights.get("type"), weights.get("num_bits"), weights.get("strategy"), weights.get("group_size"))
-        formats: dict[tuple[Any, Any, Any], WeightFormat] = {
-            ("float", 8, "tensor"): q.FP8_TENSOR,
-            ("float", 8, "channel"): q.FP8_CHANNEL,
-            ("float", 8, "block"): q.FP8_BLOCK,
-            ("int", 8, "channel"): q.INT8_CHANNEL,
-            ("float", 4, "tensor_group"): q.NVFP4,
-        }
-        if kind[:3] in formats:
-            return formats[kind[:3]]
-        if kind[:3] == ("int", 4, "group") and kind[3] in (32, 128):
-            return q.INT4_GROUP_32 if kind[3] == 32 else q.AWQ
-    raise _wrong(f"config_groups are {shorten(groups)}", where, "8-bit tensor, channel or block, or 4-bit groups")
-
-
-def _pattern(names: list[str]) -> str:
-    """One pattern for module names; `re:` starts an expression, read as a plain name."""
-    plain = [re.escape(name.removeprefix("re:").strip(".*^$\\")) for name in names]
-    return "|".join(rf"(^|\.){name}(\.|$)" for name in plain if name)
-
-
-def _wrong(what: str, where: str, rule: str) -> SpecError:
-    return SpecError(
-        what,
-        where=f"{where}: quantization_config",
-        rule=f"counted: {rule}",
-        way_out="use another checkpoint, or the unquantised model",
-    )
+def _format(spec: QuantizationSpec, where: str) -> WeightFormat:
+    eight = spec.bits == 8
+    by_method = {
+        "fp8": q.FP8_BLOCK if spec.strategy == "block" else q.FP8_TENSOR,
+        "fbgemm_fp8": q.FP8_CHANNEL,
+        "bitsandbytes": q.INT8_CHANNEL if eight else q.NF4_DOUBLE if spec.has_double_quant else q.NF4,
+        "gptq": q.GPTQ_8 if eight else q.GPTQ,
+        "awq": q.AWQ,
+        "mxfp4": q.MXFP4,
+        "nvfp4": q.NVFP4,
+        "modelopt": q.FP8_TENSOR if eight else q.NVFP4,
+    }
+    by_strategy = {
+        (True, 8, "tensor"): q.FP8_TENSOR,
+        (True, 8, "channel"): q.FP8_CHANNEL,
+        (True, 8, "block"): q.FP8_BLOCK,
+        (False, 8, "channel"): q.INT8_CHANNEL,
+        (True, 4, "tensor_group"): q.NVFP4,
+        (False, 4, "group"): q.INT4_GROUP_32 if spec.group_size == 32 else q.AWQ,
+    }
+    if spec.method in by_method and not (spec.method in ("gptq", "awq") and spec.bits not in (None, 4, 8)):
+        form = by_method[spec.method]
+    elif spec.method == "compressed-tensors" and (spec.is_float, spec.bits, spec.strategy) in by_strategy:
+        form = by_strategy[spec.is_float, spec.bits or 0, spec.strategy]
+    else:
+        words = f"{spec.method}, {spec.bits} bits, {spec.strategy or 'no strategy'}"
+        raise SpecError(
+            f"quantisation '{shorten(words)[1:-1]}' is not counted",
+            where=f"{where}: quantization_config",
+            rule=f"counted: {', '.join(by_method)}, and compressed-tensors of 8 bits or 4-bit groups",
+            way_out="use another checkpoint, or the unquantised model",
+        )
+    if form in (q.AWQ, q.GPTQ, q.GPTQ_8) and spec.group_size:
+        return replace(form, block=(1, spec.group_size))
+    return form

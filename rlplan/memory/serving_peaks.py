@@ -19,10 +19,11 @@ source 2.9 would be 3.0, which changes the peak by 0.8 %."""
 SAMPLER_BYTES = 14
 """A sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4, exponential
 noise 4. Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived, not fitted."""
-SORT_SAMPLER_BYTES = 42
-"""The same where PyTorch sorts: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort a copy of the
-keys 4, indices 8, and CUB's second buffers of both 12. Source: as above and ATen/native/cuda/Sort.cpp. Derived; three
-sources imply 41.2 (vllm pull 10511), 39.8 (21489) and 44.9 (17122), whose mean without each is 42.3, 43.1 and 40.5."""
+SORT_SAMPLER_BYTES = 41
+"""The same where PyTorch sorts. Derived: 38: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort the
+indices again 8 and CUB's second buffers of keys and indices 12 (ATen/native/cuda/Sort.cpp). Measured, it is 39.2 (vllm
+pull 10511), 39.5 (21489) and 45.1 (17122): 41 is their mean; without the first it is 42.3, without the second 42.2,
+without the third 39.4, which changes the sampler's peak by at most 4 %."""
 LOGIT_BYTES = 2
 """A bf16 logit, where the profile run computes logits and samples nothing."""
 GRAPH_BYTES = 10 * MIB
@@ -59,7 +60,7 @@ def prefill_peak_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes
 def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, num_seqs: int) -> int:
     """Bytes in flight while the profile run samples for every sequence, the forward pass's output still held.
 
-    Counts: S*V*(14, or 42 with a full sort) + 2*T*h; every rank gathers the whole vocabulary.
+    Counts: S*V*(14, or 41 with a full sort) + 2*T*h; every rank gathers the whole vocabulary.
     Source: vLLM 0.32.0 gpu_model_runner.py `_dummy_sampler_run`.
 
     >>> from rlplan.memory.serving_versions import LATEST

@@ -13,8 +13,8 @@ from rlplan.units import GIB
 
 OLDEST = (0, 6)
 """0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
-UNSTATED_MINOR = 12
-"""The version that `V1` without a number is taken for: no full sort any more, CUDA graphs not yet counted."""
+UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 11)
+"""What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,9 +48,9 @@ class VllmVersion:
         """Whether the profile run samples with PyTorch's full sort: V0, and V1 before FlashInfer and Triton kernels.
 
         Source: vLLM 0.6.4 layers/sampler.py and 0.8.4 v1/sample/ops/topk_topp_sampler.py against 0.32.0's.
-        Assumes: 0.12 for the change, from start-up logs; the exact version is not documented.
+        Assumes: 0.11 for the change, from start-up logs; the exact version is not documented.
         """
-        return self.is_v0 or (0, 8, 3) <= self._number < (0, 12, 0)
+        return self.is_v0 or (0, 8, 3) <= self._number < (0, 11, 0)
 
     @property
     def profiles_sampler(self) -> bool:
@@ -84,7 +84,7 @@ def parse_version(text: str) -> VllmVersion:
     """The version that a log's words name. Raises: SpecError for one that is not modelled.
 
     >>> parse_version("~0.6.5 V0") == VllmVersion(0, 6, 5, is_v0=True), parse_version("V1").minor
-    (True, 12)
+    (True, 11)
     >>> parse_version("v0.8.4").is_v0
     False
     """
@@ -92,7 +92,9 @@ def parse_version(text: str) -> VllmVersion:
     says_v0 = re.search(r"\bV0\b(?!\.)", text, re.IGNORECASE) is not None
     says_v1 = re.search(r"\bV1\b(?!\.)", text, re.IGNORECASE) is not None
     if match is None:
-        return VllmVersion(0, 7, 3, is_v0=True) if says_v0 else VllmVersion(0, UNSTATED_MINOR)
+        if says_v0:
+            return VllmVersion(0, 7, 3, is_v0=True)
+        return VllmVersion(*(UNNUMBERED_V1 if says_v1 else UNSTATED))
     major, minor, patch = (int(part or 0) for part in match.groups())
     if (major, minor) < OLDEST:
         raise SpecError(
