@@ -20,12 +20,23 @@ CHUNK = 64
 """Tokens of a chunk of the gated delta rule. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py."""
 
 
-def register_attention() -> None:
-    """An attention that never builds a mask, which transformers does as soon as it feels traced."""
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Attention without a mask, which transformers would build as soon as it feels traced."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    def no_mask(*arguments: Any, **named: Any) -> None:
+        return None
+
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *arguments, **named: None)
+    AttentionMaskInterface.register(ATTENTION, no_mask)
+    masks = AttentionMaskInterface._global_mapping
+    before = masks["sdpa"]
+    masks["sdpa"] = no_mask
+    try:
+        yield
+    finally:
+        masks["sdpa"] = before
 
 
 def _attention(

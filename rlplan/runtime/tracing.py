@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
-from rlplan.runtime.trace_kernels import ATTENTION, kernels_of, register_attention
+from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.vocabulary import MemoryKind
 
 CHUNKS = 8
@@ -84,9 +84,8 @@ def traced_model(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Any]
     """The model of a config under fake tensors, with stand-ins for CUDA's kernels. Raises: SpecError."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
-    register_attention()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with fused_attention(), FakeTensorMode(allow_non_fake_inputs=True):
             model = _build(config)
             with kernels_of(model):
                 yield model
@@ -131,7 +130,7 @@ def _class_of(parsed: Any, config: Mapping[str, Any]) -> Any:
 
 def _attention_of(kind: Any) -> str:
     """Flash attention where the family lets attention be exchanged; what it has itself otherwise."""
-    if hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
+    if kind._supports_attention_backend or hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return ATTENTION
     return "sdpa" if kind._supports_sdpa else "eager"
 
