@@ -15,7 +15,7 @@ SEGMENT_BYTES = 2 * MIB
 def reserved_bytes(allocated: int, layer: int) -> int:
     """Bytes reserved when `allocated` are in use at the peak and a layer's tensors take `layer`.
 
-    Counts: what is allocated, and one layer's tensors once more: the segments that the layers cut for themselves are each
+    Counts: what is allocated, and one layer's tensors once more: the segments that layers cut for themselves are each
     smaller than one tensor of logits, and segments are never joined, so that the logits take new ones.
     Assumes: the logits are the largest tensors, as with every vocabulary of today.
 

@@ -1,7 +1,7 @@
 """Frozen layers: bytes that a layer saves for its backward pass when its own weights are not trained.
 
 In: a Block, and what is trained beside its frozen weights. Out: bytes for a number of tokens.
-Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py), adapters on routed experts.
+Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py), adapters on experts.
 
 Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
 Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient).

@@ -52,7 +52,8 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
     """
     if loss in (Loss.NONE, Loss.FUSED):
         return 0
-    widths = {Loss.COMPILED_CHUNKED: element_bytes, Loss.UNCAST_CHUNKED: 2 * element_bytes, Loss.SHIFTED: 2 * FLOAT_BYTES}
+    e = element_bytes
+    widths = {Loss.COMPILED_CHUNKED: e, Loss.UNCAST_CHUNKED: 2 * e, Loss.SHIFTED: 2 * FLOAT_BYTES}
     return widths.get(loss, FLOAT_BYTES) * vocab_size * num_tokens
 
 
@@ -62,11 +63,13 @@ def loss_peak_bytes(
     """Bytes of the loss's tensors at their largest moment, what waits included.
 
     Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
-    log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk more.
+    log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk.
     Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
-    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. In place:
-    logits in fp32 and their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows'
-    gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. In
+    place: logits in fp32 and their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its
+    gradient, and the rows' gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
+    utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
 
     >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)

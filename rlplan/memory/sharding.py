@@ -3,8 +3,8 @@
 In: sizes of a model, how it is trained. Out: Held, which step_peak.py turns into moments.
 Left out: communication buffers of NCCL, hybrid sharding, activation memory (step_peak.py).
 
-Symbols: P trainable parameters, N ranks that share, e bytes of a weight in the passes, t p d e tensor, pipeline, data and
-expert parallel sizes.
+Symbols: P trainable parameters, N ranks that share, e bytes of a weight in the passes, t p d e tensor, pipeline, data
+and expert parallel sizes.
 Source: torch 2.13 optim and distributed/fsdp; Megatron-Core 0.14 distributed/distributed_optimizer; DeepSpeed 0.19.8.
 """
 
@@ -23,9 +23,9 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything else,
-    as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside the
-    layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
+    """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
+    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
+    the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
     """
 
     trainable: tuple[int, ...]
@@ -124,8 +124,8 @@ def held_by_fsdp(
 ) -> Held:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
-    Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which stays
-    whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
+    Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
+    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
     counts_every_stream: for `reserved`: gradients live in the reduction stream's pool, which no other stream reuses, so
     they count at every moment. ways: tensor parallel ranks, over which everything is split beforehand.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`reshard_after_forward` is False for the root; streams).

@@ -5,12 +5,12 @@ Left out: pipelines (sharding.py turns them into tokens in flight), allocator ef
 
 Between the moments bytes change linearly: layer by layer activations go and gradients come. So the largest of
 `loss` (everything saved, the logits at their worst), `head` (their gradient, and the head's), `first_layer` (the head's
-gradient has come, the logits are gone),
-`last_layer` (all gradients, one layer), `table` (the embedding's gradient) and `step` is the peak; backward.py walks every parameter for the CPU runtime.
+gradient has come, the logits are gone), `last_layer` (all gradients, one layer), `table` (the embedding's gradient) and
+`step` is the peak; backward.py walks every parameter for the CPU runtime.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rlplan.memory.activations import (
@@ -52,9 +52,9 @@ class Held:
     resident: between steps, by kind. gradients: when the backward pass ends. kept_gradients: the part of them that is
     resident already. head_gradient: of the vocabulary table, the first to come; layer_gradient: of one layer;
     table_gradient: of the embedding, the last to come: as far as they are part of `gradients`. is_tied: it is added to
-    the head's, which has waited for it. passing: gathered weights and buckets inside the passes. step_copies: inside the
-    optimizer's step, beside the gradients. accumulates: this micro-batch is not the first, so that all gradients are
-    there before it.
+    the head's, which has waited for it. passing: gathered weights and buckets inside the passes. step_copies: inside
+    the optimizer's step, beside the gradients. accumulates: this micro-batch is not the first, so that all gradients
+    are there before it.
     """
 
     resident: Mapping[MemoryKind, int]
@@ -75,8 +75,8 @@ class Work:
     another pipeline stage has the head. frozen: what is trained beside frozen weights; None trains everything.
     repeats_keys: keys and values are copied for every query head before attention (with a padding mask; torchtune).
     views_fused: the values are a view of one fused projection, which they keep whole (litgpt). is_compiled: recomputed
-    regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that the
-    training loop keeps in a variable.
+    regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
+    the training loop keeps in a variable.
     """
 
     block: Block
@@ -172,7 +172,7 @@ CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
 
 
 def _head_bytes(work: Work) -> int:
-    """Gradients of the logits in the model's type while the head's own gradient is taken; of chunks the first is gone."""
+    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone."""
     words = work.element_bytes * work.num_head_tokens * work.vocab_size
     if work.loss in (Loss.NONE, Loss.FUSED):
         return 0

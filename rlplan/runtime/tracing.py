@@ -144,7 +144,7 @@ def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     from rlplan.runtime.logprob_model import _SelectedLogprobs
 
     logits = model.get_output_embeddings()(_body(model, tokens)).float()
-    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1))
+    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1), 1.0)
     return logprobs.mean()
 
 
