@@ -104,7 +104,8 @@ def held_by_torch(
         gradients=gradients,
         head_gradient=table,
         layer_gradient=layers,
-        table_gradient=0 if sizes.is_tied or steps_in_backward else table,
+        table_gradient=0 if steps_in_backward and not sizes.is_tied else table,
+        is_tied=sizes.is_tied,
         passing=2 * sizes.num_trainable if casts_weights else 0,
         step_copies=copies,
     )
