@@ -10,7 +10,7 @@ gradient has come, the logits are gone), `last_layer` (all gradients, one layer)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlplan.memory.activations import (
@@ -21,7 +21,7 @@ from rlplan.memory.activations import (
     mlp_saved_bytes,
     working_bytes,
 )
-from rlplan.memory.block import Block
+from rlplan.memory.block import Block, Layers
 from rlplan.memory.frozen import Frozen, frozen_layer_bytes
 from rlplan.memory.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes
 from rlplan.vocabulary import MemoryKind
@@ -71,8 +71,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank computes in one micro-batch. num_layers: on this rank. num_head_tokens: tokens with logits; 0 where
-    another pipeline stage has the head. frozen: what is trained beside frozen weights; None trains everything.
+    """What one rank computes in one micro-batch. block: of its first layer. num_layers: on this rank, of that kind.
+    more: layers of other kinds (block_families.py, `blocks_of`), in their order. num_head_tokens: tokens with logits; 0
+    where another pipeline stage has the head. frozen: what is trained beside frozen weights; None trains everything.
     repeats_keys: keys and values are copied for every query head before attention (with a padding mask; torchtune).
     views_fused: the values are a view of one fused projection, which they keep whole (litgpt). is_compiled: recomputed
     regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
@@ -95,6 +96,15 @@ class Work:
     held_logit_bytes: int = 0
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
+    more: tuple[Layers, ...] = ()
+
+    @property
+    def kinds(self) -> "tuple[Work, ...]":
+        """The same work for each kind of layer alone."""
+        if not self.more:
+            return (self,)
+        others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)
+        return (replace(self, more=()), *others)
 
 
 def layer_bytes(work: Work) -> int:
@@ -118,7 +128,7 @@ def layer_bytes(work: Work) -> int:
     if block.latent is not None:
         return saved
     more = 2 * (block.q - block.k) if work.repeats_keys else 0
-    more += block.q + block.k if work.views_fused else 0
+    more += block.q + block.k if work.views_fused and not block.packs_qkv else 0
     return saved + tokens * e * more
 
 
@@ -145,13 +155,13 @@ def kept_layer_bytes(work: Work) -> int:
 
 def moments(held: Held, work: Work) -> dict[str, Moment]:
     """Bytes by kind at the six moments: `loss`, `head`, `first_layer`, `last_layer`, `table` and `step`."""
-    kept = kept_layer_bytes(work) * work.micro_batches_in_flight
-    layers = work.num_layers * kept
+    kept = kept_layer_bytes(work.kinds[0]) * work.micro_batches_in_flight
+    layers = _all_kept_bytes(work) * work.micro_batches_in_flight
     before = held.gradients if held.accumulates else held.kept_gradients
     head = max(before, held.kept_gradients + held.head_gradient)
     late = 0 if held.accumulates else held.layer_gradient + (0 if held.is_tied else held.table_gradient)
-    working = working_bytes(work.block, work.num_tokens, work.element_bytes)
-    last = layer_bytes(work) + working + kept - min(kept, layer_bytes(work))
+    top = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in work.kinds)
+    last = layer_bytes(work) + _working_bytes(work) + kept - min(kept, layer_bytes(work))
     twice = held.table_gradient if held.is_tied or held.accumulates else 0
     entry = checkpoint_bytes(work.block, work.num_tokens, work.element_bytes)
     words, kept_words = _head_bytes(work), _held_logits(work)
@@ -160,7 +170,7 @@ def moments(held: Held, work: Work) -> dict[str, Moment]:
     return {
         "loss": _moment(held, start, _loss_bytes(work), before, passing),
         "head": _moment(held, start, words, max(before, held.kept_gradients) + tables, passing),
-        "first_layer": _moment(held, layers + _recomputed_bytes(work) + working, kept_words, head, passing),
+        "first_layer": _moment(held, layers + top, kept_words, head, passing),
         "last_layer": _moment(held, last, kept_words, max(head, held.gradients - late), passing),
         "table": _moment(held, entry, kept_words, held.gradients + twice, passing),
         "step": _moment(held, 0, kept_words, held.gradients, held.step_copies),
@@ -183,6 +193,15 @@ def _held_logits(work: Work) -> int:
     """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
     shifted = FLOAT_BYTES if work.loss is Loss.SHIFTED else 0
     return (work.held_logit_bytes + shifted) * work.num_head_tokens * work.vocab_size
+
+
+def _all_kept_bytes(work: Work) -> int:
+    """Bytes of all layers of one micro-batch that stay until their backward passes."""
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in work.kinds)
+
+
+def _working_bytes(work: Work) -> int:
+    return working_bytes(work.block, work.num_tokens, work.element_bytes)
 
 
 def _recomputed_bytes(work: Work) -> int:
@@ -219,7 +238,7 @@ def forward_end_bytes(work: Work) -> int:
     held = held_bytes(work.loss, work.num_head_tokens, work.vocab_size, work.element_bytes)
     if work.softcaps_logits and work.loss is Loss.PLAIN:
         held += work.element_bytes * work.num_head_tokens * work.vocab_size
-    return work.num_layers * kept_layer_bytes(work) + _final_bytes(work) + held
+    return _all_kept_bytes(work) + _final_bytes(work) + held
 
 
 def score_peak_bytes(work: Work) -> int:
