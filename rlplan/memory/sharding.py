@@ -121,31 +121,40 @@ def held_by_fsdp(
     frozen_layer_bytes: int | None = None,
     counts_every_stream: bool = False,
     ways: int = 1,
+    is_on_host: bool = False,
 ) -> Held:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
     stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
-    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool, which no other stream reuses, so
-    they count at every moment. ways: tensor parallel ranks, over which everything is split beforehand.
-    Source: torch 2.13 distributed/fsdp/_fully_shard (`reshard_after_forward` is False for the root; streams).
-    Differs: FSDP1 under `no_sync` accumulates whole gradients.
+    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of their own
+    stream, before they are copied; no other stream reuses either, so they count at every moment. ways: tensor parallel
+    ranks, over which everything is split beforehand. is_on_host: shards and moments live there (`cpu_offload`).
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
+    `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> held = held_by_fsdp(sizes, 4)  # 400 * (4 + 8), then 400 * 4; root and two layers 300 * 2, a gradient 100 * 6
+    >>> sum(held.resident.values()), held.gradients, held.passing
+    (4800, 1600, 1200)
     """
     shard = ceil_div(sizes.num_trainable, num_ranks * ways)
     layer = sizes.layer_weights * compute_bytes // ways if frozen_layer_bytes is None else frozen_layer_bytes
     root = compute_bytes * sizes.root // ways
     reduced = (compute_bytes + reduce_bytes) * sizes.layer // ways
-    gradients = master_bytes * shard
-    tables = compute_bytes * sizes.table // ways
+    gradients = 0 if is_on_host else master_bytes * shard
+    frozen = ceil_div(sizes.frozen_bytes, num_ranks * ways)
+    pools = max(root, 2 * layer) if counts_every_stream else 0
+    resident = {
+        MemoryKind.WEIGHTS: master_bytes * shard + frozen,
+        MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
+    }
     return Held(
-        {
-            MemoryKind.WEIGHTS: master_bytes * shard + ceil_div(sizes.frozen_bytes, num_ranks * ways),
-            MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
-        },
+        {} if is_on_host else resident,
         gradients=gradients,
         kept_gradients=gradients if counts_every_stream else 0,
-        head_gradient=tables,
-        passing=root + 2 * layer + reduced,
+        head_gradient=compute_bytes * sizes.table // ways,
+        passing=root + 2 * layer + reduced + pools,
         accumulates=counts_every_stream,
     )
 
