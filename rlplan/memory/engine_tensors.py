@@ -58,9 +58,9 @@ def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
     """Tensors whose modules share a fused name below the same parent become one; a lonely one keeps its name."""
     groups: dict[str, list[Parameter]] = {}
     for tensor in tensors:
-        *parent, module, leaf = ["", *tensor.name.rsplit(".", 2)][-3:]
-        fused = ".".join(filter(None, [*parent, _FUSED.get(module, module), leaf]))
-        groups.setdefault(fused, []).append(tensor)
+        path, _, leaf = tensor.name.rpartition(".")
+        parent, dot, module = path.rpartition(".")
+        groups.setdefault(f"{parent}{dot}{_FUSED.get(module, module)}.{leaf}", []).append(tensor)
     return [_stack(name, members) if len(members) > 1 else members[0] for name, members in groups.items()]
 
 
