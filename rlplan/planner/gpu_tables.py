@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import Action, Schedule
-from rlplan.memory.gpu.predict import GpuForecast, peak_with_slack
+from rlplan.memory.gpu.predict import GpuForecast
 from rlplan.memory.gpu.spread import spread
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -35,8 +35,8 @@ class RoleTable:
             inside, after = (action.kind, True), (action.kind, False)
             if process not in action.processes or inside in self.expected:
                 continue
-            longest = peak_with_slack(self.longest, action, "steady")
-            self.expected[inside] = sum(peak_with_slack(self.usual, action, "steady").values())
+            longest = self.longest.peak(action, "steady")
+            self.expected[inside] = sum(self.usual.peak(action, "steady").values())
             self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
             self.expected[after] = self.high[after] = sum(self.usual.resident(action, "steady").values())
             if self.full is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
-from rlplan.memory.gpu.spread import fragmentation_bytes, spread
+from rlplan.memory.gpu.spread import spread
 from rlplan.memory.gpu.trainer import Bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.units import GIB
@@ -54,13 +54,6 @@ class GpuProcess:
     num_alike: int
 
 
-def peak_with_slack(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:
-    """A process's peak with what its allocator holds beside it."""
-    held = dict(forecast.peak(action, moment))
-    held[MemoryKind.FRAGMENTATION] = fragmentation_bytes(held)
-    return held
-
-
 def predict_gpu_ledger(
     schedule: Schedule, processes: Sequence[GpuProcess], capacity: int, host_capacity: int
 ) -> MemoryLedger:
@@ -84,9 +77,7 @@ def predict_gpu_ledger(
 
 def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[LedgerRow]:
     resident = process.usual.resident(action, moment)
-    low, peak, high = (
-        peak_with_slack(forecast, action, moment) for forecast in (process.short, process.usual, process.longest)
-    )
+    low, peak, high = (forecast.peak(action, moment) for forecast in (process.short, process.usual, process.longest))
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0) or high.get(kind, 0):
             yield LedgerRow(

@@ -7,7 +7,7 @@ Left out: tensor parallelism; weights are whole, or ZeRO-3 shards that are gathe
 from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.block import block_of
+from rlplan.memory.block_families import blocks_of
 from rlplan.memory.gpu.trainer import Bytes, Passes, add, process_overheads
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
@@ -71,14 +71,16 @@ class ScorerOnGpu:
     @cached_property
     def _pass_bytes(self) -> int:
         """Activations and logits of one pass without gradients."""
+        first, *more = blocks_of(self.model)
         return score_peak_bytes(
             Work(
-                block_of(self.model),
-                self.model.num_layers,
+                first.block,
+                first.num,
                 self.model.vocab_size if self.has_head else 1,
                 self.passes.num_tokens,
                 self.passes.num_head_tokens,
                 element_bytes=self.element_bytes,
                 loss=self.loss,
+                more=tuple(more),
             )
         )

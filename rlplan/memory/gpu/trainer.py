@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.block import block_of
+from rlplan.memory.allocator import reserved_bytes
+from rlplan.memory.block_families import blocks_of
+from rlplan.memory.frozen import Frozen
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
-from rlplan.memory.step_peak import Adapters, Held, Recompute, Work, moments, score_peak_bytes
+from rlplan.memory.step_peak import Held, Recompute, Work, layer_bytes, moments, score_peak_bytes
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.hardware import GpuOverheads
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
@@ -76,7 +78,10 @@ class TrainerOnGpu:
     def peak(self, action: Action, moment: Moment) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            return self._with_overheads(self._largest_moment(moment))
+            held = self._with_overheads(self._largest_moment(moment))
+            total = sum(held.values())
+            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.work)) - total
+            return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return self._with_overheads(self.moments["step"])
         held = self._with_overheads(dict(self.fixed.after_step.device))
@@ -103,9 +108,10 @@ class TrainerOnGpu:
         """What the rank computes in one micro-batch."""
         training, passes = self.training, self.passes
         is_value = self.role is Role.VALUE
+        first, *more = blocks_of(self.model)
         return Work(
-            block_of(self.model),
-            self.model.num_layers,
+            first.block,
+            first.num,
             1 if is_value else self.model.vocab_size,
             passes.num_tokens,
             passes.num_head_tokens,
@@ -113,7 +119,8 @@ class TrainerOnGpu:
             recompute=Recompute.FULL if self.choice.recomputes else Recompute.NONE,
             loss=Loss.NONE if is_value else Loss(training.logits),
             offloads_activations=training.offloads_activations,
-            adapters=_adapted(self.lora.targets) if self.lora else None,
+            frozen=_frozen(self.fixed.adapters) if self.lora else None,
+            more=tuple(more),
         )
 
     @cached_property
@@ -155,6 +162,7 @@ class TrainerOnGpu:
 class FixedParts:
     """What does not depend on the tokens. gathered: weights at most at a time. share_bytes: the rank's own weights."""
 
+    adapters: tuple[Parameter, ...]
     after_build: States
     after_backward: States
     after_step: States
@@ -169,6 +177,7 @@ def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: Z
     parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
     return FixedParts(
+        adapters,
         states.after_build(),
         states.after_backward(),
         states.after_step(),
@@ -231,10 +240,19 @@ def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: in
     )
 
 
-def _adapted(targets: str | tuple[str, ...]) -> Adapters:
-    names = {targets} if isinstance(targets, str) else set(targets)
-    if "all-linear" in names:
-        return Adapters.ALL
-    on_attention = any(name in names for name in ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"))
-    on_mlp = any(name in names for name in ("gate_proj", "up_proj", "down_proj", "gate_up_proj"))
-    return Adapters.ALL if on_attention and on_mlp else Adapters.MLP if on_mlp else Adapters.ATTENTION
+def _frozen(adapters: tuple[Parameter, ...]) -> Frozen:
+    """What is trained beside a layer's frozen weights, from the names of its adapters."""
+    names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
+    last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
+    attention = {name for name, component in names.items() if component is Component.ATTENTION}
+    return Frozen(
+        attention_inputs=len(attention - last),
+        adapts_output=bool(attention & last),
+        mlp_inputs=len(set(names) - attention - last),
+        adapts_down=bool(last - attention),
+        adapter_bytes=2,
+    )
+
+
+_LAST_OF_A_BLOCK = ("o_proj", "out_proj", "dense", "c_proj", "wo", "down_proj", "fc2", "fc_out")
+"""Projections that end attention or the MLP, in the names of transformers 5.19."""
