@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import Schedule
+from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.gpu.predict import GpuForecast, GpuProcess, predict_gpu_ledger
@@ -17,7 +18,7 @@ from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.logits import Loss
 from rlplan.planner.budget import Budget, Considered, GpuSetting, KvReport, Verdict
-from rlplan.planner.gpu_candidates import GpuCandidate, list_gpu_candidates
+from rlplan.planner.gpu_candidates import GpuCandidate, Impossible, list_gpu_candidates
 from rlplan.planner.gpu_tables import Fit, Pattern, RoleTable, fit, pattern_of
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import ceil_div, format_bytes
@@ -55,8 +56,13 @@ class GpuSearch:
         self.lengths = budget.workload.lengths
 
     def run(self) -> Budget:
-        """The best candidate that fits, or the nearest one. Raises: SpecError where sizes do not divide."""
+        """The best candidate that fits, or the nearest one.
+
+        Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
+        """
         candidates, impossible = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
+        if not candidates:
+            raise _nothing_possible(impossible)
         rated: list[Rated] = []
         limit = float("inf")
         for candidate in candidates:
@@ -211,7 +217,7 @@ class GpuSearch:
                 nearest = budget
             if budget.verdict.rank == one.rank:
                 break
-        assert nearest is not None, "every placement that can be built has a candidate"
+        assert nearest is not None, "there is a candidate"
         best = {
             placement: next((o for o in rated if o.candidate.step.placement is placement), None)
             for placement in Placement
@@ -283,3 +289,13 @@ class GpuSearch:
         return Considered(
             one.candidate.step.placement, one, f"would {'fit' if one.rank == 0 else 'fit in expectation'}: {where}"
         )
+
+
+def _nothing_possible(impossible: list[Impossible]) -> NoFeasiblePlanError:
+    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
+    return NoFeasiblePlanError(
+        "no layout can be built for this budget",
+        where="placement, training, gpus",
+        rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
+        way_out="leave the choices on auto, or change the number of GPUs",
+    )
