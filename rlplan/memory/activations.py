@@ -8,17 +8,21 @@ Source: tensors saved by the decoder layers of transformers 5.19 with flash atte
 `torch.autograd.graph.saved_tensors_hooks`; judged by traces of 12 families (tests/memory/test_activations_traced.py).
 """
 
-from rlplan.memory.block import Block, Norm, block_of
+from rlplan.memory.block import Block, DeltaRule, Norm
+from rlplan.memory.block_families import block_of
 from rlplan.spec.model import ModelSpec
 
 FLOAT_BYTES = 4
+DELTA_RULE_CHUNK = 64
+"""Tokens of a chunk. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py, `chunk_size`."""
 
 
 def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output: bool = True) -> int:
     """Bytes that a norm saves for one token.
 
     Counts: RMS an fp32 copy of the input (in fp32: the input), the normed value e*w, the output e*w that a linear layer
-    reads, and a scale; RMS_FP32 the normed value in fp32; LAYER and FUSED input and output.
+    reads, and a scale; RMS_FP32 the normed value in fp32; LAYER and FUSED input and output; LAYER_FP32 the input in
+    fp32; LAYER_BY_HAND three fp32 copies: input, centred, normed.
 
     >>> [norm_saved_bytes(kind, 1000, 2) for kind in (Norm.RMS, Norm.RMS_FP32, Norm.FUSED)]
     [8004, 10004, 4004]
@@ -28,6 +32,10 @@ def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output
         return (FLOAT_BYTES + element_bytes) * width + output + FLOAT_BYTES
     if kind is Norm.RMS_FP32:
         return 2 * FLOAT_BYTES * width + output + FLOAT_BYTES
+    if kind is Norm.LAYER_BY_HAND:
+        return 3 * FLOAT_BYTES * width + output + FLOAT_BYTES
+    if kind is Norm.LAYER_FP32:
+        return FLOAT_BYTES * width + output + 2 * FLOAT_BYTES
     scales = 2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES
     return element_bytes * width + output + scales
 
@@ -35,16 +43,21 @@ def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output
 def attention_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that attention saves for one token, beside its norm's output.
 
-    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a; normed queries and keys with
-    qk-norm; with latent attention the two compressed norms and heads padded to the keys' width.
-    Assumes: grouped keys are not repeated (`enable_gqa`), which transformers does where no mask is needed.
+    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a; the packed projection instead of the
+    values e*(q + k) more; normed queries and keys with qk-norm; a gated output e*2q more.
+    Assumes: flash attention; grouped keys are not repeated (`enable_gqa`), which transformers does without a mask.
+
+    >>> attention_saved_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 2)
+    400
     """
     e, a = element_bytes, block.num_heads
+    if block.delta_rule is not None:
+        return delta_rule_saved_bytes(block.delta_rule, e)
     if block.latent is not None:
-        latent = block.latent
-        ranks = sum(norm_saved_bytes(block.norm, width, e) for width in (latent.q_rank, latent.kv_rank) if width)
-        return ranks + 4 * e * a * latent.qk_head_dim + e * a * latent.v_head_dim + FLOAT_BYTES * a
-    saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a
+        return latent_saved_bytes(block, e)
+    saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a + block.rotary_bytes
+    saved += e * (block.q + block.k) * block.packs_qkv + 2 * e * block.q * block.gates_attention
+    saved += FLOAT_BYTES * (block.k + 2 * block.num_kv_heads) * block.norms_values
     if block.qk_norm == "none":
         return saved
     normed = norm_saved_bytes(block.norm, block.q + block.k, e, keeps_output=False) - FLOAT_BYTES
@@ -52,25 +65,62 @@ def attention_saved_bytes(block: Block, element_bytes: int) -> int:
     return saved + normed + FLOAT_BYTES * scales
 
 
+def latent_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that latent attention saves for one token.
+
+    Counts: the two compressed norms, queries and keys e*2*a*qk, log-sum 4a, and with narrower values those and the
+    output padded to the keys' width, and the output's own part; else the projection of keys and values, and the output.
+    Source: transformers 5.19, modeling_deepseek_v3.py; padding as its flash attention does.
+    """
+    latent, e, a = block.latent, element_bytes, block.num_heads
+    assert latent is not None
+    ranks = sum(norm_saved_bytes(block.norm, width, e) for width in (latent.q_rank, latent.kv_rank) if width)
+    values = 2 * latent.qk_head_dim if latent.v_head_dim < latent.qk_head_dim else latent.nope_head_dim
+    if latent.v_head_dim >= latent.qk_head_dim:
+        values += latent.v_head_dim
+    return ranks + e * a * (2 * latent.qk_head_dim + values + latent.v_head_dim) + FLOAT_BYTES * a
+
+
+def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
+    """Bytes that linear attention by the gated delta rule saves for one token.
+
+    Counts: the convolution's input e*(2k + v), normed queries and keys repeated to every head, values e*v, a row of a
+    chunk's matrix 64e a head; the gated norm (12 + 2e)*v and its output e*v; decays, betas and scales.
+    Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py; transformers 5.19, modeling_qwen3_next.py.
+    Assumes: the kernels of flash-linear-attention and causal-conv1d. Differs: transformers' fallback in torch keeps
+    three times as much.
+
+    >>> delta_rule_saved_bytes(DeltaRule(num_heads=32, key_head_dim=128, keys=2048, values=4096), 2)
+    119616
+    """
+    e, heads = element_bytes, rule.num_heads
+    projected = e * (2 * rule.keys + rule.values)
+    kernel = e * (2 * heads * rule.key_head_dim + rule.values + DELTA_RULE_CHUNK * heads)
+    gated_norm = (3 * FLOAT_BYTES + 2 * e) * rule.values + e * rule.values
+    return projected + kernel + gated_norm + (6 * FLOAT_BYTES + e) * heads
+
+
 def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that the MLP or the experts save for one token, beside the norm's output.
 
     Counts: 4*e*I gated, 2*e*I plain; experts top_k times their width, input and output rows, routing indices and
-    scores; shared experts like a gated MLP.
+    scores; shared experts like a gated MLP, their gate and what it scales.
     """
     experts, e = block.experts, element_bytes
     if experts is None:
         return block.mlp_saved_widths * e * block.intermediate
     rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * block.hidden + 40)
     router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
-    return rows + router + 4 * e * experts.shared_width
+    gate = e * (block.hidden + 1) if experts.gates_shared else 0
+    return rows + router + 4 * e * experts.shared_width + gate
 
 
 def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     """Bytes that one decoder layer saves for its backward pass.
 
     Counts: the norms with their outputs, attention, MLP. Norms that follow a linear layer (Gemma, OLMo 2) save no
-    output; where they feed nothing, the residual that the linear layers read is saved instead.
+    output; where they feed nothing, the residual that the linear layers read is saved instead. Once a layer: an fp32
+    router's weight.
     Differs: Korthikanti et al. 2022 count 34h in bf16 for GPT with dropout: 24h are left without dropout's masks and
     copies where I = 4h, fp16 norms and a fused activation.
 
@@ -83,8 +133,10 @@ def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     fed = block.norms_feed_linears
     norms = fed * norm_saved_bytes(block.norm, block.hidden, e)
     norms += (block.num_norms - fed) * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
-    norms += (2 - fed) * e * block.hidden
-    return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e))
+    norms += (block.num_branches - min(fed, block.num_branches)) * e * block.hidden
+    norms -= e * block.hidden * block.norms_share_input
+    router = FLOAT_BYTES * block.hidden * block.experts.num if block.experts and block.experts.has_fp32_router else 0
+    return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e)) + router
 
 
 def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Block: the widths of one decoder layer and the kernels it runs on, which is all that its activations depend on.
 
-In: a ModelSpec, or widths by hand. Out: a frozen value that the formulas of activations.py read.
-Left out: bytes (activations.py), parameters (spec/model.py).
+In: widths by hand, or from a ModelSpec (block_families.py). Out: a frozen value that the formulas of activations.py
+read. Left out: bytes (activations.py), parameters (spec/model.py).
 
 Symbols: h hidden, q = a*d width of the queries, k width of the keys (and of the values), I width of the MLP.
 """
@@ -9,19 +9,20 @@ Symbols: h hidden, q = a*d width of the queries, k width of the keys (and of the
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rlplan.spec.model import ModelSpec
-
 
 class Norm(StrEnum):
     """How a norm is computed, which decides what it saves.
 
     RMS: in fp32, scaled in the model's type (Llama, Qwen, Mistral). RMS_FP32: scaled in fp32 too (Gemma, OLMo 2,
-    gpt-oss). LAYER: torch's kernel. FUSED: an RMS kernel that saves its input only (torch.nn.RMSNorm, Liger, compiled).
+    gpt-oss). LAYER: torch's kernel. LAYER_FP32: the same on an fp32 copy, without weights (OLMo). LAYER_BY_HAND:
+    written out in fp32 (Cohere). FUSED: an RMS kernel that saves its input only (torch.nn.RMSNorm, Liger, compiled).
     """
 
     RMS = "rms"
     RMS_FP32 = "rms_fp32"
     LAYER = "layer"
+    LAYER_FP32 = "layer_fp32"
+    LAYER_BY_HAND = "layer_by_hand"
     FUSED = "fused"
 
 
@@ -30,7 +31,8 @@ class Experts:
     """A mixture of experts. top_k: experts of a token. width: of one expert. shared_width: of those every token visits.
 
     saved_widths: tensors of an expert's width that are saved for a token and expert: gate, up, activation, product 4;
-    gpt-oss clamps and gates by hand: 7. has_fp32_router: the router reads an fp32 copy (DeepSeek).
+    gpt-oss clamps and gates by hand: 7. has_fp32_router: the router reads an fp32 copy (DeepSeek). gates_shared: the
+    shared experts' output is scaled by a gate of its own (Qwen).
     """
 
     num: int
@@ -39,16 +41,34 @@ class Experts:
     shared_width: int = 0
     saved_widths: int = 4
     has_fp32_router: bool = False
+    gates_shared: bool = False
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention: ranks of the compressed queries and keys, widths of a head."""
+    """Multi-head latent attention: ranks of the compressed queries and keys, widths of a head.
+
+    nope_head_dim: the part of a key that stands beside the value in one projection.
+    """
 
     q_rank: int
     kv_rank: int
     qk_head_dim: int
     v_head_dim: int
+    nope_head_dim: int = 0
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """Linear attention by the gated delta rule instead of attention. keys, values: widths of all heads together.
+
+    num_heads: of the values, to which keys and queries are repeated. key_head_dim: of one of them.
+    """
+
+    num_heads: int
+    key_head_dim: int
+    keys: int
+    values: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,11 @@ class Block:
     mlp_saved_widths: tensors of width I that the MLP saves: 4 gated (gate, its activation, up, product), 2 plain, 5
     with GPT-2's tanh written out, 3 where a fused kernel recomputes the activation (the product is a linear input).
     norm_widths_saved, num_norms: 2, or 4 where norms stand after attention and MLP too (Gemma), of which two feed no
-    linear layer. qk_norm: over each head (Qwen3, Gemma 3) or over the whole width (OLMo 2).
+    linear layer. qk_norm: over each head (Qwen3, Gemma 3) or over the whole width (OLMo 2). num_branches: 1 where
+    attention and MLP read the same normed rows (Phi, Cohere). norms_share_input: both norms read the layer's input
+    (GPT-NeoX). packs_qkv: queries, keys and values are one projection, which the values keep alive beside rotated
+    queries and keys. gates_attention: its output is scaled by a sigmoid (Qwen3-Next). norms_values: Gemma 4.
+    rotary_bytes: of a token's rotary rows that every layer makes for itself (Ernie, in fp32).
     """
 
     hidden: int
@@ -74,6 +98,13 @@ class Block:
     has_rotary: bool = True
     experts: Experts | None = None
     latent: Latent | None = None
+    delta_rule: DeltaRule | None = None
+    num_branches: int = 2
+    norms_share_input: bool = False
+    packs_qkv: bool = False
+    gates_attention: bool = False
+    norms_values: bool = False
+    rotary_bytes: int = 0
 
     @property
     def q(self) -> int:
@@ -89,7 +120,7 @@ class Block:
         """The same layer under fused kernels (Liger, Transformer Engine, torch.compile): norms save their input only,
         the MLP gate, up and the product that the last linear layer reads."""
         experts = replace(self.experts, saved_widths=3) if self.experts else None
-        norm = self.norm if self.norm is Norm.LAYER else Norm.FUSED
+        norm = Norm.FUSED if self.norm in (Norm.RMS, Norm.RMS_FP32) else self.norm
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
@@ -98,8 +129,13 @@ class Block:
         experts = self.experts
         if experts is not None:
             experts = replace(experts, width=experts.width // ways, shared_width=experts.shared_width // ways)
+        rule = self.delta_rule
+        if rule is not None:
+            heads, keys, values = rule.num_heads // ways, rule.keys // ways, rule.values // ways
+            rule = replace(rule, num_heads=heads, keys=keys, values=values)
         return replace(
             self,
+            delta_rule=rule,
             num_heads=max(1, self.num_heads // ways),
             num_kv_heads=max(1, self.num_kv_heads // ways),
             intermediate=self.intermediate // ways,
@@ -107,22 +143,9 @@ class Block:
         )
 
 
-def block_of(model: ModelSpec) -> Block:
-    """The block of a model: its widths and what its Hugging Face module is made of.
+@dataclass(frozen=True)
+class Layers:
+    """So many layers of one kind."""
 
-    >>> from rlplan.spec.model import ModelSpec
-    >>> tiny = ModelSpec(architecture="Qwen3ForCausalLM", hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
-    ...     head_dim=4, intermediate_size=16, vocab_size=32, max_position_embeddings=64, has_tied_embeddings=True,
-    ...     has_qkv_bias=False, has_qk_norm=True)
-    >>> block = block_of(tiny)
-    >>> block.qk_norm, block.q, block.k
-    ('heads', 8, 4)
-    """
-    return Block(
-        hidden=model.hidden_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        intermediate=model.intermediate_size,
-        qk_norm="heads" if model.has_qk_norm else "none",
-    )
+    num: int
+    block: Block

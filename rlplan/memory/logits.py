@@ -23,7 +23,10 @@ class Loss(StrEnum):
     PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
     COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
     torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: rlplan's own, where the
-    gradient is written over the logits. NONE: no vocabulary (a value or reward head).
+    gradient is written over the logits. UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
+    SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
+    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). NONE: no vocabulary (a value or
+    reward head).
     """
 
     PLAIN = "plain"
@@ -31,14 +34,17 @@ class Loss(StrEnum):
     COMPILED_CHUNKED = "compiled_chunked"
     FUSED = "fused"
     IN_PLACE = "in_place"
+    UNCAST_CHUNKED = "uncast_chunked"
+    SHIFTED = "shifted"
+    PARALLEL = "parallel"
     NONE = "none"
 
 
 def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
     """Bytes of the loss's tensors that wait for the backward pass.
 
-    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew; fused: none, for
-    the gradient is taken in the forward pass.
+    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew, 2e*V*n where
+    logits are kept beside them; shifted 8*V*n; fused: none, for the gradient is taken in the forward pass.
     Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
 
     >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
@@ -46,8 +52,9 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
     """
     if loss in (Loss.NONE, Loss.FUSED):
         return 0
-    width = element_bytes if loss is Loss.COMPILED_CHUNKED else FLOAT_BYTES
-    return width * vocab_size * num_tokens
+    e = element_bytes
+    widths = {Loss.COMPILED_CHUNKED: e, Loss.UNCAST_CHUNKED: 2 * e, Loss.SHIFTED: 2 * FLOAT_BYTES}
+    return widths.get(loss, FLOAT_BYTES) * vocab_size * num_tokens
 
 
 def loss_peak_bytes(
@@ -56,9 +63,13 @@ def loss_peak_bytes(
     """Bytes of the loss's tensors at their largest moment, what waits included.
 
     Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
-    log-probabilities 4, one chunk in fp32. Compiled chunks: logits and their gradient 2e. In place: logits in fp32 and
-    their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows'
-    gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk.
+    Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
+    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. In
+    place: logits in fp32 and their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its
+    gradient, and the rows' gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
+    utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
 
     >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)
@@ -77,9 +88,12 @@ def loss_peak_bytes(
         return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
     if loss is Loss.CHUNKED:
         return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
+    if loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
+        return held_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
     per_word = {
         Loss.PLAIN: 3 * FLOAT_BYTES,
-        Loss.COMPILED_CHUNKED: 2 * e,
+        Loss.SHIFTED: 4 * FLOAT_BYTES,
+        Loss.PARALLEL: 4 * FLOAT_BYTES,
         Loss.IN_PLACE: FLOAT_BYTES + upcast,
     }
     return words * per_word[loss]

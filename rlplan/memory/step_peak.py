@@ -1,15 +1,16 @@
-"""The peak of one training step of one rank: three moments of the passes and the optimizer's.
+"""The peak of one training step of one rank: five moments of the passes and the optimizer's.
 
 In: what the rank holds (Held), what it works on (Work). Out: bytes by kind at each moment, the largest of which binds.
 Left out: pipelines (sharding.py turns them into tokens in flight), allocator effects (overheads.py).
 
 Between the moments bytes change linearly: layer by layer activations go and gradients come. So the largest of
-`loss` (everything saved, the logits at their worst), `first_layer` (the head's gradient has come, the logits are gone),
-`last_layer` (all gradients, one layer) and `step` is the peak; backward.py walks every parameter for the CPU runtime.
+`loss` (everything saved, the logits at their worst), `head` (their gradient, and the head's), `first_layer` (the head's
+gradient has come, the logits are gone), `last_layer` (all gradients, one layer), `table` (the embedding's gradient) and
+`step` is the peak; backward.py walks every parameter for the CPU runtime.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlplan.memory.activations import (
@@ -20,8 +21,9 @@ from rlplan.memory.activations import (
     mlp_saved_bytes,
     working_bytes,
 )
-from rlplan.memory.block import Block, Norm
-from rlplan.memory.logits import Loss, held_bytes, loss_peak_bytes
+from rlplan.memory.block import Block, Layers
+from rlplan.memory.frozen import Frozen, frozen_layer_bytes
+from rlplan.memory.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes
 from rlplan.vocabulary import MemoryKind
 
 Moment = dict[MemoryKind, int]
@@ -43,25 +45,16 @@ class Recompute(StrEnum):
     ATTENTION = "attention"
 
 
-class Adapters(StrEnum):
-    """What of a layer is trained."""
-
-    NONE = "none"
-    ATTENTION = "attention"
-    MLP = "mlp"
-    ALL = "all"
-    NORMS = "norms"
-
-
 @dataclass(frozen=True)
 class Held:
     """Bytes of one rank that do not depend on the tokens.
 
     resident: between steps, by kind. gradients: when the backward pass ends. kept_gradients: the part of them that is
     resident already. head_gradient: of the vocabulary table, the first to come; layer_gradient: of one layer;
-    table_gradient: of the embedding, the last to come: as far as they are part of `gradients`. passing: gathered
-    weights and buckets inside the passes. step_copies: inside the optimizer's step, beside the gradients. accumulates: this
-    micro-batch is not the first, so that all gradients are there before it.
+    table_gradient: of the embedding, the last to come: as far as they are part of `gradients`. is_tied: it is added to
+    the head's, which has waited for it. passing: gathered weights and buckets inside the passes. step_copies: inside
+    the optimizer's step, beside the gradients. accumulates: this micro-batch is not the first, so that all gradients
+    are there before it.
     """
 
     resident: Mapping[MemoryKind, int]
@@ -70,6 +63,7 @@ class Held:
     head_gradient: int = 0
     layer_gradient: int = 0
     table_gradient: int = 0
+    is_tied: bool = False
     passing: int = 0
     step_copies: int = 0
     accumulates: bool = False
@@ -77,8 +71,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank computes in one micro-batch. num_layers: on this rank. num_head_tokens: tokens with logits; 0 where
-    another pipeline stage has the head. adapter_bytes: of an element of adapters and their inputs; 0 trains everything.
+    """What one rank computes in one micro-batch. block: of its first layer. num_layers: on this rank, of that kind.
+    more: layers of other kinds (block_families.py, `blocks_of`), in their order. num_head_tokens: tokens with logits; 0
+    where another pipeline stage has the head. frozen: what is trained beside frozen weights; None trains everything.
+    repeats_keys: keys and values are copied for every query head before attention (with a padding mask; torchtune).
+    views_fused: the values are a view of one fused projection, which they keep whole (litgpt). is_compiled: recomputed
+    regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
+    the training loop keeps in a variable.
     """
 
     block: Block
@@ -90,51 +89,56 @@ class Work:
     recompute: Recompute = Recompute.NONE
     loss: Loss = Loss.PLAIN
     offloads_activations: bool = False
-    adapters: Adapters | None = None
-    adapter_bytes: int = FLOAT_BYTES
+    frozen: Frozen | None = None
+    repeats_keys: bool = False
+    views_fused: bool = False
+    is_compiled: bool = False
+    held_logit_bytes: int = 0
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
+    more: tuple[Layers, ...] = ()
+
+    @property
+    def kinds(self) -> "tuple[Work, ...]":
+        """The same work for each kind of layer alone."""
+        if not self.more:
+            return (self,)
+        others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)
+        return (replace(self, more=()), *others)
 
 
 def layer_bytes(work: Work) -> int:
     """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
 
-    Counts: `block_saved_bytes`; frozen layers save no linear inputs (norm outputs, the MLP's product) and no normed
-    values; adapters save their inputs in their own type.
+    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
+    width where they are repeated; queries and keys once more where the values keep the fused projection.
 
-    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
     >>> work = Work(block, 1, 100, 1, 1)
-    >>> layer_bytes(work)  # norms 16*64 + 8, attention 8*64 + 16, MLP 8*128
+    >>> layer_bytes(work)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
+    2456
+    >>> layer_bytes(replace(work, repeats_keys=True))
     2584
     """
-    block, e = work.block, work.element_bytes
-    saved = block_saved_bytes(block, work.num_tokens, e)
-    if work.adapters is None or block.experts is not None or block.latent is not None:
+    block, e, tokens = work.block, work.element_bytes, work.num_tokens
+    if work.frozen is None:
+        saved = block_saved_bytes(block, tokens, e)
+    else:
+        saved = frozen_layer_bytes(block, work.frozen, tokens, e)
+    if block.latent is not None:
         return saved
-    linear_inputs = e * (2 * block.hidden + block.intermediate)
-    normed = 2 * e * block.hidden if work.adapters is not Adapters.NORMS and block.norm is not Norm.LAYER else 0
-    saved -= work.num_tokens * (linear_inputs + normed)
-    return saved + work.num_tokens * _adapter_inputs(work)
-
-
-def _adapter_inputs(work: Work) -> int:
-    """Bytes for a token that LoRA's first matrices read: each module keeps its own copy in the adapters' type."""
-    block, kind = work.block, work.adapters
-    shares = 1 if work.adapter_bytes == work.element_bytes else 0
-    width = 0
-    if kind in (Adapters.ATTENTION, Adapters.ALL):
-        copies = 1 if shares else (2 if kind is Adapters.ATTENTION else 3)
-        width += copies * block.hidden + (block.q if kind is Adapters.ALL and not shares else 0)
-    if kind in (Adapters.MLP, Adapters.ALL):
-        width += (1 if shares else 2) * block.hidden + block.intermediate
-    return width * work.adapter_bytes
+    more = 2 * (block.q - block.k) if work.repeats_keys else 0
+    more += block.q + block.k if work.views_fused and not block.packs_qkv else 0
+    return saved + tokens * e * more
 
 
 def kept_layer_bytes(work: Work) -> int:
     """Bytes of one layer that stay until its backward pass, averaged over layers.
 
     Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matrix
-    product (keys, attention's output projection, up), attention's own output with its log-sums, and the input.
+    product (queries, values, gate, and the MLP's last unless a compiler sees that nobody reads it), attention's own
+    output with its log-sums, and the input.
+    Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
     """
     block, e, tokens = work.block, work.element_bytes, work.num_tokens
     entry = 0 if work.offloads_activations else checkpoint_bytes(block, tokens, e)
@@ -143,29 +147,61 @@ def kept_layer_bytes(work: Work) -> int:
     if work.recompute is Recompute.ALTERNATE:
         return (entry + layer_bytes(work)) // 2
     if work.recompute is Recompute.SELECTIVE:
-        half = block.q + block.k + block.hidden + block.intermediate
+        last = 0 if work.is_compiled else block.hidden
+        half = 2 * block.q + block.k + block.intermediate + last
         return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
     return 0 if work.offloads_activations else layer_bytes(work)
 
 
 def moments(held: Held, work: Work) -> dict[str, Moment]:
-    """Bytes by kind at the five moments: `loss`, `first_layer`, `last_layer`, `table` and `step`."""
-    kept = kept_layer_bytes(work) * work.micro_batches_in_flight
-    layers = work.num_layers * kept
+    """Bytes by kind at the six moments: `loss`, `head`, `first_layer`, `last_layer`, `table` and `step`."""
+    kept = kept_layer_bytes(work.kinds[0]) * work.micro_batches_in_flight
+    layers = _all_kept_bytes(work) * work.micro_batches_in_flight
     before = held.gradients if held.accumulates else held.kept_gradients
     head = max(before, held.kept_gradients + held.head_gradient)
-    late = 0 if held.accumulates else held.layer_gradient + held.table_gradient
-    working = working_bytes(work.block, work.num_tokens, work.element_bytes)
-    last = layer_bytes(work) + working + kept - min(kept, layer_bytes(work))
-    table = max(held.gradients, held.gradients + (held.table_gradient if held.accumulates else 0))
-    passing = held.passing
+    late = 0 if held.accumulates else held.layer_gradient + (0 if held.is_tied else held.table_gradient)
+    top = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in work.kinds)
+    last = layer_bytes(work) + _working_bytes(work) + kept - min(kept, layer_bytes(work))
+    twice = held.table_gradient if held.is_tied or held.accumulates else 0
+    entry = checkpoint_bytes(work.block, work.num_tokens, work.element_bytes)
+    words, kept_words = _head_bytes(work), _held_logits(work)
+    tables = held.head_gradient * (2 if held.accumulates or work.loss in CHUNKED_LOSSES else 1)
+    start, passing = layers + _final_bytes(work), held.passing
     return {
-        "loss": _moment(held, layers + _final_bytes(work), _loss_bytes(work), before, passing),
-        "first_layer": _moment(held, layers + _recomputed_bytes(work) + working, 0, head, passing),
-        "last_layer": _moment(held, last, 0, max(head, held.gradients - late), passing),
-        "table": _moment(held, checkpoint_bytes(work.block, work.num_tokens, work.element_bytes), 0, table, passing),
-        "step": _moment(held, 0, 0, held.gradients, held.step_copies),
+        "loss": _moment(held, start, _loss_bytes(work), before, passing),
+        "head": _moment(held, start, words, max(before, held.kept_gradients) + tables, passing),
+        "first_layer": _moment(held, layers + top, kept_words, head, passing),
+        "last_layer": _moment(held, last, kept_words, max(head, held.gradients - late), passing),
+        "table": _moment(held, entry, kept_words, held.gradients + twice, passing),
+        "step": _moment(held, 0, kept_words, held.gradients, held.step_copies),
     }
+
+
+CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
+"""Losses after which the head's gradient comes once a chunk, and is added to what came before."""
+
+
+def _head_bytes(work: Work) -> int:
+    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone."""
+    words = work.element_bytes * work.num_head_tokens * work.vocab_size
+    if work.loss in (Loss.NONE, Loss.FUSED):
+        return 0
+    return words - (words // CHUNKS if work.loss in CHUNKED_LOSSES else 0) + _held_logits(work)
+
+
+def _held_logits(work: Work) -> int:
+    """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
+    shifted = FLOAT_BYTES if work.loss is Loss.SHIFTED else 0
+    return (work.held_logit_bytes + shifted) * work.num_head_tokens * work.vocab_size
+
+
+def _all_kept_bytes(work: Work) -> int:
+    """Bytes of all layers of one micro-batch that stay until their backward passes."""
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in work.kinds)
+
+
+def _working_bytes(work: Work) -> int:
+    return working_bytes(work.block, work.num_tokens, work.element_bytes)
 
 
 def _recomputed_bytes(work: Work) -> int:
@@ -194,7 +230,7 @@ def _loss_bytes(work: Work) -> int:
     capped = work.softcaps_logits and work.loss is Loss.PLAIN
     extra = work.element_bytes * work.num_head_tokens * work.vocab_size if capped else 0
     head = loss_peak_bytes(work.loss, work.num_head_tokens, work.vocab_size, work.element_bytes, work.block.hidden)
-    return head + extra
+    return head + extra + work.held_logit_bytes * work.num_head_tokens * work.vocab_size
 
 
 def forward_end_bytes(work: Work) -> int:
@@ -202,7 +238,7 @@ def forward_end_bytes(work: Work) -> int:
     held = held_bytes(work.loss, work.num_head_tokens, work.vocab_size, work.element_bytes)
     if work.softcaps_logits and work.loss is Loss.PLAIN:
         held += work.element_bytes * work.num_head_tokens * work.vocab_size
-    return work.num_layers * kept_layer_bytes(work) + _final_bytes(work) + held
+    return _all_kept_bytes(work) + _final_bytes(work) + held
 
 
 def score_peak_bytes(work: Work) -> int:

@@ -6,7 +6,9 @@ would be allocated. It is the judge of the closed formulas in `rlplan.memory`, a
 they do not know. Left out: communication, the optimizer, kernels that exist on CUDA only.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from rlplan.errors import SpecError
+from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.vocabulary import MemoryKind
 
 CHUNKS = 8
 """Parts into which the chunked loss cuts the tokens. Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py."""
-_ATTENTION = "rlplan_traced"
+LossFunction = Callable[[Any, torch.Tensor], torch.Tensor]
+_NEVER_READ = ("auto_map", "trust_remote_code", "quantization_config", "_name_or_path", "torch_dtype", "dtype")
+_HEADED = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 @dataclass(frozen=True)
@@ -58,43 +64,107 @@ def trace_peak(
     loss: str = "plain",
     dtype: torch.dtype = torch.bfloat16,
     batch: int = 1,
+    has_gradient: bool = True,
 ) -> TracedPeak:
-    """The peak of one micro-batch of `batch` sequences with `num_tokens` tokens in all.
+    """The peak of one micro-batch of `batch` sequences with `num_tokens` tokens in all, text alone.
 
+    config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
     loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time) or `in_place` (rlplan's own).
+    has_gradient: False for a pass that only scores. Raises: SpecError for what transformers cannot build.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    with traced_model(config, dtype) as model:
+        _recompute(model, recompute)
+        tokens = torch.zeros(batch, num_tokens // batch, dtype=torch.long)
+        return _track(model, tokens, LOSSES[loss], has_gradient)
 
-    _register_attention()
+
+@contextmanager
+def traced_model(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Any]:
+    """The model of a config under fake tensors, with stand-ins for CUDA's kernels. Raises: SpecError."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            parsed = AutoConfig.for_model(**dict(config))
-            parsed._attn_implementation = _ATTENTION
-            model = AutoModelForCausalLM.from_config(parsed, attn_implementation=_ATTENTION)
-            model.train()
-            _recompute(model, recompute)
-            tokens = torch.zeros(batch, num_tokens // batch, dtype=torch.long)
-            return _track(model, tokens, LOSSES[loss])
+        with fused_attention(), FakeTensorMode(allow_non_fake_inputs=True):
+            model = _build(config)
+            with kernels_of(model):
+                yield model
     finally:
         torch.set_default_dtype(before)
 
 
-def _track(model: nn.Module, tokens: torch.Tensor, loss: "Callable[[Any, torch.Tensor], torch.Tensor]") -> TracedPeak:
+def _build(config: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+
+    known = {key: value for key, value in config.items() if key not in _NEVER_READ}
+    try:
+        parsed = AutoConfig.for_model(**known)
+        _switch_off_dropout(parsed)
+        kind = _class_of(parsed, known)
+        with no_init_weights():
+            model = kind._from_config(parsed, attn_implementation=_attention_of(kind))
+    except SpecError:
+        raise
+    except Exception as error:
+        raise _cannot_build(config, f"{type(error).__name__}: {str(error)[:200]}") from None
+    model.train()
+    for module in model.modules():
+        if hasattr(module, "layerdrop"):
+            module.training = False  # whether a layer is dropped cannot be asked without values
+    return model
+
+
+def _class_of(parsed: Any, config: Mapping[str, Any]) -> Any:
+    """The class that `architectures` names, else the one of the model type, out of transformers' own."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    names = config.get("architectures") or [""]
+    kind = getattr(transformers, str(names[0]), None) if str(names[0]).endswith(_HEADED) else None
+    kind = kind or AutoModelForCausalLM._model_mapping.get(type(parsed), None)
+    if kind is None:
+        raise _cannot_build(config, f"no language model of transformers has model_type {parsed.model_type!r}")
+    return kind
+
+
+def _attention_of(kind: Any) -> str:
+    """Flash attention where the family lets attention be exchanged; what it has itself otherwise."""
+    if kind._supports_attention_backend or hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        return ATTENTION
+    return "sdpa" if kind._supports_sdpa else "eager"
+
+
+def _switch_off_dropout(parsed: Any) -> None:
+    for level in (parsed, parsed.get_text_config()):
+        for key, value in level.to_dict().items():
+            if isinstance(value, float) and ("drop" in key or "pdrop" in key):
+                setattr(level, key, 0.0)
+
+
+def _cannot_build(config: Mapping[str, Any], why: str) -> SpecError:
+    return SpecError(
+        f"transformers cannot build this config: {why}",
+        where="config.json",
+        rule="a model_type and shapes that the installed transformers knows; code from a repository is never run",
+        way_out="repair the config, or install a transformers that knows the model",
+    )
+
+
+def _track(model: nn.Module, tokens: torch.Tensor, loss: LossFunction, has_gradient: bool) -> TracedPeak:
     tracker = MemTracker()
     tracker.track_external(model)
-    with tracker:
+    with tracker, torch.set_grad_enabled(has_gradient):
         value = loss(model, tokens)
         forward = _totals(tracker.get_tracker_snapshot("current"))
-        value.backward()
+        if has_gradient:
+            value.backward()
     peak = _totals(tracker.get_tracker_snapshot("peak"))
     return TracedPeak(
         parameters=peak["Parameter"],
-        gradients=peak["Gradient"],
-        rest=peak["Total"] - peak["Parameter"] - peak["Gradient"],
-        end_of_forward=forward["Total"] - forward["Parameter"] - forward["Gradient"],
+        gradients=peak.get("Gradient", 0),
+        rest=peak["Total"] - peak["Parameter"] - peak.get("Gradient", 0),
+        end_of_forward=forward["Total"] - forward["Parameter"] - forward.get("Gradient", 0),
     )
 
 
@@ -120,7 +190,8 @@ def _recompute(model: Any, policy: str) -> None:
 
 def _body(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Hidden states of every token, as rows."""
-    hidden: torch.Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    decoder = model.get_decoder()
+    hidden: torch.Tensor = getattr(decoder, "model", decoder)(input_ids=tokens, use_cache=False).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])
 
 
@@ -144,47 +215,12 @@ def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     from rlplan.runtime.logprob_model import _SelectedLogprobs
 
     logits = model.get_output_embeddings()(_body(model, tokens)).float()
-    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1))
+    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1), 1.0)
     return logprobs.mean()
 
 
-LOSSES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+LOSSES: dict[str, LossFunction] = {
     "plain": _plain_loss,
     "chunked": _chunked_loss,
     "in_place": _in_place_loss,
 }
-
-
-def _register_attention() -> None:
-    """An attention that never builds a mask, which transformers does as soon as it feels traced."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_ATTENTION, _attention)
-    AttentionMaskInterface.register(_ATTENTION, lambda *arguments, **named: None)
-
-
-def _attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **named: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal flash attention with grouped keys and values, as CUDA runs it: nothing of T squared, nothing repeated.
-
-    Values narrower than the keys (MLA) are padded, which transformers does for flash attention.
-    Queries are laid out token by token, as CUDA's kernel lays out its output.
-    """
-    if query.stride(1) > query.stride(2):
-        query, key = (states.transpose(1, 2).contiguous().transpose(1, 2) for states in (query, key))
-    narrower = query.shape[-1] - value.shape[-1]
-    if narrower:
-        value = nn.functional.pad(value, (0, narrower))
-    output = nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    if narrower:
-        output = output[..., :-narrower]
-    return output.transpose(1, 2).contiguous(), None

@@ -11,7 +11,7 @@ from rlplan.memory.activations import (
     head_saved_bytes,
     layer_backward_bytes,
     layer_saved_bytes,
-    mlp_saved_bytes,
+    mlp_freed_bytes,
 )
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
@@ -41,14 +41,14 @@ def test_the_other_parts_are_what_is_worked_by_hand() -> None:
     # 2*20 of the MLP and 2*8 of the residual a token
     assert layer_backward_bytes(model, 5) == 5 * 56 * 4
     # 4*20 and 2*8 a token
-    assert mlp_saved_bytes(model, 5) == 5 * 96 * 4
+    assert mlp_freed_bytes(model, 5) == 5 * 96 * 4
     # 4*20 and 3*8 a token
     assert forward_working_bytes(model, 5) == 5 * 104 * 4
 
 
 def test_what_the_mlp_frees_is_a_part_of_what_its_layer_saved() -> None:
     for model in (make_model(), make_model(has_qk_norm=False)):
-        assert mlp_saved_bytes(model, 7) < layer_saved_bytes(model, 7)
+        assert mlp_freed_bytes(model, 7) < layer_saved_bytes(model, 7)
 
 
 def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, response_len: int) -> int:

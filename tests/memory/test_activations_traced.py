@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.block import Block, Experts, Latent, Norm
+from rlplan.memory.block_families import blocks_of
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Held, Recompute, Work, forward_end_bytes, step_peak
+from rlplan.memory.step_peak import Held, Recompute, Work, forward_end_bytes, score_peak_bytes, step_peak
+from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import MemoryKind
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2
@@ -21,62 +22,100 @@ PLAIN = {
     "head_dim": 64,
     "intermediate_size": 4096,
     "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
-MIXTURE = {"num_local_experts": 8, "num_experts_per_tok": 2}
-GPT2 = {"n_embd": 1024, "n_head": 16, "n_positions": 8192, "n_layer": LAYERS} | dict.fromkeys(
-    ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0
-)
-DEEPSEEK = PLAIN | {
+WINDOW = {"sliding_window": 1024}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "decoder_sparse_step": 1}
+LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+GPT2 = {"n_embd": 1024, "n_head": 16, "n_positions": 8192, "n_layer": LAYERS} | NO_DROPOUT
+OPT = {key: PLAIN[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")} | {
+    "ffn_dim": 4096,
+    "word_embed_proj_dim": 1024,
+    "max_position_embeddings": 8192,
+}
+DEEPSEEK = {key: value for key, value in PLAIN.items() if key != "head_dim"} | {
     "num_key_value_heads": 16,
     "moe_intermediate_size": 512,
     "n_routed_experts": 8,
+    "n_shared_experts": 1,
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
-    "first_k_dense_replace": 0,
+    "first_k_dense_replace": 1,
     "kv_lora_rank": 128,
     "q_lora_rank": 256,
     "qk_nope_head_dim": 64,
     "qk_rope_head_dim": 32,
     "v_head_dim": 64,
 }
-DEEPSEEK.pop("head_dim")
-
-
-def block(**changes: Any) -> Block:
-    widths = {"hidden": 1024, "num_heads": 16, "num_kv_heads": 4, "head_dim": 64, "intermediate": 4096}
-    return Block(**(widths | changes))
-
-
-ARCHITECTURES: dict[str, tuple[dict[str, Any], Block]] = {
-    "llama": (PLAIN, block()),
-    "mistral": (PLAIN | {"sliding_window": None}, block()),
-    "qwen2": (PLAIN, block()),
-    "qwen3": (PLAIN, block(qk_norm="heads")),
-    "gemma2": (PLAIN, block(norm=Norm.RMS_FP32, num_norms=4)),
-    "gemma3_text": (PLAIN, block(norm=Norm.RMS_FP32, num_norms=4, qk_norm="heads")),
-    "olmo2": (PLAIN, block(norm=Norm.RMS_FP32, norms_feed_linears=0, qk_norm="full")),
-    "mixtral": (PLAIN | MIXTURE, block(experts=Experts(8, 2, 4096))),
-    "qwen3_moe": (
-        PLAIN | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
-        block(qk_norm="heads", experts=Experts(8, 2, 512)),
-    ),
-    "gpt_oss": (PLAIN | MIXTURE, block(norm=Norm.RMS_FP32, experts=Experts(8, 2, 4096, saved_widths=7))),
-    "gpt2": (GPT2, block(num_kv_heads=16, norm=Norm.LAYER, mlp_saved_widths=5, has_rotary=False)),
-    "deepseek_v3": (
-        DEEPSEEK,
-        block(
-            num_kv_heads=16,
-            experts=Experts(8, 2, 512, shared_width=512, has_fp32_router=True),
-            latent=Latent(256, 128, 96, 64),
-        ),
-    ),
+QWEN3_NEXT = EXPERTS | {
+    "shared_expert_intermediate_size": 512,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
 }
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", WINDOW),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", WINDOW),
+    "gemma3_text": ("Gemma3ForCausalLM", WINDOW),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", LOCAL_EXPERTS),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", EXPERTS),
+    "gpt_oss": ("GptOssForCausalLM", LOCAL_EXPERTS | WINDOW),
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "opt": ("OPTForCausalLM", OPT),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK),
+    "qwen3_next": ("Qwen3NextForCausalLM", QWEN3_NEXT),
+}
+WITHOUT_PLAIN = ("gpt2", "opt", "deepseek_v3")
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.ALTERNATE, "full": Recompute.FULL}
 LOSSES = (Loss.PLAIN, Loss.CHUNKED, Loss.IN_PLACE)
 SHORT = [("none", Loss.IN_PLACE), ("selective", Loss.CHUNKED), ("full", Loss.PLAIN)]
 GRID = [(policy, loss) for policy in RECOMPUTE for loss in LOSSES]
+
+
+def config_of(name: str, vocabulary: int) -> dict[str, Any]:
+    architecture, more = ARCHITECTURES[name]
+    shape = {} if name in WITHOUT_PLAIN else PLAIN
+    return shape | more | {"model_type": name, "architectures": [architecture], "vocab_size": vocabulary}
+
+
+def work_of(model: ModelSpec, policy: str, loss: Loss) -> Work:
+    first, *more = blocks_of(model)
+    return Work(
+        block=first.block,
+        num_layers=first.num,
+        more=tuple(more),
+        vocab_size=model.vocab_size,
+        num_tokens=TOKENS,
+        num_head_tokens=TOKENS,
+        element_bytes=ELEMENT,
+        recompute=RECOMPUTE[policy],
+        loss=loss,
+        softcaps_logits=model.architecture == "Gemma2ForCausalLM",
+    )
+
+
+def held_of(model: ModelSpec, parameters: int) -> Held:
+    """Parameters and their gradients, nothing else."""
+    table = ELEMENT * model.vocab_size * model.hidden_size
+    return Held(
+        {MemoryKind.WEIGHTS: parameters},
+        gradients=parameters,
+        head_gradient=table,
+        table_gradient=table,
+        is_tied=model.has_tied_embeddings,
+        layer_gradient=(parameters - table * (1 if model.has_tied_embeddings else 2)) // LAYERS,
+    )
 
 
 @cache
@@ -84,29 +123,11 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
     """Relative errors of the peak and of what waits at the end of the forward pass."""
     from rlplan.runtime.tracing import trace_peak
 
-    config, shape = ARCHITECTURES[name]
-    config = config | {"model_type": name, "vocab_size": vocabulary}
+    config = config_of(name, vocabulary)
+    model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss=loss.value)
-    work = Work(
-        shape,
-        LAYERS,
-        vocabulary,
-        TOKENS,
-        TOKENS,
-        ELEMENT,
-        RECOMPUTE[policy],
-        loss,
-        softcaps_logits=name == "gemma2",
-    )
-    table, is_tied = ELEMENT * vocabulary * shape.hidden, name == "gpt2"
-    held = Held(
-        {MemoryKind.WEIGHTS: traced.parameters},
-        gradients=traced.parameters,
-        head_gradient=table,
-        table_gradient=0 if is_tied else table,
-        layer_gradient=(traced.parameters - table * (1 if is_tied else 2)) // LAYERS,
-    )
-    peak = sum(step_peak(held, work).values())
+    work = work_of(model, policy, loss)
+    peak = sum(step_peak(held_of(model, traced.parameters), work).values())
     return peak / traced.num_bytes - 1, forward_end_bytes(work) / traced.end_of_forward - 1
 
 
@@ -130,3 +151,14 @@ def test_the_whole_grid_agrees_with_traces(vocabulary: int) -> None:
     assert median(peaks) <= 0.03
     assert max(peaks) <= 0.08
     assert max(waiting) <= 0.01
+
+
+@cache
+def score_error(name: str, vocabulary: int, loss: Loss) -> float:
+    """Relative error of a pass without gradient, beside the weights."""
+    from rlplan.runtime.tracing import trace_peak
+
+    config = config_of(name, vocabulary)
+    traced = trace_peak(config, TOKENS, loss=loss.value, has_gradient=False)
+    predicted = score_peak_bytes(work_of(model_from_config(config, where="config.json"), "none", loss))
+    return predicted / traced.rest - 1

@@ -1,0 +1,228 @@
+"""What a rank holds under trainers other than rlplan's own (for planning and export), and under ZeRO, as `Held`.
+
+In: sizes of a model, how it is trained. Out: Held, which step_peak.py turns into moments.
+Left out: communication buffers of NCCL, hybrid sharding, activation memory (step_peak.py).
+
+Symbols: P trainable parameters, N ranks that share, e bytes of a weight in the passes, t p d e tensor, pipeline, data
+and expert parallel sizes.
+Source: torch 2.13 optim and distributed/fsdp; Megatron-Core 0.14 distributed/distributed_optimizer; DeepSpeed 0.19.8.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlplan.memory.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
+from rlplan.memory.step_peak import Held
+from rlplan.memory.zero import ZeroStates
+from rlplan.spec.model import Parameter
+from rlplan.units import ceil_div
+from rlplan.vocabulary import MemoryKind
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
+    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
+    the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
+    """
+
+    trainable: tuple[int, ...]
+    frozen_bytes: int
+    layer: int
+    table: int
+    root: int
+    layer_weights: int
+    is_tied: bool
+
+    @property
+    def num_trainable(self) -> int:
+        """P."""
+        return sum(self.trainable)
+
+
+def sizes_of(
+    parameters: Sequence[Parameter],
+    num_layers: int,
+    *,
+    is_tied: bool,
+    adapters: Sequence[Parameter] = (),
+    frozen_bytes: int = 0,
+) -> Sizes:
+    """Sizes of a model trained in full, or of adapters beside frozen weights of `frozen_bytes`.
+
+    >>> model = [Parameter("model.embed_tokens.weight", (10, 4)), Parameter("model.layers.0.w", (4, 4))]
+    >>> sizes = sizes_of(model, 1, is_tied=True)
+    >>> sizes.num_trainable, sizes.root, sizes.layer, sizes.table
+    (56, 40, 16, 40)
+    """
+    trained = tuple(adapters) if adapters else tuple(parameters)
+    root = sum(parameter.numel for parameter in parameters if not _is_in_layer(parameter))
+    return Sizes(
+        trainable=tuple(parameter.numel for parameter in trained),
+        frozen_bytes=frozen_bytes,
+        layer=sum(parameter.numel for parameter in trained if _is_in_layer(parameter)) // num_layers,
+        table=0 if adapters else max(parameter.numel for parameter in parameters if not _is_in_layer(parameter)),
+        root=root,
+        layer_weights=sum(parameter.numel for parameter in parameters if _is_in_layer(parameter)) // num_layers,
+        is_tied=is_tied,
+    )
+
+
+def held_by_torch(
+    sizes: Sizes,
+    *,
+    weight_bytes: int,
+    optimizer: Optimizer = Optimizer.ADAMW,
+    casts_weights: bool = False,
+    steps_in_backward: bool = False,
+    has_fused_step: bool = False,
+    keeps_states_on_host: bool = False,
+) -> Held:
+    """Plain torch on one device, or replicated: weights, moments and gradients all of one type.
+
+    Counts: e*P each for weights and gradients, two moments; autocast caches bf16 copies of the matrices 2*P inside the
+    passes; an optimizer that steps inside the backward pass holds one gradient at a time; a step that is not fused
+    makes one more copy (`step_copy_bytes`).
+    Source: torch 2.13 optim/adam.py, autocast's weight cache. Assumes: gradients are set to None after a step.
+
+    >>> sizes = Sizes((1000,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> held = held_by_torch(sizes, weight_bytes=2)
+    >>> sum(held.resident.values()), held.gradients
+    (6004, 2000)
+    """
+    gradients = weight_bytes * (max(sizes.trainable) if steps_in_backward else sizes.num_trainable)
+    states = 0 if keeps_states_on_host else optimizer_bytes(optimizer, sizes.trainable, weight_bytes)
+    copies = 0
+    if not (has_fused_step or steps_in_backward):
+        copies = step_copy_bytes(optimizer, sizes.trainable, weight_bytes)
+    layers = 0 if steps_in_backward else weight_bytes * sizes.layer
+    table = weight_bytes * sizes.table
+    return Held(
+        {MemoryKind.WEIGHTS: weight_bytes * sizes.num_trainable + sizes.frozen_bytes, MemoryKind.OPTIMIZER: states},
+        gradients=gradients,
+        head_gradient=table,
+        layer_gradient=layers,
+        table_gradient=0 if steps_in_backward and not sizes.is_tied else table,
+        is_tied=sizes.is_tied,
+        passing=2 * sizes.num_trainable if casts_weights else 0,
+        step_copies=copies,
+    )
+
+
+def held_by_fsdp(
+    sizes: Sizes,
+    num_ranks: int,
+    *,
+    master_bytes: int = FLOAT_BYTES,
+    compute_bytes: int = 2,
+    reduce_bytes: int = FLOAT_BYTES,
+    frozen_layer_bytes: int | None = None,
+    counts_every_stream: bool = False,
+    ways: int = 1,
+    is_on_host: bool = False,
+) -> Held:
+    """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
+
+    Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
+    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
+    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of their own
+    stream, before they are copied; no other stream reuses either, so they count at every moment. ways: tensor parallel
+    ranks, over which everything is split beforehand. is_on_host: shards and moments live there (`cpu_offload`).
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
+    `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> held = held_by_fsdp(sizes, 4)  # 400 * (4 + 8), then 400 * 4; root and two layers 300 * 2, a gradient 100 * 6
+    >>> sum(held.resident.values()), held.gradients, held.passing
+    (4800, 1600, 1200)
+    """
+    shard = ceil_div(sizes.num_trainable, num_ranks * ways)
+    layer = sizes.layer_weights * compute_bytes // ways if frozen_layer_bytes is None else frozen_layer_bytes
+    root = compute_bytes * sizes.root // ways
+    reduced = (compute_bytes + reduce_bytes) * sizes.layer // ways
+    gradients = 0 if is_on_host else master_bytes * shard
+    frozen = ceil_div(sizes.frozen_bytes, num_ranks * ways)
+    pools = max(root, 2 * layer) if counts_every_stream else 0
+    resident = {
+        MemoryKind.WEIGHTS: master_bytes * shard + frozen,
+        MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
+    }
+    return Held(
+        {} if is_on_host else resident,
+        gradients=gradients,
+        kept_gradients=gradients if counts_every_stream else 0,
+        head_gradient=compute_bytes * sizes.table // ways,
+        passing=root + 2 * layer + reduced + pools,
+        accumulates=counts_every_stream,
+    )
+
+
+def held_by_megatron(
+    sizes: Sizes,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    expert_numel: int = 0,
+    has_distributed_optimizer: bool = True,
+) -> Held:
+    """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
+
+    Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
+    ranks, their states over dp/ep. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> held = held_by_megatron(sizes, tp=2, dp=4)
+    >>> sum(held.resident.values())  # 800 * (2 + 4 + 12/4)
+    7200
+    """
+    dense = (sizes.num_trainable - expert_numel) // (tp * pp)
+    experts = expert_numel // (tp * pp * ep)
+    over, over_experts = (dp, max(1, dp // ep)) if has_distributed_optimizer else (1, 1)
+    updated = ceil_div(dense, over) + ceil_div(experts, over_experts)
+    return Held(
+        {
+            MemoryKind.WEIGHTS: 2 * (dense + experts),
+            MemoryKind.GRADIENTS: FLOAT_BYTES * (dense + experts),
+            MemoryKind.MASTER_WEIGHTS: FLOAT_BYTES * updated,
+            MemoryKind.OPTIMIZER: 2 * FLOAT_BYTES * updated,
+        },
+        gradients=FLOAT_BYTES * (dense + experts),
+        kept_gradients=FLOAT_BYTES * (dense + experts),
+    )
+
+
+def held_by_zero(states: ZeroStates, sizes: Sizes) -> Held:
+    """A DeepSpeed rank.
+
+    Counts: `ZeroStates`; in stages 1 and 2 the bucket and its flat copy in the passes; in stage 3 gathered weights and
+    the gradients of a layer (or of the vocabulary table) before they are reduced.
+    Source: stage_1_and_2.py (`average_tensor` copies what it reduces), stage3.py (`__add_grad_to_ipg_bucket`).
+    """
+    settings = states.settings
+    resident = states.after_step().device
+    own = settings.weight_bytes * max(sizes.layer, sizes.table)
+    if settings.stage == 3:
+        passing = states.gathered_bytes(sizes.layer_weights) + 2 * own
+        head = 0
+    else:
+        passing = 2 * states.bucket_bytes() if settings.stage else 0
+        head = settings.weight_bytes * sizes.table
+    on_device = not settings.offloads_optimizer
+    end = states.backward_gradient_bytes() if on_device else 0
+    return Held(
+        resident,
+        gradients=end,
+        kept_gradients=states.kept_gradient_bytes() if on_device else 0,
+        head_gradient=head,
+        layer_gradient=settings.gradient_bytes * sizes.layer if settings.stage < 2 else 0,
+        passing=passing,
+        step_copies=states.step_copy_bytes(),
+    )
+
+
+def _is_in_layer(parameter: Parameter) -> bool:
+    return any(part.isdigit() for part in parameter.name.split("."))
