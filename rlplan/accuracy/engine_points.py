@@ -29,17 +29,19 @@ def engine_settings(point: MeasuredPoint, *, needs_gpu: bool) -> EngineSettings:
     length = settings.count("max_model_len", 0, at_least=0)
     if not batched and chunked is False:
         batched = max(length, 2048)
+    element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))  # fp8 as a dtype says what is quantised
+    kv_element_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none") or element_bytes
     context = gpu.overheads if gpu else None
     usual = EngineSettings(total)
     return EngineSettings(
         total,
         gpu_memory_utilization=utilization or None,
-        tp=settings.count("tp", 1),
+        tp=settings.count("tp", settings.count("tensor_parallel_size", 1)),
         pp=settings.count("pp", 1),
         ep=settings.count("ep", 1),
         context_ranks=settings.count("decode_context_parallel", settings.count("dcp", 1)),
-        element_bytes=settings.element_bytes("dtype", "model_dtype"),
-        kv_element_bytes=settings.element_bytes("kv_dtype", "kv_cache_dtype"),
+        element_bytes=element_bytes,
+        kv_element_bytes=kv_element_bytes,
         quantization=quantization_of(point),
         max_num_seqs=settings.count("max_num_seqs", 0, at_least=0) or None,
         max_num_batched_tokens=batched or None,

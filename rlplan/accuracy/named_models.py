@@ -22,7 +22,7 @@ from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 
 _TAILS = re.compile(r"-(class|instruct|chat|it|hf|base|pt|v\d(\.\d)?|\d{4})$")
-QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision")
+QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
 """Settings that name a format of weights."""
 
 

@@ -92,8 +92,9 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("fp32", "float32"), 4),
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "half", "amp_bf16"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "int8"), 1),
+    "none": 0,
 }
-"""Bytes of an element by the names that logs and flags use."""
+"""Bytes of an element by the names that logs and flags use; `none` is for a default that the caller replaces."""
 
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(r"\(.*?\)|,.*$|-?class\b|\b\d+\s*x\s+|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b", re.IGNORECASE)
@@ -110,7 +111,8 @@ def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
     size = re.search(r"(\d+)\s*gb?\b", base)
     bare = re.sub(r"[ -]*\d+\s*gb?\b", "", base).strip(" -")
     sized = [f"{bare}-{size.group(1)}gb", f"{bare}-sxm-{size.group(1)}gb"] if size else []
-    joined = [name.replace("sxm4", "sxm").replace("sxm5", "sxm") for name in (*sized, base, bare, f"rtx-{bare}")]
+    spelled = (*sized, base, bare, f"rtx-{bare}", bare.replace("-sxm", ""), f"{bare}-80gb")
+    joined = [re.sub(r"sxm\d", "sxm", name) for name in spelled]
     for name in joined:
         try:
             return get_gpu(name.replace(" ", "-"), where=point.id)

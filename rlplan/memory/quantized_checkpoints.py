@@ -45,13 +45,29 @@ _WORDS: dict[str, Quantization] = {
     "nf4": Quantization(q.NF4),
     "nf4-dq": Quantization(q.NF4_DOUBLE),
     "awq": Quantization(q.AWQ),
+    "awq_marlin": Quantization(q.AWQ),
     "gptq": Quantization(q.GPTQ),
+    "gptq_marlin": Quantization(q.GPTQ),
     "int4": Quantization(q.GPTQ),
     "mxfp4": Quantization(q.MXFP4),
     "nvfp4": Quantization(q.NVFP4),
     "bitsandbytes": Quantization(q.NF4_DOUBLE),
 }
-_NONE = ("", "none", "null", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32", "half")
+_NONE = (
+    "",
+    "none",
+    "null",
+    "auto",
+    "bf16",
+    "bfloat16",
+    "bf16-true",
+    "amp_bf16",
+    "fp16",
+    "float16",
+    "fp32",
+    "float32",
+    "half",
+)
 _SUFFIX = re.compile(
     r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8|w8a8"
     r"|quantized\.w8a8)$",

@@ -8,6 +8,7 @@ from rlplan.accuracy.compare import AccuracyReport, compare, compare_point, rela
 from rlplan.accuracy.named_models import model_by_name, quantization_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.settings import gpu_of
 
 
 def make_point(kind: str = "vllm_weights", **overrides: Any) -> MeasuredPoint:
@@ -112,3 +113,33 @@ def test_a_config_of_a_point_says_how_its_weights_are_quantised() -> None:
 )
 def test_the_unit_says_what_was_counted(unit: str, statistic: Statistic) -> None:
     assert make_point(measured={"value": 1.0, "unit": unit}).measured.statistic is statistic
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [
+        ("8x H100 80GB", "h100-sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("a100_sxm", "a100-sxm-80gb"),
+        ("b200_sxm", "b200"),
+        ("V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("1x NVIDIA L4 24GB", "l4"),
+        ("Tesla T4", "t4"),
+        ("RTX A6000 48GB", "rtx-a6000"),
+        ("80GB-class", None),
+        ("", None),
+        ("x" * 10_000, None),
+    ],
+)
+def test_gpus_are_found_by_the_words_of_logs_and_issues(words: str, profile: str | None) -> None:
+    found = gpu_of(make_point(gpu=words))
+    assert (found.name if found else None) == profile
+
+
+def test_a_dtype_of_fp8_says_what_is_quantised() -> None:
+    compare([])
+    plain, quantised = (compare_point(make_point(settings={"dtype": dtype})).predicted for dtype in ("bf16", "fp8"))
+    assert isinstance(plain, float)
+    assert isinstance(quantised, float)
+    assert 0.5 < quantised / plain < 0.6, "embeddings and head stay"

@@ -21,7 +21,7 @@ from rlplan.units import format_bytes
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
 
-COMMANDS = ("estimate", "plan", "emit", "run", "report", "doctor", "profiles")
+COMMANDS = ("estimate", "plan", "emit", "run", "report", "accuracy", "doctor", "profiles")
 
 
 def json_of(answer: Answer) -> Any:
