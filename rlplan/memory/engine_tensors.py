@@ -38,6 +38,7 @@ _OWN_BASE_IN_A_WINDOW = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
 _FP32_ROTARY = ("GptOssForCausalLM",)
 _LEARNED_POSITIONS = ("embed_positions.weight", "wpe.weight")
+_WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
 
 
 def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
@@ -112,7 +113,7 @@ def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
 def rotary_table_bytes(model: ModelSpec, element_bytes: int) -> int:
     """Bytes of the tables of sines and cosines, one for all layers with the same base, whole on every rank.
 
-    Counts: P * d * e; d is MLA's rotary part where there is one. None where positions are learned.
+    Counts: P * d * e; d is MLA's rotary part where there is one. None where positions are learned or ALiBi.
     Source: vLLM 0.32.0, layers/rotary_embedding/base.py; in the model's dtype, but for gpt-oss in fp32.
     Assumes: the whole head is rotated; P is what a scaling of positions (YaRN) reaches, as published configs have it.
 
@@ -120,7 +121,7 @@ def rotary_table_bytes(model: ModelSpec, element_bytes: int) -> int:
     >>> rotary_table_bytes(find_model("meta-llama/Llama-3.1-8B"), 2)  # 131072 * 128 * 2
     33554432
     """
-    if any(tensor.name.endswith(_LEARNED_POSITIONS) for tensor in model.tensors):
+    if model.architecture in _WITH_ALIBI or any(tensor.name.endswith(_LEARNED_POSITIONS) for tensor in model.tensors):
         return 0
     width = model.latent_attention.rope_head_dim if model.latent_attention else model.head_dim
     tables = 2 if model.architecture in _OWN_BASE_IN_A_WINDOW and len(set(model.attention_kinds)) > 1 else 1

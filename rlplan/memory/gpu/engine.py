@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
+from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.gpu.trainer import Bytes, add, process_overheads, sync_staging
 from rlplan.memory.ledger import Moment
 from rlplan.memory.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving_kv import CachePool, cache_pool
 from rlplan.memory.serving_peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving_versions import LATEST
-from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes, rope_table_bytes
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.model import ModelSpec
@@ -79,7 +80,7 @@ class EngineOnGpu:
         element_bytes = self.rollout.dtype.num_bytes
         scheme = quantization_by_word(self.rollout.quantization or "", where="rollout.quantization")
         parameters = engine_weight_bytes(self.model, engine_layout(self.choice.tp), element_bytes, scheme)
-        return parameters + rope_table_bytes(self.model, element_bytes)
+        return parameters + rotary_table_bytes(self.model, element_bytes)
 
     @cached_property
     def activation_bytes(self) -> int:
