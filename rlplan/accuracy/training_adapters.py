@@ -82,7 +82,7 @@ def method_of(settings: RunSettings) -> str:
         return "lora"
     for word in words:
         if word in ("ln_tuning", *WITHOUT_INPUTS):
-            return word
+            return str(word)
     if "method" in settings and not ({"full", "sft", "pretrain", "pretraining", "fft", "finetune"} & set(words)):
         raise CannotPredict(f"method {shorten(settings.raw('method'))} is not modelled")
     return "full"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_run import Run
+from rlplan.accuracy.training_trainers import MEGATRON
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import Quantization, weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_fsdp, held_by_megatron, held_by_torch, held_by_zero, sizes_of
@@ -24,12 +25,14 @@ def hold(run: Run) -> Held:
     """What the rank holds, by who shards it. Raises: CannotPredict."""
     if "zero_stage" in run.settings or "zero" in run.settings:
         return _by_zero(run)
-    if run.trainer.name == "megatron" or (run.tp > 1 and not run.trainer.is_sharded):
+    if run.trainer is MEGATRON:
         return _by_megatron(run)
     sizes = rank_sizes(run)
-    if run.trainer.is_sharded and run.data_ranks > 1 and not run.replicates:
+    if run.num_ranks == 1 or run.replicates:
+        return _by_torch(run, sizes)
+    if run.trainer.is_sharded or "fsdp" in run.settings:
         return _by_fsdp(run, sizes)
-    return _by_torch(run, sizes)
+    raise CannotPredict(f"how {run.num_ranks} ranks share the model is not stated")
 
 
 def rank_sizes(run: Run) -> Sizes:
@@ -50,12 +53,12 @@ def frozen_bytes(run: Run) -> int:
     """Bytes of the frozen weights, quantised where the run does so."""
     parameters = run.model.parameters
     if run.quantization is None:
-        return weight_bytes(parameters, COMPUTE_BYTES)
+        return weight_bytes(parameters, run.precision.compute)
     head = tuple(p for p in parameters if p.component is Component.HEAD and len(p.shape) == 2)
     if not run.trainer.quantizes_head or not head:
-        return weight_bytes(parameters, COMPUTE_BYTES, Quantization(run.quantization))
+        return weight_bytes(parameters, run.precision.compute, Quantization(run.quantization))
     others = tuple(p for p in parameters if p not in head)
-    return weight_bytes(others, COMPUTE_BYTES, Quantization(run.quantization)) + sum(
+    return weight_bytes(others, run.precision.compute, Quantization(run.quantization)) + sum(
         run.quantization.num_bytes(p.shape) for p in head
     )
 
@@ -80,7 +83,8 @@ def _dequantized_bytes(run: Run) -> int:
 def _by_torch(run: Run, sizes: Sizes) -> Held:
     held = held_by_torch(
         sizes,
-        weight_bytes=run.adapters.element_bytes if run.adapters else COMPUTE_BYTES,
+        weight_bytes=run.adapters.element_bytes if run.adapters else run.precision.stored,
+        casts_weights=run.precision.stored > run.precision.compute and run.adapters is None,
         optimizer=run.optimizer,
         steps_in_backward=run.steps_in_backward,
         has_fused_step=run.trainer.has_fused_step,
@@ -91,7 +95,7 @@ def _by_torch(run: Run, sizes: Sizes) -> Held:
 
 def _by_fsdp(run: Run, sizes: Sizes) -> Held:
     counts = run.statistic.value in ("reserved", "process")
-    master = 4 if run.trainer.has_master else run.adapters.element_bytes if run.adapters else COMPUTE_BYTES
+    master = run.adapters.element_bytes if run.adapters else run.precision.stored
     scales = scale_bytes(run)
     layer = None
     if run.quantization is not None:
@@ -109,7 +113,25 @@ def _by_fsdp(run: Run, sizes: Sizes) -> Held:
     )
     resident = dict(held.resident)
     resident[MemoryKind.WEIGHTS] = resident.get(MemoryKind.WEIGHTS, 0) + scales
-    return replace(held, resident=resident, layer_passing=held.layer_passing + _dequantized_bytes(run))
+    held = replace(held, resident=resident, layer_passing=held.layer_passing + _dequantized_bytes(run))
+    return held if run.pp == 1 else _with_whole_stage(run, held, sizes)
+
+
+def _with_whole_stage(run: Run, held: Held, sizes: Sizes) -> Held:
+    """FSDP inside a pipeline: the stage stays gathered, and its gradients are accumulated whole in fp32.
+
+    Source: torchtitan 2024-12 parallelize_llama.py (`reshard_after_forward` is off), torch 2.13 pipelining/stage.py
+    (`set_requires_gradient_sync` for the last micro-batch only), _fsdp_param.py (`unsharded_accumulated_grad`).
+    """
+    stage = ceil_div(sizes.num_trainable, run.tp * run.pp)
+    return replace(
+        held,
+        gradients=held.gradients + 4 * stage,
+        kept_gradients=held.kept_gradients + 4 * stage,
+        passing=run.precision.compute * stage,
+        layer_passing=0,
+        accumulates=True,
+    )
 
 
 def _by_megatron(run: Run) -> Held:

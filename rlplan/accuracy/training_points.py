@@ -5,6 +5,8 @@ Left out: how settings are read (training_settings.py), trainers' defaults (trai
 (training_held.py), the largest model that trains (training_limits.py).
 """
 
+from dataclasses import replace
+
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
@@ -13,7 +15,7 @@ from rlplan.accuracy.training_run import Run, read_run
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Moment, Work, layer_bytes, moments
+from rlplan.memory.step_peak import Held, Moment, Work, layer_bytes, moments
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -22,14 +24,9 @@ from rlplan.vocabulary import MemoryKind
 def predict_peak(point: MeasuredPoint) -> Prediction:
     """The peak of a training step on one GPU; a mean over log points is what is there when a step ends."""
     run = read_run(point)
-    held, work = hold(run), work_of(run)
-    moments_by_name = moments(held, work)
-    if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
-        loss = moments_by_name["loss"]
-        moments_by_name["loss"] = loss | {MemoryKind.FRAGMENTATION: idle_bytes(loss, work)}
-    if run.statistic is Statistic.MEAN_ALLOCATED:
-        moments_by_name = {"step": moments_by_name["step"] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}}
-    moment = max(moments_by_name.values(), key=lambda moment: sum(moment.values()))
+    held = hold(run)
+    found = [moment for work in works_of(run) for moment in _moments(run, held, work)]
+    moment = max(found, key=lambda moment: sum(moment.values()))
     if run.statistic is Statistic.PROCESS:
         moment = moment | {MemoryKind.CONTEXT: context_bytes(point, run)}
     return in_its_unit(point, moment)
@@ -39,6 +36,16 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
 def predict_steady(point: MeasuredPoint) -> Prediction:
     """What a rank holds between two steps."""
     return in_its_unit(point, dict(hold(read_run(point)).resident))
+
+
+def _moments(run: Run, held: Held, work: Work) -> list[Moment]:
+    """The moments of a step by the statistic that was measured."""
+    named = moments(held, work)
+    if run.statistic is Statistic.MEAN_ALLOCATED:
+        return [named["step"] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
+    if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
+        named["loss"] |= {MemoryKind.FRAGMENTATION: idle_bytes(named["loss"], work)}
+    return list(named.values())
 
 
 def context_bytes(point: MeasuredPoint, run: Run) -> int:
@@ -62,18 +69,19 @@ UPCASTING = (Loss.PLAIN, Loss.SHIFTED, Loss.PARALLEL, Loss.MEGATRON)
 """Losses that make fp32 logits beside those of the model."""
 
 
-def work_of(run: Run) -> Work:
-    """What the rank computes in one micro-batch."""
-    trainer, tokens = run.trainer, run.tokens
-    num_tokens = tokens.num // (run.cp * run.ulysses)
+def works_of(run: Run) -> tuple[Work, ...]:
+    """What a rank computes in one micro-batch: of a pipeline its first stage, which holds the most micro-batches, and
+    its last, which has the head."""
+    trainer, num_tokens = run.trainer, run.tokens.num // (run.cp * run.ulysses)
     first, *others = (Layers(ceil_div(kind.num, run.pp), kind.block.sharded(run.tp)) for kind in run.layers)
-    return Work(
+    work = Work(
         block=first.block,
         num_layers=first.num,
         more=tuple(others),
         vocab_size=ceil_div(run.model.vocab_size, run.tp),
         num_tokens=num_tokens,
         num_head_tokens=num_tokens,
+        element_bytes=run.precision.compute,
         recompute=run.recompute,
         loss=run.loss,
         offloads_activations=run.offloads_activations,
@@ -83,10 +91,12 @@ def work_of(run: Run) -> Work:
         is_compiled=run.is_compiled,
         held_logit_bytes=trainer.held_logit_bytes,
         sequence_ways=run.tp if run.splits_sequence else 1,
-        has_dropout=trainer.has_hidden_dropout,
+        has_dropout=run.has_dropout,
         exchanges_heads=run.ulysses > 1,
-        micro_batches_in_flight=run.pp,
     )
+    if run.pp == 1:
+        return (work,)
+    return replace(work, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), work
 
 
 def in_its_unit(point: MeasuredPoint, moment: Moment) -> Prediction:

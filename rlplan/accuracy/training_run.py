@@ -11,10 +11,12 @@ from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_adapters import Adapters, read_adapters
 from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_settings import (
+    Precision,
     RunSettings,
     Tokens,
     num_ranks,
     read_optimizer,
+    read_precision,
     read_recompute,
     read_tokens,
 )
@@ -35,11 +37,12 @@ from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import NF4, NF4_DOUBLE, WeightFormat
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. num_ranks: GPUs. data_ranks: those that share states. ulysses, cp: ranks that share a sequence.
+    """One run. precision: of the weights. num_ranks: GPUs. ulysses, cp: ranks that share a sequence.
 
     steps_in_backward: the optimizer steps as each gradient comes. replicates: DDP, nothing is sharded.
     """
@@ -52,6 +55,7 @@ class Run:
     recompute: Recompute
     loss: Loss
     optimizer: Optimizer
+    precision: Precision
     statistic: Statistic
     quantization: WeightFormat | None
     adapters: Adapters | None
@@ -74,14 +78,35 @@ class Run:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor parallel ranks share what lies between the products."""
-        return self.tp > 1 and (self.trainer is TORCHTITAN or bool(self.settings.says("sequence_parallel")))
+        """Whether tensor parallel ranks share what lies between the products: torchtitan, Megatron with experts."""
+        does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and self.model.experts is not None)
+        return self.tp > 1 and (does or bool(self.settings.says("sequence_parallel")))
+
+    @property
+    def has_dropout(self) -> bool:
+        """GPT under Megatron, whose `hidden_dropout` is 0.1 by default; every later family sets it to 0."""
+        return self.trainer is MEGATRON and self.model.architecture == "GPT2LMHeadModel"
+
+    @property
+    def num_in_flight(self) -> int:
+        """Micro-batches whose activations the first pipeline stage holds.
+
+        Counts: p with 1F1B, all m with GPipe, p + (p-1)/v interleaved over v chunks, rounded up.
+        Source: Narayanan et al. 2021, section 2.2.
+        """
+        schedule = str(self.settings.raw("schedule") or self.settings.raw("pp_schedule") or "1f1b").lower()
+        if "gpipe" in schedule:
+            return max(self.pp, self.settings.ways("microbatches", "num_microbatches"))
+        chunks = self.settings.ways("virtual_stages", "vpp") if "interleaved" not in schedule else 2
+        return self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
 
 
 def read_run(point: MeasuredPoint) -> Run:
     """The run of a point. Raises: CannotPredict."""
     settings, trainer, model = RunSettings(point), trainer_of(point), trained_model(point)
-    tokens, recompute = read_tokens(settings), read_recompute(settings, trainer.recompute)
+    pp = settings.ways("pp", "pipeline_parallel")
+    tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
+    recompute = read_recompute(settings, trainer.recompute)
     compiled = bool(settings.says("compile"))
     quantization = _quantization(settings, trainer)
     layers = layers_of(model, trainer)
@@ -94,12 +119,13 @@ def read_run(point: MeasuredPoint) -> Run:
         recompute=recompute,
         loss=_loss(settings, trainer, compiled),
         optimizer=read_optimizer(settings),
+        precision=read_precision(settings, has_master=trainer.has_master),
         statistic=point.measured.statistic,
         quantization=quantization,
         adapters=read_adapters(point, model, trainer, is_quantized=quantization is not None),
         num_ranks=num_ranks(settings),
         tp=settings.ways("tp", "tensor_parallel"),
-        pp=settings.ways("pp", "pipeline_parallel"),
+        pp=pp,
         cp=settings.ways("cp", "context_parallel"),
         ep=settings.ways("ep", "expert_parallel"),
         ulysses=settings.ways("sp", "ulysses", "ulysses_sp"),
@@ -109,6 +135,14 @@ def read_run(point: MeasuredPoint) -> Run:
         steps_in_backward=bool(settings.says("optimizer_in_bwd", "optim_in_bwd", "fused_optimizer_backward")),
         replicates="ddp" in settings.text,
     )
+
+
+def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
+    """torchtitan cuts the local batch into one micro-batch a stage, or as many as it says."""
+    if trainer is not TORCHTITAN or pp == 1:
+        return tokens
+    key = settings.first(("microbatches", "num_microbatches", "pp_microbatches"))
+    return replace(tokens, sequences=max(1, tokens.sequences // (settings.count(key) if key else pp)))
 
 
 def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
@@ -141,6 +175,8 @@ def layers_of(model: ModelSpec, trainer: Trainer) -> tuple[Layers, ...]:
     if model.architecture == "MPTForCausalLM" and trainer is FOUNDRY:
         return (Layers(model.num_layers, _mpt_block(model)),)
     kinds = blocks_of(model)
+    if trainer is MEGATRON:
+        kinds = tuple(replace(kind, block=kind.block.fused()) for kind in kinds)
     if trainer not in (LITGPT, MEGATRON):
         return kinds
     return tuple(

@@ -16,10 +16,14 @@ from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.base import shorten
 
-SEQUENCE = ("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen")
-SEQUENCE += ("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx")
-BATCH = ("micro_batch", "mbs", "lbs", "batch", "batch_size", "micro_batch_size", "per_device_batch_size", "bs")
-BATCH += ("local_batch_size", "per_device_train_batch_size", "device_batch_size")
+SEQUENCE = (
+    *("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen"),
+    *("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx"),
+)
+BATCH = (
+    *("micro_batch", "mbs", "lbs", "batch", "batch_size", "micro_batch_size", "per_device_batch_size", "bs"),
+    *("local_batch_size", "per_device_train_batch_size", "device_batch_size"),
+)
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
 METHODS = ("method", "peft", "quant", "quantize", "quantization")
@@ -131,6 +135,32 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
     if value is True or any(name in word for name in ("full", "true", "reentrant", "block", "all", "uniform")):
         return Recompute.FULL
     raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """stored: bytes of a weight between steps. compute: in the passes."""
+
+    stored: int
+    compute: int
+
+
+def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
+    """How weights are stored and used. has_master: the trainer keeps fp32 weights unless told otherwise.
+
+    >>> point = MeasuredPoint(id="a", kind="k", settings={"dtype": "bf16-mixed"}, measured={"value": 1, "unit": "GiB"})
+    >>> read_precision(RunSettings(point), has_master=False)
+    Precision(stored=4, compute=2)
+    """
+    key = settings.first(("dtype", "precision"))
+    word = str(settings.raw(key)).lower() if key else "bf16"
+    if any(name in word for name in ("mixed", "amp", "autocast")):
+        return Precision(4, 2)
+    if any(name in word for name in ("fp32", "float32", "32-true")):
+        return Precision(4, 4)
+    if not any(name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8")):
+        raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
+    return Precision(4 if has_master else 2, 2)
 
 
 def read_optimizer(settings: RunSettings) -> Optimizer:

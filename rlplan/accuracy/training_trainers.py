@@ -24,7 +24,7 @@ class Trainer:
     adapter_bytes: of LoRA by default. keeps_inputs: its bitsandbytes keeps the inputs of frozen products.
     quantizes_head: 4-bit loading takes the language head too. replicates_scales: scales of 4-bit weights are whole on
     every rank. is_sharded: several GPUs mean FSDP. gathers_root: embeddings and head are gathered as one, and stay.
-    has_fused_step: the optimizer makes no temporary copies. has_hidden_dropout: after attention and MLP.
+    has_fused_step: the optimizer makes no temporary copies.
     """
 
     name: str
@@ -45,7 +45,6 @@ class Trainer:
     is_sharded: bool = False
     gathers_root: bool = True
     has_fused_step: bool = False
-    has_hidden_dropout: bool = False
 
 
 TORCHTUNE = Trainer(
@@ -110,8 +109,8 @@ batches), tuners/lora/layer.py (`autocast_adapter_dtype`), transformers 5 integr
 under a mask)."""
 FOUNDRY = Trainer("llm-foundry", ("llm-foundry", "llmfoundry", "mosaicml"), has_master=True, is_sharded=True)
 """Source: llm-foundry scripts/train/benchmarking (FSDP FULL_SHARD, `amp_bf16`, mixed precision PURE)."""
-MEGATRON = Trainer("megatron", ("megatron", "mbridge", "nemo"), loss=Loss.MEGATRON, has_hidden_dropout=True)
-"""Source: Megatron-LM arguments.py (`hidden_dropout` 0.1); Megatron-Core 0.14 tensor_parallel/cross_entropy.py,
+MEGATRON = Trainer("megatron", ("megatron", "mbridge", "nemo"), loss=Loss.MEGATRON, recompute=Recompute.NONE)
+"""Source: Megatron-LM arguments.py (`recompute_granularity` None); Megatron-Core 0.14 tensor_parallel/cross_entropy.py,
 fusions/fused_bias_gelu.py (one kernel for GELU)."""
 HUGGING_FACE = Trainer("transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"))
 """Source: transformers 5.19 trainer.py."""
