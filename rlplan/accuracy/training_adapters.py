@@ -1,7 +1,7 @@
 """Adapters of a training point: which layers are adapted, by what rank, and what that saves.
 
 In: a model, the words of the method. Out: trained tensors and `Frozen`; None where everything is trained.
-Raises CannotPredict for methods whose own tensors are not modelled (DoRA, orthogonal and spectral ones).
+Raises CannotPredict for methods whose own tensors are not modelled (dense changes of weights, rotations, spectra).
 """
 
 import re
@@ -16,9 +16,17 @@ from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
 
-LIKE_LORA = ("qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "adalora", "lorafa", "lora-fa")
-"""Two matrices beside each layer: they differ in how they start and which parts are trained."""
-WITHOUT_INPUTS = ("prompt", "prompt_tuning", "ptuning", "p-tuning", "p_tuning", "prefix", "prefix_tuning")
+LORA = ("qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda")
+"""Two matrices beside each layer, of one rank: they differ in how they start."""
+LIKE_LORA = ("adalora", "lorafa", "lora-fa", "lora_fa", "vera", "vblora", "delora", "randlora", "bone", "miss")
+"""Methods that read the inputs of the same layers, into fewer or shared numbers; what they keep of a rank's width is
+left out, which is at most r/h of what is counted."""
+SCALING = ("ia3", "ia-3")
+"""Vectors that scale keys, values and the MLP's product, of which the last is the wide one."""
+WITHOUT_INPUTS = (
+    *("prompt", "prompt_tuning", "ptuning", "p-tuning", "p_tuning", "prefix", "prefix_tuning"),
+    *("trainable_tokens", "trainable-tokens"),
+)
 """Trained tokens: no layer's input is kept for them."""
 TARGETS = (
     ("q_proj", "v_proj"),
@@ -57,9 +65,15 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
         return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), trainer.adapter_bytes)
     if method in WITHOUT_INPUTS:
         return Adapters((Parameter("prompt", (settings.count("trainable_params"),)),), Frozen(keeps_inputs=keeps), 4)
+    if method in SCALING:
+        scales = (Parameter("scales", (settings.count("trainable_params"),)),)
+        reads = Frozen(adapts_down=True, adapter_bytes=trainer.adapter_bytes, keeps_inputs=keeps)
+        return Adapters(scales, reads, trainer.adapter_bytes)
+    if method in LIKE_LORA:
+        numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
+        return Adapters(numbers, _inputs(model, trainer.targets, trainer, trainer.adapter_bytes, keeps), 4)
     targets, rank = _targets(settings, point, model, trainer)
-    element = 4 if "fp32" in str(settings.raw("optimizer")).lower() and trainer.adapter_bytes == 4 else 2
-    element = trainer.adapter_bytes if trainer.adapter_bytes != 2 else element
+    element = trainer.adapter_bytes
     return Adapters(
         lora_parameters(model, rank, _names(model, targets)),
         _inputs(model, targets, trainer, element, keeps),
@@ -75,14 +89,14 @@ def method_of(settings: RunSettings) -> str:
     'lora'
     """
     text = settings.text
-    words = re.findall(r"[a-z_\-]+", text)
+    words = re.findall(r"[a-z0-9_\-]+", text)
     if any(word in ("dora", "qdora") for word in words) or settings.raw("use_dora"):
         raise CannotPredict("DoRA's normalised weights are not modelled")
-    if any(word in LIKE_LORA for word in words):
-        return "lora"
     for word in words:
-        if word in ("ln_tuning", *WITHOUT_INPUTS):
+        if word in ("ln_tuning", *LIKE_LORA, *SCALING, *WITHOUT_INPUTS):
             return str(word)
+    if any(word in LORA for word in words):
+        return "lora"
     if "method" in settings and not ({"full", "sft", "pretrain", "pretraining", "fft", "finetune"} & set(words)):
         raise CannotPredict(f"method {shorten(settings.raw('method'))} is not modelled")
     return "full"

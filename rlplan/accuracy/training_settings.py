@@ -26,6 +26,7 @@ BATCH = (
 )
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
+MAX_RANKS = 1 << 16
 METHODS = ("method", "peft", "quant", "quantize", "quantization")
 
 
@@ -53,7 +54,10 @@ class RunSettings(Settings):
     def ways(self, *keys: str) -> int:
         """A degree of parallelism; 1 where it is not stated."""
         key = self.first(keys)
-        return self.count(key) if key else 1
+        ways = self.count(key) if key else 1
+        if ways > MAX_RANKS:
+            raise CannotPredict(f"setting '{key}' is {ways}; no machine has more than {MAX_RANKS} ranks")
+        return ways
 
     def says(self, *words: str) -> bool | None:
         """Whether a technique is on: a flag of that name, or a word in the list of techniques; None if neither is."""
@@ -132,7 +136,9 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
         if "op" in word:
             return Recompute.SELECTIVE
         return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
-    if value is True or any(name in word for name in ("full", "true", "reentrant", "block", "all", "uniform")):
+    if value is True or any(
+        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth")
+    ):
         return Recompute.FULL
     raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlplan.memory.activations import (
-    attention_saved_bytes,
     block_saved_bytes,
     checkpoint_bytes,
     final_saved_bytes,
-    mlp_saved_bytes,
+    forward_layer_bytes,
     norm_saved_bytes,
     working_bytes,
 )
@@ -264,14 +263,14 @@ def forward_end_bytes(work: Work) -> int:
 
 
 def score_peak_bytes(work: Work) -> int:
-    """Bytes beside the weights of a pass without gradient that gives log-probs: one layer or the logits.
+    """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
 
-    Counts: residual, norm and the widest tensors of one layer; or the hidden states and the logits.
+    Counts: the largest layer (`forward_layer_bytes`); or the hidden states and the logits, where there is a vocabulary.
     """
     block, e, tokens = work.block, work.element_bytes, work.num_tokens
-    inner = max(mlp_saved_bytes(block, e), attention_saved_bytes(block, e)) + 3 * e * block.hidden
     logits = loss_peak_bytes(work.loss, work.num_head_tokens, work.vocab_size, e, block.hidden, has_gradient=False)
-    return max(tokens * inner, tokens * e * block.hidden + logits)
+    layer = max(forward_layer_bytes(kind.block, e) for kind in work.kinds)
+    return max(tokens * layer, tokens * e * block.hidden + logits)
 
 
 def _moment(held: Held, activations: int, logits: int, gradients: int, buffers: int) -> Moment:
