@@ -31,7 +31,15 @@ LATENT = PLAIN | {
     "topk_group": 1,
     "routed_scaling_factor": 1.0,
 }
-YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 8, "rope_theta": 150000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 150000.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 
 
 def config(architecture: str, model_type: str, *parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
