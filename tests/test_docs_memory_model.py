@@ -23,7 +23,7 @@ from tests.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "transitions"),
-    "overheads",
+    *("overheads", "engine_tensors"),
 )
 
 
