@@ -26,6 +26,7 @@ FORMULA_MODULES = (
     *("overheads", "serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints"),
     *("zero", "optimizers", "block", "block_families"),
+    "engine_tensors",
 )
 
 
