@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.cases import BLOCK_SIZE, LORA_RANK, Case
+from benchmarks.gpu.cases import LORA_RANK, Case
 from benchmarks.gpu.children import Result
 from rlplan.units import GIB, format_bytes
 
@@ -97,7 +97,7 @@ def points_of(record: Mapping[str, Any], machine: Mapping[str, Any]) -> Iterator
             yield {
                 "id": f"gpu-bench-{case.id}:{name}",
                 "kind": kind,
-                "model": case.model,
+                "model": case.model + (" (tiny)" if case.is_tiny else ""),
                 "gpu": machine["gpu"],
                 "settings": _settings(case, record["measured"], machine),
                 "measured": {"value": record["measured"][name], "unit": unit},
@@ -121,7 +121,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
             "tp": 1,
             "vllm": machine["versions"].get("vllm"),
             "max_model_len": case.num_tokens,
-            "block": BLOCK_SIZE,
+            "block": case.block_size,
             "gpu_memory_utilization": None if case.gives_kv_bytes else 0.9,
             "available_kv_gib": available / GIB if available else None,
         }
