@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def dry_run(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     """Run parts of the benchmark into a folder."""
     chosen = [word for part in parts for word in ("--part", part)]
     command = [*RUN, *chosen, "--out", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -89,6 +91,7 @@ def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Pat
 def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_path: Path) -> None:
     last = cases_of("logprob", is_tiny=True)[-1].id
     kept = [line for line in lines_of(trained) if not (line["record"] == "result" and line["id"] == last)]
+    assert len(kept) == len(lines_of(trained)) - 1
     text = "\n".join(json.dumps(line) for line in kept) + '\n{"record": "result", "id'
     (tmp_path / "results.jsonl").write_text(text + "\n", encoding="utf-8")
     done = dry_run(tmp_path, "logprob")
