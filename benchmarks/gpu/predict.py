@@ -4,7 +4,7 @@ In: a case, the GPU's profile where one is known. Out: numbers under the names t
 that is missing is not predicted. Left out: `reserved` and `process`, which `rlplan accuracy` derives from the points.
 """
 
-from benchmarks.gpu.cases import BLOCK_SIZE, LORA_RANK, Case
+from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.block import block_of
 from rlplan.memory.logits import Loss, probability_slice_bytes
 from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
@@ -120,10 +120,10 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     per_token = BYTES * sum(kv_elements_per_token(model).values())
     answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
     if case.gives_kv_bytes:
-        blocks = case.kv_bytes // (per_token * BLOCK_SIZE)
-        answer["kv_tokens"] = blocks * BLOCK_SIZE
+        tokens = case.kv_bytes // (per_token * case.block_size) * case.block_size
+        answer["kv_tokens"] = tokens
         for level in (1, 2) if case.action == "sleep" else ():
-            answer[f"freed_by_level_{level}_bytes"] = weights + blocks * BLOCK_SIZE * per_token
+            answer[f"freed_by_level_{level}_bytes"] = weights + tokens * per_token
             if profile:
                 answer[f"asleep_at_level_{level}_bytes"] = profile.overheads.context.value
     return answer
