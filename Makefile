@@ -21,7 +21,7 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format nightly bench evidence accuracy clean
+.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -64,6 +64,9 @@ bench: setup ## the side-by-side measurements in benchmarks/
 	  $(VENV)/bin/python "$$script"
 	done
 	[ -n "$$found" ] || echo 'There is no benchmarks/bench_*.py yet.'
+
+gpu-bench: ## measure this machine's GPU against the predictions (benchmarks/gpu/README.md says what it needs)
+	@exec $(or $(PYTHON),python3) benchmarks/gpu/run.py $(ARGS)
 
 evidence: setup ## run what the committed reports/ show once more
 	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)

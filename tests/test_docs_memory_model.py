@@ -25,6 +25,8 @@ FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "transitions"),
     *("overheads", "serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints"),
+    *("zero", "optimizers", "block", "block_families"),
+    "engine_tensors",
 )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.gpu.cases import Case
 
 MAX_REASON = 300
+ENDING_S = 10.0
+"""For a process that has answered to let go of the device by itself."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,23 @@ def run_case(case: Case, device: str, used_before: int | None, timeout_s: float,
     process = context.Process(target=_work, args=(case, device, used_before, sender, str(log)))
     process.start()
     sender.close()
+    grace_s = 0.0
     try:
         if not receiver.poll(timeout_s):
             return Result("timed_out", f"no answer in {timeout_s:.0f} s")
-        return receiver.recv()
+        grace_s = ENDING_S
+        result: Result = receiver.recv()
+        return result
     except EOFError:
-        process.join(timeout=10)
+        process.join(ENDING_S)
         return Result("failed", f"its process ended with {process.exitcode}; see {log.name}")
     finally:
-        _end(process)
+        _end(process, grace_s)
 
 
-def _end(process: Any) -> None:
+def _end(process: Any, grace_s: float) -> None:
     """End a process that this module started, with all that it started."""
-    process.join(timeout=5)
+    process.join(grace_s)
     if process.is_alive():
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -98,8 +103,7 @@ def _measure(case: Case, device: str, used_before: int | None) -> Result:
         return Result("out_of_memory", _short(error))
     except Exception as error:
         traceback.print_exc()
-        is_memory = "out of memory" in str(error).lower()
-        return Result("out_of_memory" if is_memory else "failed", _short(error))
+        return Result("out_of_memory" if _is_out_of_memory(error) else "failed", _short(error))
 
 
 def _action(case: Case) -> Callable[..., dict[str, float]]:
@@ -118,6 +122,12 @@ def _action(case: Case) -> Callable[..., dict[str, float]]:
         "sleep": serving.measure_sleep,
         "hand-over": serving.measure_hand_over,
     }[case.action]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Memory that ran out elsewhere than in torch's CUDA allocator: cuBLAS, NCCL, vLLM's start, the host."""
+    text = str(error).lower()
+    return any(words in text for words in ("out of memory", "can't allocate memory", "cublas_status_alloc_failed"))
 
 
 def _short(error: Exception) -> str:

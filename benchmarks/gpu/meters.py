@@ -64,7 +64,7 @@ class TracedMeter(TorchDispatchMode):
         super().__init__()
         self.living: dict[int, int] = {}
         self.watched: dict[int, weakref.ref[Any]] = {}
-        self.peak = 0
+        self.now = self.peak = 0
 
     def __enter__(self) -> Self:
         gc.collect()
@@ -79,7 +79,7 @@ class TracedMeter(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
                 self._watch(leaf)
-        self.peak = max(self.peak, sum(self.living.values()))
+        self.peak = max(self.peak, self.now)
         return result
 
     def peaks(self) -> dict[str, float]:
@@ -89,7 +89,7 @@ class TracedMeter(TorchDispatchMode):
     def resident(self) -> int:
         """Bytes of tensors now."""
         gc.collect()
-        return sum(self.living.values())
+        return self.now
 
     def _watch(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage until it is gone."""
@@ -97,10 +97,11 @@ class TracedMeter(TorchDispatchMode):
         key = storage._cdata
         if key not in self.watched:
             self.watched[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self.now += storage.nbytes() - self.living.get(key, 0)
         self.living[key] = storage.nbytes()
 
     def _forget(self, key: int) -> None:
-        self.living.pop(key, None)
+        self.now -= self.living.pop(key, 0)
         self.watched.pop(key, None)
 
 

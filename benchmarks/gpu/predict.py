@@ -4,21 +4,23 @@ In: a case, the GPU's profile where one is known. Out: numbers under the names t
 that is missing is not predicted. Left out: `reserved` and `process`, which `rlplan accuracy` derives from the points.
 """
 
-from benchmarks.gpu.cases import BLOCK_SIZE, LORA_RANK, Case
-from rlplan.memory.block import block_of
+from benchmarks.gpu.cases import LORA_RANK, Case
+from rlplan.memory.block_families import blocks_of
+from rlplan.memory.engine_tensors import rotary_table_bytes
+from rlplan.memory.frozen import Frozen
+from rlplan.memory.gpu.trainer import frozen_of
 from rlplan.memory.logits import Loss, probability_slice_bytes
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
-from rlplan.memory.step_peak import Adapters, Held, Recompute, Work, score_peak_bytes, step_peak
+from rlplan.memory.step_peak import Held, Recompute, Work, score_peak_bytes, step_peak
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
-from rlplan.spec.model import Layout, ModelSpec, Parameter, model_from_config
+from rlplan.spec.model import ModelSpec, Parameter, model_from_config
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.kv import kv_elements_per_token
 
 BYTES = 2
 """Of an element: everything is in bf16."""
-VOCABULARY_MULTIPLE = 64
-"""vLLM pads its vocabulary tables to it."""
 
 
 def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
@@ -52,7 +54,7 @@ def _training(case: Case) -> dict[str, float]:
         adapters=adapters,
         frozen_bytes=BYTES * sum(parameter.numel for parameter in frozen),
     )
-    work = _work(case, model, Adapters.ALL if adapters else None)
+    work = _work(case, model, frozen_of(adapters) if adapters else None)
     if case.stage is None:
         held, host = held_by_torch(sizes, weight_bytes=BYTES), 0
     else:
@@ -93,19 +95,20 @@ def _scoring(case: Case) -> dict[str, float]:
     return {"allocated_bytes": weights + peak, "resident_bytes": weights}
 
 
-def _work(case: Case, model: ModelSpec, adapters: Adapters | None, loss: Loss | None = None) -> Work:
+def _work(case: Case, model: ModelSpec, frozen: Frozen | None, loss: Loss | None = None) -> Work:
     loss = loss or Loss(case.loss)
+    first, *more = blocks_of(model)
     return Work(
-        block_of(model),
-        model.num_layers,
+        first.block,
+        first.num,
         model.vocab_size,
         case.num_tokens,
         num_head_tokens=case.num_tokens - (loss is Loss.IN_PLACE),  # the last token predicts nothing
         element_bytes=BYTES,
         recompute=Recompute.FULL if case.recomputes else Recompute.NONE,
         loss=loss,
-        adapters=adapters,
-        adapter_bytes=BYTES,
+        frozen=frozen,
+        more=tuple(more),
     )
 
 
@@ -115,15 +118,14 @@ def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
     Assumes: asleep and without graphs nothing but the context stays.
     """
     model = model_of(case)
-    held = model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))
-    weights = BYTES * sum(tensor.numel for tensor in held)
+    weights = engine_weight_bytes(model, engine_layout(), BYTES) + rotary_table_bytes(model, BYTES)
     per_token = BYTES * sum(kv_elements_per_token(model).values())
     answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
     if case.gives_kv_bytes:
-        blocks = case.kv_bytes // (per_token * BLOCK_SIZE)
-        answer["kv_tokens"] = blocks * BLOCK_SIZE
+        tokens = case.kv_bytes // (per_token * case.block_size) * case.block_size
+        answer["kv_tokens"] = tokens
         for level in (1, 2) if case.action == "sleep" else ():
-            answer[f"freed_by_level_{level}_bytes"] = weights + blocks * BLOCK_SIZE * per_token
+            answer[f"freed_by_level_{level}_bytes"] = weights + tokens * per_token
             if profile:
                 answer[f"asleep_at_level_{level}_bytes"] = profile.overheads.context.value
     return answer

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.cases import BLOCK_SIZE, LORA_RANK, Case
+from benchmarks.gpu.cases import LORA_RANK, Case
 from benchmarks.gpu.children import Result
 from rlplan.units import GIB, format_bytes
 
@@ -51,35 +51,42 @@ class Records:
             out.flush()
             os.fsync(out.fileno())
 
-    def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        """The lines of a kind; half a line at the end, of a run that was cut off, is left out."""
-        if not self.file.exists():
-            return
-        for line in self.file.read_text(encoding="utf-8").splitlines():
+    def _read(self) -> Iterator[dict[str, Any]]:
+        """Every line; half a line at the end, of a run that was cut off, is left out."""
+        text = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+        for line in text.splitlines():
             try:
-                record = json.loads(line)
+                yield json.loads(line)
             except ValueError:
                 continue
-            if record["record"] == kind:
-                yield record
-
-    def done(self) -> set[str]:
-        """Ids of the cases that need not be tried again."""
-        return {record["id"] for record in self.read("result") if record["status"] in FINAL}
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """The last result of each case, with the prediction that preceded it."""
-        predicted = {record["id"]: record["predicted"] for record in self.read("prediction")}
-        return {record["id"]: record | {"predicted": predicted.get(record["id"], {})} for record in self.read("result")}
+        """The last result of each case, with the prediction that preceded it and the machine it was measured on."""
+        predicted: dict[str, dict[str, float]] = {}
+        machine: dict[str, Any] = {}
+        found = {}
+        for record in self._read():
+            if record["record"] == "machine":
+                machine = record
+            elif record["record"] == "prediction":
+                predicted[record["id"]] = record["predicted"]
+            else:
+                found[record["id"]] = record | {"predicted": predicted.get(record["id"], {}), "machine": machine}
+        return found
+
+    def done(self, gpu: str) -> set[str]:
+        """Ids of the cases that need not be tried again on this GPU."""
+        results = self.results().items()
+        return {name for name, record in results if record["status"] in FINAL and record["machine"].get("gpu") == gpu}
 
     def write_result(self, case: Case, result: Result) -> None:
         """Append what came of a case."""
         self.write("result", id=case.id, part=case.part, case=case.as_json(), **asdict(result))
 
-    def finish(self, machine: Mapping[str, Any]) -> str:
+    def finish(self) -> str:
         """Write points and table of everything in the folder. Gives the table."""
         results = self.results()
-        points = [point for record in results.values() for point in points_of(record, machine)]
+        points = [point for record in results.values() for point in points_of(record)]
         text = json.dumps({"points": points}, indent=1) + "\n"
         (self.folder / "points.json").write_text(text, encoding="utf-8")
         table = table_of(results)
@@ -87,9 +94,9 @@ class Records:
         return table
 
 
-def points_of(record: Mapping[str, Any], machine: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The points of a result in the format of `rlplan accuracy`. Those of a dry run say so."""
-    case = Case(**record["case"])
+    case, machine = Case(**record["case"]), record["machine"]
     kinds = TRAINING_POINTS if case.action == "train" else SERVING_POINTS if case.part == "serving" else {}
     kinds = SCORING_POINTS if case.part == "logprob" else kinds
     for name, (kind, unit) in kinds.items():
@@ -97,7 +104,7 @@ def points_of(record: Mapping[str, Any], machine: Mapping[str, Any]) -> Iterator
             yield {
                 "id": f"gpu-bench-{case.id}:{name}",
                 "kind": kind,
-                "model": case.model,
+                "model": case.model + (" (tiny)" if case.is_tiny else ""),
                 "gpu": machine["gpu"],
                 "settings": _settings(case, record["measured"], machine),
                 "measured": {"value": record["measured"][name], "unit": unit},
@@ -121,7 +128,7 @@ def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, A
             "tp": 1,
             "vllm": machine["versions"].get("vllm"),
             "max_model_len": case.num_tokens,
-            "block": BLOCK_SIZE,
+            "block": case.block_size,
             "gpu_memory_utilization": None if case.gives_kv_bytes else 0.9,
             "available_kv_gib": available / GIB if available else None,
         }

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.cases import PARTS, Case, cases_of
-from benchmarks.gpu.children import Result, run_case, start_server
+from benchmarks.gpu.children import ENDING_S, Result, run_case, start_server
 from benchmarks.gpu.device import profile_yaml
 from benchmarks.gpu.meters import used_by_driver
 from benchmarks.gpu.predict import needed_bytes, predict
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_server()
     for part in options.part or PARTS:
         run_part(part, options, records, found, machine, profile)
-    table = records.finish(machine)
+    table = records.finish()
     _write_profile(records, machine)
     print(table)
     return 1 if any(record["status"] in ("failed", "timed_out") for record in records.results().values()) else 0
@@ -110,13 +110,13 @@ def run_part(
 ) -> None:
     """Every case of a part that is not done yet: prediction first, on disk, then the measurement."""
     ends = time.monotonic() + options.budget_s
-    done = records.done()
+    done = records.done(machine["gpu"])
     records.write("machine", **machine)
     for case in cases_of(part, is_tiny=options.tiny):
         if case.id in done:
             continue
         records.write("prediction", id=case.id, predicted=predict(case, profile))
-        left = ends - time.monotonic()
+        left = ends - time.monotonic() - ENDING_S
         reason = why_it_will_not_fit(case, profile, machine)
         if reason:
             result = Result("skipped", reason)
@@ -143,7 +143,7 @@ def _write_profile(records: Records, machine: Mapping[str, Any]) -> None:
     """A hardware profile, where the device part was measured on a GPU."""
     measured: dict[str, float] = {}
     for record in records.results().values():
-        if record["part"] == "device":
+        if record["part"] == "device" and record["machine"]["gpu"] == machine["gpu"]:
             measured |= record["measured"]
     if machine["gpu"] == "cpu" or "total_bytes" not in measured:
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases import BLOCK_SIZE, Case
+from benchmarks.gpu.cases import Case
 from benchmarks.gpu.device import need_cuda
 from benchmarks.gpu.meters import used_by_driver
 from rlplan.units import GIB, MIB
@@ -74,7 +74,7 @@ def _start(case: Case, device: torch.device) -> Any:
         "skip_tokenizer_init": True,
         "load_format": "dummy",
         "max_model_len": case.num_tokens,
-        "block_size": BLOCK_SIZE,
+        "block_size": case.block_size,
     }
     if case.action == "sleep":
         arguments |= {"enable_sleep_mode": True, "enforce_eager": True}

@@ -23,6 +23,9 @@ LEARNING_RATE = 1e-5
 
 def train(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:
     """Two optimizer steps of one micro-batch each."""
+    torch.zeros(1, device=device)  # what the device's libraries take of the host is not the case's
+    if case.stage is not None:
+        import deepspeed  # noqa: F401
     host_before = resident_bytes()
     step = _deepspeed_step(case, device) if case.stage is not None else _torch_step(case, device)
     meter = make_meter(device, used_before)

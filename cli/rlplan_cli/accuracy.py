@@ -25,7 +25,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict measured points; print predicted, measured and the error of each, and of each kind."""
+    """Compare the formulas with published or your own measurements."""
     report = compare(bundled_points() if file is None else read_points(file))
     if as_json:
         print_json(report.as_json())

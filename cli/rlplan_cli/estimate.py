@@ -10,11 +10,12 @@ from rlplan.planner.budget import Budget, Verdict
 from rlplan.planner.gpu_remedies import find_budget
 from rlplan.planner.search import plan_from_file
 from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
+from rlplan.spec.models.catalogue import load_catalogue, model_path
 from rlplan.spec.yaml import read_yaml
 from rlplan.units import format_bytes
 from rlplan_cli.options import AsJson
 from rlplan_cli.render import print_json, show_estimate
-from rlplan_cli.render_budget import describe_choice, show_budget
+from rlplan_cli.render_budget import describe_choice, show_budget, show_trace
 
 NAME = "estimate"
 
@@ -32,6 +33,9 @@ Model = Annotated[
     str | None, typer.Option(help="A hub id of the catalogue, a model folder or a config.json.", show_default=False)
 ]
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Trace the model's own code without running it: for unknown architectures.")
+]
 Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
 
 
@@ -41,13 +45,18 @@ def command(
     model: Model = None,
     algorithm: AlgorithmName = None,
     gpus: Gpus = None,
+    trace: Trace = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict memory per phase, process and kind. Starts nothing and needs no torch."""
+    """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
     changes = tuple(overrides or ())
     if model is not None or gpus is not None:
         answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
-        _show(make_budget(answers, ((job, *changes) if job else changes)), as_json=as_json)
+        budget = _with_hub_models(make_budget(answers, ((job, *changes) if job else changes)))
+        if trace:
+            _show_trace(budget, as_json=as_json)
+        else:
+            _show(budget, as_json=as_json)
         return
     if job is None:
         raise SpecError(
@@ -58,8 +67,19 @@ def command(
         )
     path = Path(job)
     if path.suffix != ".json" and "gpus" in (read_yaml(path, "the job file") or ()):
-        _show(load_budget(path, changes), as_json=as_json)
+        budget = _with_hub_models(load_budget(path, changes))
+        if trace:
+            _show_trace(budget, as_json=as_json)
+        else:
+            _show(budget, as_json=as_json)
         return
+    if trace:
+        raise SpecError(
+            "--trace goes with a budget",
+            where="command line",
+            rule="a budget file, or --model and --gpus",
+            way_out="rlplan estimate --trace --model config.json --gpus 8xH100",
+        )
     plan = plan_from_file(path, changes)
     if as_json:
         print_json(plan.estimate())
@@ -76,6 +96,34 @@ def _show(spec: BudgetSpec, *, as_json: bool) -> None:
         show_budget(budget)
     if budget.verdict is Verdict.DOES_NOT_FIT:
         raise _does_not_fit(budget)
+
+
+def _show_trace(spec: BudgetSpec, *, as_json: bool) -> None:
+    from rlplan.runtime.trace_estimate import trace_estimate
+
+    estimate = trace_estimate(spec)
+    if as_json:
+        print_json(estimate.as_json())
+    else:
+        show_trace(estimate)
+
+
+def _with_hub_models(spec: BudgetSpec) -> BudgetSpec:
+    """The same with a fetched config in place of every hub id that is neither a path nor bundled."""
+    changed = {}
+    for key in ("model", "value_model", "reward_model"):
+        name = getattr(spec, key)
+        if name and model_path(name) is None and name not in load_catalogue():
+            from rlplan.runtime.hub import fetch_config, looks_like_an_id
+
+            if looks_like_an_id(name) and not _is_misspelt(name):
+                changed[key] = str(fetch_config(name))
+    return spec.model_copy(update=changed)
+
+
+def _is_misspelt(name: str) -> bool:
+    """Whether a bundled id differs in case only: then it is that one which was meant."""
+    return name.lower() in {known.lower() for known in load_catalogue()}
 
 
 def _does_not_fit(budget: Budget) -> NoFeasiblePlanError:

@@ -1,13 +1,18 @@
 """A budget in a terminal: the verdict, one step on one GPU of each group, the binding moment by kind, and the risks."""
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.planner.budget import Budget, Verdict
 from rlplan.units import GIB, format_bytes
+from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout
+
+if TYPE_CHECKING:
+    from rlplan.runtime.trace_estimate import TraceEstimate
 
 _COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
 
@@ -142,6 +147,23 @@ def _show_risks(budget: Budget) -> None:
         f"{format_bytes(host.num_bytes)} of {room} on each of {hosts} host{'s' * (hosts > 1)}, in {host.action_id}; "
         f"a checkpoint to resume from takes {format_bytes(budget.checkpoint_bytes)} on disk",
     )
+
+
+def show_trace(estimate: "TraceEstimate") -> None:
+    """The training peak of one GPU, by kind."""
+    fits = "fits" if estimate.num_bytes <= estimate.capacity else "does not fit"
+    stdout.print(
+        f"{fits}  {estimate.model} on {estimate.num_gpus}x {estimate.gpu}: {format_bytes(estimate.num_bytes)} of "
+        f"{format_bytes(estimate.capacity)} while training; {estimate.num_parameters:,} parameters, ZeRO-"
+        f"{estimate.zero_stage}, {estimate.num_tokens:,} tokens a pass, recomputation {estimate.recompute}, "
+        f"{estimate.loss} loss"
+    )
+    table = new_table("kind", "one GPU", "from", title="The training peak", left=("from",))
+    for kind, size in sorted(estimate.rows.items(), key=lambda item: -item[1]):
+        traced = kind is MemoryKind.ACTIVATIONS
+        table.add_row(SHORT.get(kind, kind.value), format_bytes(size), "the trace" if traced else "formulas")
+    stdout.print(table)
+    stdout.print("Activations here are logits and temporaries too. Rollouts and scoring are not in this.", style="dim")
 
 
 def _say(head: str, text: str) -> None:

@@ -168,6 +168,28 @@ def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     return num_tokens * e * (2 * block.intermediate + 2 * block.hidden)
 
 
+def forward_layer_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes in flight for one token inside a layer whose pass saves nothing, at most.
+
+    Counts: embeddings, the layer's input and its residual, which callers still name 3eh, the normed rows eh; beside
+    them attention as saved, or the MLP: activation, up and product 3eI if gated, else as saved and at least 2eI;
+    experts as saved (gpt-oss two of their width more); rotary rows 2ed.
+    Source: traces without gradient (tests/memory/test_activations_traced.py).
+
+    >>> forward_layer_bytes(Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256), 2)
+    2112
+    """
+    e, experts = element_bytes, block.experts
+    rows = (3 + (block.norms_feed_linears > 0)) * e * block.hidden + 2 * e * block.head_dim * block.has_rotary
+    if experts is not None:
+        inner = mlp_saved_bytes(block, e)
+        inner += 2 * e * experts.top_k * experts.width * (experts.saved_widths > 4)
+    else:
+        widths = 3 if block.mlp_saved_widths == 4 else max(2, block.mlp_saved_widths)
+        inner = widths * e * block.intermediate
+    return rows + max(inner, attention_saved_bytes(block, e))
+
+
 def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
     """Bytes that one decoder layer of a model saves for its backward pass.
 

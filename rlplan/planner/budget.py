@@ -53,15 +53,20 @@ class GpuSetting:
 
 def read_setting(budget: BudgetSpec) -> GpuSetting:
     """Profiles and models of a budget. Raises: SpecError."""
-    num_gpus, gpu = parse_gpus(budget.gpus, where="gpus")
+    num_gpus, gpu, capacity = gpus_of(budget)
     node = _usual_node(budget.gpus, gpu)
     models = {Role.POLICY: resolve_model(budget.model)}
     for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
         if name:
             models[role] = resolve_model(name)
-    capacity = gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
     per_host = min(num_gpus, node.num_gpus) if node else num_gpus
     return GpuSetting(gpu, num_gpus, capacity, per_host, node.host_memory.value if node else None, models)
+
+
+def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
+    """How many of which GPU, and the bytes of each that may be used. Raises: SpecError."""
+    num_gpus, gpu = parse_gpus(budget.gpus, where="gpus")
+    return num_gpus, gpu, gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
 
 
 def _usual_node(text: str, gpu: GpuProfile) -> NodeProfile | None:

@@ -108,6 +108,7 @@ def _build(config: Mapping[str, Any]) -> Any:
         raise
     except Exception as error:
         raise _cannot_build(config, f"{type(error).__name__}: {str(error)[:200]}") from None
+    model.tie_weights()  # without initialisation nobody has
     model.train()
     for module in model.modules():
         if hasattr(module, "layerdrop"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tests.factories import EXAMPLES
 
 ASKED = ("estimate", "--model", "Qwen/Qwen2.5-7B", "--algorithm", "grpo", "--gpus", "8xH100")
 
@@ -85,3 +86,57 @@ def test_a_wrong_question_is_one_message(rlplan: Call, arguments: tuple[str, ...
     assert answer.err.startswith("error: ")
     assert words in answer.err
     assert "Traceback" not in answer.err
+
+
+def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: Call) -> None:
+    asked = ("--model", "examples/models/decoder-160m", "--gpus", "8xH100", "workload.max_response_len=100")
+    answer = rlplan("estimate", "--trace", *asked)
+    assert answer.exit_code == 0
+    assert "fits  examples/models/decoder-160m on 8x h100-sxm" in answer.out
+    traced = json.loads(rlplan("estimate", "--trace", *asked, "--json").out)
+    known = json.loads(rlplan("estimate", *asked, "training.zero_stage=3", "--json").out)
+    assert traced["num_bytes"] == sum(traced["rows"].values())
+    states = ("weights", "master_weights", "optimizer", "gradients")
+    held = {
+        row["kind"]: row["peak_bytes"]
+        for row in known["rows"]
+        if (row["process"], row["action_id"], row["moment"]) == ("policy_trainer/0", "optimizer_step", "steady")
+    }
+    for kind in states:
+        assert traced["rows"][kind] == pytest.approx(held[kind], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--trace", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xH100"), "is no path"),
+        (("--trace", "examples/quickstart.yaml"), "--trace goes with a budget"),
+        (("--trace", "--model", "examples/models/sorter", "--gpus", "1xH100", "training.logits=fused"), "fused"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_message(rlplan: Call, arguments: tuple[str, ...], words: str) -> None:
+    answer = rlplan("estimate", *arguments)
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert words in answer.err
+
+
+def test_an_unknown_id_without_a_network_names_the_nearest_bundled_one(
+    rlplan: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answer = rlplan("estimate", "--model", "meta-llama/Llama-9-8B", "--gpus", "8xH100")
+    assert answer.exit_code == 4
+    assert "HF_HUB_OFFLINE is set" in answer.err
+    assert "Did you mean 'meta-llama/Llama-3.1-8B'?" in answer.err
+
+
+def test_a_config_that_was_fetched_once_is_read_from_the_cache(
+    rlplan: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "rlplan" / "configs" / "someone--model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes((EXAMPLES / "models" / "decoder-160m" / "config.json").read_bytes())
+    assert rlplan("estimate", "--model", "someone/model", "--gpus", "1xH100").exit_code == 0

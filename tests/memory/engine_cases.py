@@ -31,7 +31,15 @@ LATENT = PLAIN | {
     "topk_group": 1,
     "routed_scaling_factor": 1.0,
 }
-YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 8, "rope_theta": 150000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 150000.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 
 
 def config(architecture: str, model_type: str, *parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -52,6 +60,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": config("GemmaForCausalLM", "gemma", TIED),
     "gemma2": config("Gemma2ForCausalLM", "gemma2", TIED, sliding_window=64, num_hidden_layers=4),
     "gemma3": config("Gemma3ForCausalLM", "gemma3_text", TIED, sliding_window=64, num_hidden_layers=7),
+    "cohere": config("CohereForCausalLM", "cohere", TIED, logit_scale=0.0625),
+    "granite": config("GraniteForCausalLM", "granite", TIED),
     "phi3": config("Phi3ForCausalLM", "phi3", DENSE, pad_token_id=0, sliding_window=None),
     "opt": config("OPTForCausalLM", "opt", TIED, ffn_dim=768, word_embed_proj_dim=256),
     "gpt2": {
@@ -70,6 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "Qwen2MoeForCausalLM", "qwen2_moe", DENSE, EXPERTS, shared_expert_intermediate_size=192
     ),
     "qwen3 with experts": config("Qwen3MoeForCausalLM", "qwen3_moe", DENSE, EXPERTS, norm_topk_prob=True),
+    "olmoe": config("OlmoeForCausalLM", "olmoe", DENSE, num_experts=4, num_experts_per_tok=2),
     "deepseek-v2": config(
         "DeepseekV2ForCausalLM", "deepseek_v2", LATENT, ROUTED, q_lora_rank=None, topk_method="greedy"
     ),
@@ -101,3 +112,20 @@ BORROWED: dict[str, dict[str, Any]] = {
     "gpt-neox": config("GPTNeoXForCausalLM", "gpt_neox", PLAIN, num_attention_heads=4),
 }
 """Architectures that vLLM 0.32.0 runs through transformers' modules: their rotary tables are not vLLM's."""
+
+LINEAR_ATTENTION: dict[str, dict[str, Any]] = {
+    "qwen3-next": config(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        DENSE,
+        EXPERTS,
+        num_hidden_layers=4,
+        shared_expert_intermediate_size=192,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+    ),
+}
+"""Their caches are pages of a state beside pages of tokens, which is not modelled here."""

@@ -11,38 +11,38 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 400
+DEADLINE_S = 240
 OWN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 MARK = "engine rows: "
 
 
 def measure(cases: Sequence[Mapping[str, Any]], tp: int) -> list[list[dict[str, Any]]]:
-    """For each rank, what it holds in each case: see `rows`. A case: `config`, `dtype`, `block_size`, `kv_bytes`."""
+    """For each rank, what it holds in each case: see `hold`. A case: `config`, `dtype`, `block_size`, `kv_bytes`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [_start(cases, rank, tp, port, folder) for rank in range(tp)]
-        answers = []
+        places = [Path(folder, str(rank)) for rank in range(tp)]
+        ranks = [_start(cases, rank, tp, port, place) for rank, place in enumerate(places)]
         try:
-            for process in ranks:
-                out, errors = process.communicate(timeout=DEADLINE_S)
-                assert process.returncode == 0, errors.decode()[-3000:]
-                lines = [line for line in out.decode().splitlines() if line.startswith(MARK)]
-                answers.append([json.loads(line.removeprefix(MARK)) for line in lines])
+            _wait(ranks, places)
         finally:
             for process in ranks:
                 process.kill()
-    return answers
+                process.wait()
+        return [_answers((place / "out").read_text(encoding="utf-8")) for place in places]
 
 
-def _start(cases: Sequence[Mapping[str, Any]], rank: int, tp: int, port: int, folder: str) -> "subprocess.Popen[bytes]":
+def _start(
+    cases: Sequence[Mapping[str, Any]], rank: int, tp: int, port: int, folder: Path
+) -> "subprocess.Popen[bytes]":
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tp, "LOCAL_WORLD_SIZE": tp, "MASTER_PORT": port}
     environment = (
         os.environ
@@ -51,8 +51,29 @@ def _start(cases: Sequence[Mapping[str, Any]], rank: int, tp: int, port: int, fo
         | OWN_PROCESS
         | QUIET
     )
-    command = [sys.executable, __file__, json.dumps(list(cases)), str(tp), str(Path(folder, str(rank)))]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    folder.mkdir()
+    command = [sys.executable, __file__, json.dumps(list(cases)), str(tp), str(folder)]
+    with (folder / "out").open("wb") as out, (folder / "errors").open("wb") as errors:
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=errors)
+
+
+def _wait(ranks: "Sequence[subprocess.Popen[bytes]]", places: Sequence[Path]) -> None:
+    """Until all have ended well. One that fails ends it all: the others would wait for it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(process.poll() is None for process in ranks):
+        failed = [rank for rank, process in enumerate(ranks) if process.poll()]
+        if failed or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    for process, place in zip(ranks, places, strict=True):
+        if process.poll() not in (0, None) or time.monotonic() > deadline:
+            seen = len(_answers((place / "out").read_text(encoding="utf-8")))
+            errors = (place / "errors").read_text(encoding="utf-8", errors="replace").replace("[rank0]: ", "")
+            raise AssertionError(f"exit status {process.poll()} after {seen} cases: {errors[-3000:]}")
+
+
+def _answers(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ DEEPSEEK = {key: value for key, value in PLAIN.items() if key != "head_dim"} | {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
-    "first_k_dense_replace": 1,
+    "first_k_dense_replace": 2,
     "kv_lora_rank": 128,
     "q_lora_rank": 256,
     "qk_nope_head_dim": 64,
@@ -52,7 +52,7 @@ DEEPSEEK = {key: value for key, value in PLAIN.items() if key != "head_dim"} | {
 }
 QWEN3_NEXT = EXPERTS | {
     "shared_expert_intermediate_size": 512,
-    "full_attention_interval": 4,
+    "layer_types": ["linear_attention"] * 2 + ["full_attention"] * 2,
     "linear_num_key_heads": 8,
     "linear_num_value_heads": 16,
     "linear_key_head_dim": 64,

@@ -21,7 +21,7 @@ from rlplan.memory.params import (
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.profiles import get_profile
 from rlplan.units import MIB
-from tests.memory.engine_cases import BORROWED, CONFIGS
+from tests.memory.engine_cases import BORROWED, CONFIGS, LINEAR_ATTENTION
 from tests.memory.live_vllm import measure
 
 KV_BYTES = 4 * MIB
@@ -66,7 +66,7 @@ COVERING: dict[int, dict[str, tuple[str, int]]] = {
 
 def case(name: str, dtype: str, block_size: int) -> dict[str, Any]:
     """What `live_vllm.measure` takes."""
-    config = (CONFIGS | BORROWED)[name]
+    config = (CONFIGS | BORROWED | LINEAR_ATTENTION)[name]
     is_latent = "kv_lora_rank" in config
     return {
         "config": config,
@@ -76,19 +76,20 @@ def case(name: str, dtype: str, block_size: int) -> dict[str, Any]:
     }
 
 
+Rows = tuple[dict[str, Any], list[dict[str, Any]], set[tuple[int, int]]]
+
+
 @cache
-def covered(tp: int) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]], set[tuple[int, int]]]]:
+def covered(tp: int) -> dict[str, Rows]:
     """Of each case: itself, what every rank held, and the shapes that its process had packed before."""
     return run({name: case(name, *settings) for name, settings in COVERING[tp].items()}, tp)
 
 
-def run(
-    cases: dict[str, dict[str, Any]], tp: int
-) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]], set[tuple[int, int]]]]:
+def run(cases: dict[str, dict[str, Any]], tp: int) -> dict[str, Rows]:
     """See `covered`."""
     answers = measure(list(cases.values()), tp)
     seen: dict[str, set[tuple[int, int]]] = {"fp32": set(), "bf16": set()}
-    results = {}
+    results: dict[str, Rows] = {}
     for number, (name, settings) in enumerate(cases.items()):
         before = seen[settings["dtype"]]
         results[name] = (settings, [rank[number] for rank in answers], set(before))
@@ -119,13 +120,15 @@ def test_every_row_of_every_small_architecture_is_predicted(tp: int, dtype: str,
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.parametrize("tp", [1, 2])
-def test_the_parameters_and_the_cache_of_borrowed_modules_are_predicted(tp: int) -> None:
-    for settings, ranks, _ in run({name: case(name, "bf16", 32) for name in BORROWED}, tp).values():
+def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicted(tp: int) -> None:
+    cases = {name: case(name, "bf16", 32) for name in BORROWED | LINEAR_ATTENTION}
+    for name, (settings, ranks, _) in run(cases, tp).items():
         model = model_from_config(settings["config"], where="config.json")
         for rank in ranks:
             live = sum(prod(shape) * size for _, shape, size in rank["parameters"])
-            assert live == engine_parameter_bytes(model, 2, tp), model.architecture
-            assert rank["kv_cache"] == kv_cache_bytes(model, 2, 32, KV_BYTES, tp)
+            assert live == engine_parameter_bytes(model, 2, tp), name
+            if name in BORROWED:
+                assert rank["kv_cache"] == kv_cache_bytes(model, 2, 32, KV_BYTES, tp), name
 
 
 def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before: set[tuple[int, int]]) -> None:

@@ -1,16 +1,20 @@
 """The engine beside its weights: KV blocks, activations and the sampler, worked by hand."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlplan.errors import SpecError
 from rlplan.memory.generation import (
     engine_activation_bytes,
+    kv_block_bytes,
     kv_bytes_per_token,
     kv_cache_bytes,
     num_kv_blocks,
     sampler_bytes,
 )
 from rlplan.spec.model import load_model
+from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
 from tests.factories import EXAMPLES, make_model
 
@@ -61,3 +65,24 @@ def test_a_cache_never_exceeds_the_memory_given_and_wastes_less_than_a_block(
 @given(st.integers(0, 10**8), st.integers(0, 10**6))
 def test_more_memory_never_holds_fewer_blocks(memory: int, more: int) -> None:
     assert num_kv_blocks(make_model(), 4, 32, memory) <= num_kv_blocks(make_model(), 4, 32, memory + more)
+
+
+def test_ranks_share_key_heads_until_each_has_one() -> None:
+    # two key heads of 3: one on each of two ranks, and on each of four
+    assert kv_bytes_per_token(make_model(), 4, tp=2) == kv_bytes_per_token(make_model(), 4, tp=4) == 48
+
+
+def test_full_and_sliding_layers_share_blocks_in_groups() -> None:
+    # a page of 32 tokens: 2 * 2*3 elements of 2 bytes a token, 768 bytes
+    def block(*kinds: str) -> int:
+        model = make_model(num_layers=len(kinds), attention_kinds=kinds, window=8)
+        return kv_block_bytes(model, 2, 32)
+
+    assert block("sliding", "sliding", "sliding") == 3 * 768
+    assert block("sliding", "sliding", "sliding", "full") == 768
+    assert block(*["sliding"] * 4, *["full"] * 3) == 4 * 768
+
+
+def test_pages_of_different_sizes_are_refused() -> None:
+    with pytest.raises(SpecError, match="caches pages of different sizes"):
+        kv_block_bytes(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"), 2, 32)

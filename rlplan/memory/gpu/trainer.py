@@ -119,7 +119,7 @@ class TrainerOnGpu:
             recompute=Recompute.FULL if self.choice.recomputes else Recompute.NONE,
             loss=Loss.NONE if is_value else Loss(training.logits),
             offloads_activations=training.offloads_activations,
-            frozen=_frozen(self.fixed.adapters) if self.lora else None,
+            frozen=frozen_of(self.fixed.adapters) if self.lora else None,
             more=tuple(more),
         )
 
@@ -240,7 +240,7 @@ def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: in
     )
 
 
-def _frozen(adapters: tuple[Parameter, ...]) -> Frozen:
+def frozen_of(adapters: tuple[Parameter, ...]) -> Frozen:
     """What is trained beside a layer's frozen weights, from the names of its adapters."""
     names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
     last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}

@@ -71,15 +71,19 @@ def resolve_model(name: str) -> ModelSpec:
 
     Raises: SpecError.
     """
-    if "\0" not in name and len(name) < MAX_ID * 20:
-        path = Path(name).expanduser()
-        try:
-            is_there = path.exists()
-        except OSError:
-            is_there = False
-        if is_there:
-            return read_model(path)
-    return find_model(name)
+    path = model_path(name)
+    return find_model(name) if path is None else read_model(path)
+
+
+def model_path(name: str) -> Path | None:
+    """The folder or file of that name, None where there is none."""
+    if "\0" in name or len(name) >= MAX_ID * 20:
+        return None
+    path = Path(name).expanduser()
+    try:
+        return path if path.exists() else None
+    except OSError:
+        return None
 
 
 def _unknown(name: str) -> SpecError:

@@ -1,0 +1,107 @@
+"""An estimate from a trace: the training peak of one GPU, for architectures that the formulas do not know.
+
+In: a `config.json` as data, a BudgetSpec. Out: bytes by kind; activations, logits and temporaries are traced, the
+states are DeepSpeed's for the number of parameters that the trace finds. Left out: rollouts, scoring, weight sync.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlplan.errors import SpecError
+from rlplan.memory.gpu.trainer import TrainerChoice, add, process_overheads, zero_settings
+from rlplan.memory.zero import ZeroStates
+from rlplan.planner.budget import gpus_of
+from rlplan.runtime.tracing import LOSSES, trace_peak
+from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.model import Parameter
+from rlplan.spec.models.catalogue import model_path
+from rlplan.spec.models.config import read_config
+from rlplan.vocabulary import Dtype, MemoryKind
+
+TRACE_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TraceEstimate:
+    """The training peak of one GPU. num_tokens: of the pass that was traced. rows: bytes by kind."""
+
+    model: str
+    gpu: str
+    num_gpus: int
+    capacity: int
+    num_parameters: int
+    num_tokens: int
+    zero_stage: int
+    recompute: str
+    loss: str
+    rows: dict[MemoryKind, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """The sum."""
+        return sum(self.rows.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        rows = {kind.value: size for kind, size in self.rows.items()}
+        fits = self.num_bytes <= self.capacity
+        return {"schema_version": TRACE_SCHEMA_VERSION, **vars(self), "rows": rows, "fits": fits} | {
+            "num_bytes": self.num_bytes
+        }
+
+
+def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
+    """Traces one micro-batch of the budget's longest sequences. Raises: SpecError for what cannot be traced."""
+    training, workload = budget.training, budget.workload
+    if training.logits not in LOSSES:
+        raise SpecError(
+            f"training.logits '{training.logits}' cannot be traced",
+            where="training.logits",
+            rule=f"one of {', '.join(LOSSES)}",
+            way_out="training.logits=chunked comes closest",
+        )
+    num_gpus, gpu, capacity = gpus_of(budget)
+    rollouts = 1 if workload.micro_batch_size_per_gpu == "auto" else int(workload.micro_batch_size_per_gpu)
+    sequences = rollouts * budget.declaration.sequences_per_sample
+    recompute = "none" if training.recompute == "auto" else training.recompute
+    peak = trace_peak(
+        _whole_config(budget.model),
+        sequences * workload.max_seq_len,
+        recompute=recompute,
+        loss=training.logits,
+        dtype=torch.float32 if training.dtype is Dtype.FLOAT32 else torch.bfloat16,
+        batch=sequences,
+    )
+    num_parameters = peak.parameters // training.dtype.num_bytes
+    stage = 3 if training.zero_stage == "auto" else int(training.zero_stage)
+    choice = TrainerChoice(stage, recompute == "full", training.offloads_optimizer is True, False, rollouts)
+    states = ZeroStates(zero_settings(training, choice, num_gpus), (Parameter("all", (num_parameters,)),))
+    rows = add(dict(states.after_backward().device), process_overheads(gpu.overheads, num_gpus))
+    passing = {MemoryKind.ACTIVATIONS: peak.rest, MemoryKind.COMM_BUFFERS: states.gathered_bytes(0)}
+    return TraceEstimate(
+        model=budget.model,
+        gpu=gpu.name,
+        num_gpus=num_gpus,
+        capacity=capacity,
+        num_parameters=num_parameters,
+        num_tokens=sequences * workload.max_seq_len,
+        zero_stage=stage,
+        recompute=recompute,
+        loss=training.logits,
+        rows=add(rows, passing),
+    )
+
+
+def _whole_config(name: str) -> dict[str, Any]:
+    """The config at a path. The catalogue keeps only the keys that the formulas read. Raises: SpecError."""
+    path = model_path(name)
+    if path is None:
+        raise SpecError(
+            f"model '{name}' is no path",
+            where="model",
+            rule="a trace builds the model from its own whole config.json",
+            way_out="give the path of its config.json, or leave --trace out: the formulas know the bundled models",
+        )
+    return read_config(path / "config.json" if path.is_dir() else path)

@@ -1,0 +1,180 @@
+"""The GPU benchmark, dry-run on a CPU: every part that can run there does, and what needs CUDA says so."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.cases import PARTS, TRAINED, Case, cases_of
+from benchmarks.gpu.predict import predict
+from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.spec.profiles import get_gpu, read_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--tiny", "--device", "cpu"]
+DEADLINE_S = 180
+TRAINING_PARTS = ("device", "train-0.5b", "zero", "logprob")
+EIGHT_BILLION = Case("train-8b", "train", TRAINED["train-8b"], "full", False, "plain", 32_768)
+
+
+def dry_run(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    """Run parts of the benchmark into a folder."""
+    chosen = [word for part in parts for word in ("--part", part)]
+    command = [*RUN, *chosen, "--out", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The records, in the order in which they were written."""
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a dry run of every part but vLLM's."""
+    folder = tmp_path_factory.mktemp("gpu-bench")
+    done = dry_run(folder, *TRAINING_PARTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.engine
+def test_every_case_is_measured_or_says_that_it_needs_cuda(trained: Path) -> None:
+    results = [line for line in lines_of(trained) if line["record"] == "result"]
+    assert [line["id"] for line in results] == [
+        case.id for part in TRAINING_PARTS for case in cases_of(part, is_tiny=True)
+    ]
+    skipped = {line["id"]: line["reason"] for line in results if line["status"] != "measured"}
+    assert skipped == {"device-memory-tiny": "needs CUDA", "device-host-link-tiny": "needs CUDA"}
+
+
+@pytest.mark.engine
+def test_every_prediction_is_written_before_its_measurement(trained: Path) -> None:
+    seen = set()
+    for line in lines_of(trained):
+        if line["record"] == "prediction":
+            seen.add(line["id"])
+        elif line["record"] == "result":
+            assert line["id"] in seen
+
+
+@pytest.mark.engine
+def test_tiny_training_steps_take_what_was_predicted(trained: Path) -> None:
+    predicted = {line["id"]: line["predicted"] for line in lines_of(trained) if line["record"] == "prediction"}
+    for line in lines_of(trained):
+        if line["record"] == "result" and line["case"]["action"] == "train":
+            compared = set(predicted[line["id"]]) & set(line["measured"])
+            assert compared
+            for name in compared:
+                assert predicted[line["id"]][name] == pytest.approx(line["measured"][name], rel=0.03), line["id"]
+
+
+@pytest.mark.engine
+def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Path) -> None:
+    points = json.loads((trained / "points.json").read_text("utf-8"))["points"]
+    assert {"train_peak", "train_steady", "logprob_peak"} <= {point["kind"] for point in points}
+    assert all(point["model"].endswith("(tiny)") and point["provenance"] == "measured" for point in points)
+    accuracy = pytest.importorskip("rlplan.accuracy.points")
+    read = accuracy.read_points(trained / "points.json")
+    peaks = [point for point in read if point.kind == "train_peak"]
+    assert {point.measured.statistic.value for point in peaks} == {"allocated"}
+    assert all(point.measured.bytes_per_unit == 1 for point in peaks)
+
+
+@pytest.mark.engine
+def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_path: Path) -> None:
+    last = cases_of("logprob", is_tiny=True)[-1].id
+    kept = [line for line in lines_of(trained) if not (line["record"] == "result" and line["id"] == last)]
+    assert len(kept) == len(lines_of(trained)) - 1
+    text = "\n".join(json.dumps(line) for line in kept) + '\n{"record": "result", "id'
+    (tmp_path / "results.jsonl").write_text(text + "\n", encoding="utf-8")
+    done = dry_run(tmp_path, "logprob")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"{last}: measured"]
+
+
+@pytest.mark.engine
+def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "serving")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = {line["id"]: line for line in lines_of(tmp_path) if line["record"] == "result"}
+    (engine,) = (line for line in results.values() if line["case"]["action"] == "engine")
+    predicted = predict(Case(**engine["case"]), None)
+    assert engine["measured"]["kv_tokens"] == predicted["kv_tokens"]
+    assert engine["measured"]["kv_bytes_per_token"] == predicted["kv_bytes_per_token"]
+    assert {line["case"]["action"]: line["status"] for line in results.values()} == {
+        "hand-over": "measured",
+        "engine": "measured",
+        "sleep": "skipped",
+    }
+
+
+def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
+    children = pytest.importorskip("benchmarks.gpu.children")
+    case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)
+    result = children.run_case(case, "cpu", None, 60, tmp_path / "log")
+    assert result.status == "out_of_memory", result
+
+
+def test_a_case_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+    children = pytest.importorskip("benchmarks.gpu.children")
+    result = children.run_case(cases_of("zero", is_tiny=True)[0], "cpu", None, 0.01, tmp_path / "log")
+    assert result.status == "timed_out"
+
+
+def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
+    run = pytest.importorskip("benchmarks.gpu.run")
+    found = dataclasses.replace(run.detect(), gpus=())
+    with pytest.raises(run.HostError, match="no CUDA device answered"):
+        run.machine_of(found, "cuda")
+
+
+def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:
+    run = pytest.importorskip("benchmarks.gpu.run")
+    profile = get_gpu("h100-sxm", where="test")
+    machine = {"total_bytes": profile.memory.value, "host_bytes": 1 << 40}
+    assert "on the device, which has" in run.why_it_will_not_fit(EIGHT_BILLION, profile, machine)
+    small = cases_of("train-0.5b")[0]
+    assert run.why_it_will_not_fit(small, profile, machine) == ""
+    offloaded = next(case for case in cases_of("zero") if case.offload == "all" and "7B" in case.model)
+    machine["host_bytes"] = 1 << 30
+    assert "on the host, which has" in run.why_it_will_not_fit(offloaded, profile, machine)
+
+
+@pytest.mark.parametrize("is_tiny", [False, True])
+def test_every_case_has_a_name_of_its_own_and_what_uses_a_model_has_a_prediction(is_tiny: bool) -> None:
+    cases = [case for part in PARTS for case in cases_of(part, is_tiny=is_tiny)]
+    assert len({case.id for case in cases}) == len(cases)
+    for case in cases:
+        predicted = predict(case, None)
+        assert bool(predicted) == bool(case.model), case.id
+        if "resident_bytes" in predicted:
+            assert predicted["resident_bytes"] < predicted["allocated_bytes"]
+
+
+def test_what_was_measured_of_a_device_is_a_hardware_profile(tmp_path: Path) -> None:
+    device = pytest.importorskip("benchmarks.gpu.device")
+    measured = {
+        "total_bytes": 85_017_493_504,
+        "context_with_cublas_bytes": 600 << 20,
+        "granularity_bytes": 2 << 20,
+        "device_bytes_per_s": 2.9e12,
+        "bfloat16_best_flops_per_s": 7.01e14,
+        "host_to_device_pinned_bytes_per_s": 5.5e10,
+    }
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "architecture": "9.0", "source": "a test"}
+    text = device.profile_yaml(measured, gpu, "2026-11-20")
+    path = tmp_path / "h100-80gb-hbm3-measured.yaml"
+    path.write_text(text, encoding="utf-8")
+    profile = read_profile(path)
+    assert isinstance(profile, GpuProfile)
+    assert profile.memory.value == 85_017_493_504
+    assert profile.flops_per_s(ComputeDtype.BFLOAT16) == 701_000_000_000_000
+    assert profile.host_link is not None
+    assert profile.host_link.bytes_per_s.value == 55_000_000_000
