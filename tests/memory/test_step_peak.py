@@ -106,7 +106,7 @@ def test_layers_of_two_kinds_are_added_up_and_the_larger_one_binds() -> None:
     both = replace(WORK, more=(wide,))
     assert moments(HELD, both)["loss"][MemoryKind.ACTIVATIONS] > moments(HELD, WORK)["loss"][MemoryKind.ACTIVATIONS]
     full = replace(both, recompute=Recompute.FULL)
-    last = moments(HELD, replace(full, block=wide.block, more=(Layers(3, BLOCK),)))["first_layer"]
+    last = moments(HELD, replace(full, block=wide.block, num_layers=2, more=(Layers(3, BLOCK),)))["first_layer"]
     assert moments(HELD, full)["first_layer"] == last
 
 
