@@ -112,7 +112,7 @@ def predict_activation_peak(point: MeasuredPoint) -> Prediction:
 
 @predicts("vllm_cuda_graph")
 def predict_graphs(point: MeasuredPoint) -> Prediction:
-    """Captured CUDA graphs of a rank; before 0.11 the GPU, which decides max_num_seqs, does not matter."""
+    """Captured CUDA graphs of a rank; before 0.11 the GPU, which decides max_num_seqs, is not asked for."""
     version = parse_version(Settings(point).word("vllm", Settings(point).word("version")))
     needs_gpu = (version.major, version.minor) >= (0, 11) and "max_num_seqs" not in Settings(point)
     return _sized(point, memory_of(point, needs_gpu=needs_gpu).cuda_graphs)
@@ -136,7 +136,7 @@ def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
 
 @predicts("rl_colocated_residual")
 def refuse_residual(point: MeasuredPoint) -> Refusal:
-    """What is left on a GPU after the engine sleeps or the trainer is offloaded: nothing in a point says whose it is."""
+    """What is left on a GPU after the engine sleeps or the trainer is offloaded: no point says whose it is."""
     return Refusal("what stays depends on the trainer's states and NCCL groups, which the point does not state")
 
 

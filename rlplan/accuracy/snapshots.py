@@ -28,13 +28,13 @@ def is_snapshot(head: bytes) -> bool:
 
 def points_of_snapshot(path: Path) -> tuple[MeasuredPoint, ...]:
     """Peaks by device. Raises: SpecError; no code from the file is ever run."""
+    size = path.stat().st_size
+    if size > MAX_SNAPSHOT_BYTES:
+        raise _broken(f"the snapshot has {size} bytes; at most {MAX_SNAPSHOT_BYTES} are read", path)
     with path.open("rb") as file:
-        data = file.read(MAX_SNAPSHOT_BYTES + 1)
-    if len(data) > MAX_SNAPSHOT_BYTES:
-        raise _broken(f"the snapshot has more than {MAX_SNAPSHOT_BYTES} bytes", path)
+        data = file.read(size)
     try:
-        snapshot = load_plain(data)
-        peaks = _peaks(snapshot)
+        peaks = _peaks(load_plain(data))
     except NotPlainError as error:
         raise _broken(f"the snapshot cannot be read: {error}", path) from None
     if not peaks:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlplan.errors import SpecError
+from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.quantization import Quantization
 from rlplan.memory.serving_kv import CachePool, cache_pool
 from rlplan.memory.serving_peaks import (
@@ -23,7 +24,7 @@ from rlplan.memory.serving_peaks import (
     sampler_peak_bytes,
 )
 from rlplan.memory.serving_versions import LATEST, BatchLimits, VllmVersion, default_limits
-from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes, rope_table_bytes
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.shards import stage_layers
@@ -197,7 +198,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         share = settings.gpu_memory_utilization
     requested = math.ceil(settings.total_bytes * share)
     weights = engine_weight_bytes(model, layout, settings.element_bytes, settings.quantization, stage)
-    rope = rope_table_bytes(model, settings.element_bytes)
+    rope = rotary_table_bytes(model, settings.element_bytes)
     prefill = prefill_peak_bytes(model, settings.tp, limits.max_num_batched_tokens, settings.element_bytes)
     sampler = sampler_peak_bytes(version, model, limits.max_num_batched_tokens, limits.max_num_seqs) if is_last else 0
     encoder = encoder_peak_bytes(model, limits.max_num_batched_tokens) if is_first else 0

@@ -1,27 +1,23 @@
-"""Weights of one vLLM rank: parameters as the engine pads, fuses and quantises them, and the buffers beside them.
+"""Weights of one vLLM rank on a GPU: parameters as the engine cuts, pads and quantises them.
 
-In: a ModelSpec, a Layout and a checkpoint's quantisation. Out: bytes. Left out: repacked copies while loading.
-Symbols: V vocab_size, h hidden_size, Ie width of an expert, d rotary part of a head.
+In: a ModelSpec, a Layout and a checkpoint's quantisation. Out: bytes. Left out: the buffers beside them and the fusing
+of tensors, which changes no bytes (engine_tensors.py); repacked copies while loading.
+Symbols: h hidden_size, Ie width of an expert.
 """
 
 from rlplan.memory import quantization
+from rlplan.memory.engine_tensors import VOCABULARY_MULTIPLE, stored_bytes
 from rlplan.memory.quantization import Quantization, weight_bytes
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
-from rlplan.spec.models.parts import FULL, SLIDING
 from rlplan.spec.models.shards import stage_tensors
 from rlplan.spec.models.tensors import Component
 from rlplan.units import round_up
 
-VOCAB_MULTIPLE = 64
-"""Rows that the vocabulary is padded to. Source: vLLM 0.32.0 layers/vocab_parallel_embedding.py."""
-WITHOUT_ROPE = ("OPTForCausalLM", "GPT2LMHeadModel", "MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
-"""Learned positions or ALiBi: no rotary table."""
-
 
 def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
     """How vLLM cuts a model. ep: above 1 where expert parallelism is on."""
-    return Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCAB_MULTIPLE)
+    return Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE)
 
 
 def engine_weight_bytes(
@@ -40,7 +36,9 @@ def engine_weight_bytes(
     if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
         width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
         tensors = tuple(_padded(tensor, model.hidden_size, width) for tensor in tensors)
-    return weight_bytes(tensors, element_bytes, scheme)
+    plain = [tensor for tensor in tensors if scheme is None or not scheme.covers(tensor)]
+    quantized = [tensor for tensor in tensors if scheme is not None and scheme.covers(tensor)]
+    return stored_bytes(plain, element_bytes) + weight_bytes(quantized, element_bytes, scheme)
 
 
 def _padded(tensor: Parameter, hidden: int, width: int) -> Parameter:
@@ -57,21 +55,3 @@ def _padded(tensor: Parameter, hidden: int, width: int) -> Parameter:
     else:
         shape = (first, wide_hidden, 2 * wide) if len(inner) == 2 else (first, 2 * wide)
     return Parameter(tensor.name, shape, tensor.component, tensor.is_buffer, tensor.is_linear)
-
-
-def rope_table_bytes(model: ModelSpec, element_bytes: int) -> int:
-    """Bytes of the rotary table, one for all layers of a kind on every rank.
-
-    Counts: max_position_embeddings * d * e, twice where sliding layers rotate at another base.
-    Source: vLLM 0.32.0 layers/rotary_embedding/base.py. Assumes: the whole head rotates (Phi, GLM and Qwen3-Next rotate
-    a part, which leaves at most 24 MiB too much).
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> rope_table_bytes(find_model("meta-llama/Llama-3.1-8B"), 2)  # 131072 * 128 * 2
-    33554432
-    """
-    if model.architecture in WITHOUT_ROPE:
-        return 0
-    width = model.latent_attention.rope_head_dim if model.latent_attention else model.head_dim
-    has_two = model.architecture.startswith("Gemma3") and {FULL, SLIDING} <= set(model.attention_kinds)
-    return model.max_position_embeddings * width * element_bytes * (2 if has_two else 1)
