@@ -21,7 +21,7 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format nightly bench evidence clean
+.PHONY: help setup run test test-fast lint format nightly bench evidence accuracy clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -67,6 +67,9 @@ bench: setup ## the side-by-side measurements in benchmarks/
 
 evidence: setup ## run what the committed reports/ show once more
 	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
+
+accuracy: setup ## predict the published measurements once more: reports/accuracy
+	@exec $(VENV)/bin/python benchmarks/accuracy_evidence.py $(ARGS)
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

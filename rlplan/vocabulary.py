@@ -45,6 +45,11 @@ class ActionKind(StrEnum):
     SYNC_WEIGHTS = "sync_weights"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
+    SLEEP_ENGINE = "sleep_engine"
+    WAKE_WEIGHTS = "wake_weights"
+    WAKE_KV_CACHE = "wake_kv_cache"
+    OFFLOAD_ROLE = "offload_role"
+    RELOAD_ROLE = "reload_role"
 
 
 class Stream(StrEnum):

@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
-from rlplan_cli import doctor, emit, estimate, plan, profiles, report, run
+from rlplan_cli import accuracy, doctor, emit, estimate, plan, profiles, report, run
 from rlplan_cli.render import show_error
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (estimate, plan, emit, run, report, doctor):
+for module in (estimate, plan, emit, run, report, accuracy, doctor):
     app.command(name=module.NAME)(module.command)
 app.add_typer(profiles.app, name="profiles")
 

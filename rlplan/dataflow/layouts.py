@@ -9,7 +9,7 @@ from typing import Literal
 
 from rlplan.vocabulary import Role
 
-Worker = Literal["policy_trainer", "rollout_engine", "scorer"]
+Worker = Literal["policy_trainer", "value_trainer", "rollout_engine", "scorer"]
 
 
 @dataclass(frozen=True, slots=True)

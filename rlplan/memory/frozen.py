@@ -4,7 +4,8 @@ In: a Block, and what is trained beside its frozen weights. Out: bytes for a num
 Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py), adapters on experts.
 
 Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
-Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient).
+Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient); held to
+real layers with adapters by tests/memory/test_frozen.py.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     e = element_bytes
     norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e, trains=frozen.trains_norms)
     attention = attention_saved_bytes(block, e)
-    if block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
+    if not frozen.trains_norms and block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
     return num_tokens * (norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e))
 

@@ -17,6 +17,9 @@ from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 Moment = Literal["start", "first", "steady", "finish"]
 """When: while starting, in the first step (Adam states appear late), in every later step, while finishing."""
 
+Bound = Literal["low", "expected", "high"]
+"""Which end of the intervals of the rows."""
+
 LEDGER_SCHEMA_VERSION = 1
 
 
@@ -25,6 +28,8 @@ class LedgerRow:
     """Bytes of one kind that one process holds for one role, after and inside one action. See the module docstring.
 
     loaded_bytes: bytes before the engine repacked them, for weights that a CPU engine repacks while it starts.
+    low_bytes, high_bytes: between which the peak may lie; None where it is as certain as its source.
+    num_alike: processes of one host that the row stands for, itself included.
     space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
     source: the forecaster that computed the bytes.
     """
@@ -42,6 +47,14 @@ class LedgerRow:
     provenance: Provenance
     source: str
     loaded_bytes: int = 0
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+    num_alike: int = 1
+
+    def peak_at(self, bound: "Bound") -> int:
+        """The peak as expected, or at an end of its interval."""
+        other = {"low": self.low_bytes, "expected": None, "high": self.high_bytes}[bound]
+        return self.peak_bytes if other is None else other
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class MemoryLedger:
         moment, rows = max(totals.items(), key=lambda item: sum(row.peak_bytes for row in item[1]))
         return _peak(process, moment, [(row, row.peak_bytes) for row in rows])
 
-    def device_peak(self, device: str) -> Peak:
+    def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
         return max(
             (
@@ -92,16 +105,16 @@ class MemoryLedger:
                     moment,
                     [(row, size) for row, size in held if row.device == device and row.space == "device"],
                 )
-                for moment, held in self._moments()
+                for moment, held in self._moments(bound)
             ),
-            key=lambda peak: peak.num_bytes,
+            key=lambda peak: (peak.num_bytes, peak.moment == "steady"),
         )
 
     def host_peak(self) -> Peak:
         """The largest total of the host's memory over all moments; on a CPU profile that is every row."""
         return max(
             (
-                _peak("host", moment, [(row, size) for row, size in held if self._is_host(row)])
+                _peak("host", moment, [(row, size * row.num_alike) for row, size in held if self._is_host(row)])
                 for moment, held in self._moments()
             ),
             key=lambda peak: peak.num_bytes,
@@ -120,7 +133,7 @@ class MemoryLedger:
     def _is_host(self, row: LedgerRow) -> bool:
         return self.shares_host_memory or row.space == "host"
 
-    def _moments(self) -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:
+    def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:
         """For each moment in order: every row that counts then, with its bytes.
 
         A process in the action counts its peak; so does a process in an action that may run beside it; any other
@@ -134,7 +147,7 @@ class MemoryLedger:
         for moment in self.order:
             beside = self._beside(moment)
             active = {process: rows for other in [*beside, moment] for process, rows in by_moment[other].items()}
-            counted = [(row, row.peak_bytes) for rows in active.values() for row in rows]
+            counted = [(row, row.peak_at(bound)) for rows in active.values() for row in rows]
             counted += [
                 (row, row.resident_bytes) for process, rows in held.items() if process not in active for row in rows
             ]

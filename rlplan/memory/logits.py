@@ -25,8 +25,8 @@ class Loss(StrEnum):
     torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: rlplan's own, where the
     gradient is written over the logits. UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
     SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
-    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). NONE: no vocabulary (a value or
-    reward head).
+    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
+    its gradient in place. NONE: no vocabulary (a value or reward head).
     """
 
     PLAIN = "plain"
@@ -37,6 +37,7 @@ class Loss(StrEnum):
     UNCAST_CHUNKED = "uncast_chunked"
     SHIFTED = "shifted"
     PARALLEL = "parallel"
+    MEGATRON = "megatron"
     NONE = "none"
 
 
@@ -65,9 +66,10 @@ def loss_peak_bytes(
     Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
     log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk.
     Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
-    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. In
-    place: logits in fp32 and their other type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its
-    gradient, and the rows' gradient e*h. Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
+    logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
+    type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
+    Without gradient: logits e and fp32, and log-probabilities 4 where plain.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
@@ -94,6 +96,7 @@ def loss_peak_bytes(
         Loss.PLAIN: 3 * FLOAT_BYTES,
         Loss.SHIFTED: 4 * FLOAT_BYTES,
         Loss.PARALLEL: 4 * FLOAT_BYTES,
+        Loss.MEGATRON: 2 * FLOAT_BYTES + upcast,
         Loss.IN_PLACE: FLOAT_BYTES + upcast,
     }
     return words * per_word[loss]

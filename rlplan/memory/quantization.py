@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from rlplan.spec.model import Parameter
+from rlplan.spec.model import Component, Parameter
 from rlplan.units import ceil_div
 
 NF4_BLOCK = 64
@@ -97,26 +97,38 @@ FORMATS = {
 class Quantization:
     """What a checkpoint quantises. form: how. only: a pattern that a tensor's name must have; left_out: one it may not.
 
-    Left alone in any case: whatever is no matrix, and embeddings, heads, norms and routers.
+    ignored: modules left alone, or parts of their names between dots. covers_head: the language head too.
+    Left alone in any case: whatever is no matrix, embeddings, norms and routers.
     """
 
     form: WeightFormat
     only: str = ""
     left_out: str = ""
+    covers_head: bool = False
+    ignored: frozenset[str] = frozenset()
 
     def covers(self, parameter: Parameter) -> bool:
         """Whether a tensor is quantised.
 
-        >>> from rlplan.spec.model import Parameter
+        >>> from rlplan.spec.model import Component, Parameter
         >>> scheme = Quantization(FP8_BLOCK)
         >>> [scheme.covers(Parameter(name, (8, 8))) for name in ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")]
         [False, True]
         """
+        if self.covers_head and parameter.component is Component.HEAD:
+            return len(parameter.shape) == 2
         if len(parameter.shape) < 2 or _NEVER.search(parameter.name) or not _INSIDE.search(parameter.name):
             return False
         if self.only and not re.search(self.only, parameter.name):
             return False
-        return not (self.left_out and re.search(self.left_out, parameter.name))
+        if self.left_out and re.search(self.left_out, parameter.name):
+            return False
+        return not (self.ignored and self._is_ignored(parameter.name))
+
+    def _is_ignored(self, name: str) -> bool:
+        words = name.split(".")
+        spans = ((start, end) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
+        return any(".".join(words[start:end]) in self.ignored for start, end in spans)
 
     def num_bytes(self, parameter: Parameter, element_bytes: int) -> int:
         """Bytes of a tensor: in this format where it is quantised, else `element_bytes` an element."""
@@ -136,7 +148,7 @@ def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantizati
     Source: the checkpoint's layout, see each format. Assumes: tied tensors are listed once.
     Differs: "one byte a parameter" is 18 % too low for Llama-3.1-405B-FP8, which quantises only its MLP.
 
-    >>> from rlplan.spec.model import Parameter
+    >>> from rlplan.spec.model import Component, Parameter
     >>> tensors = [Parameter(name, (128, 128)) for name in ("model.embed_tokens.weight", "model.layers.0.up.weight")]
     >>> weight_bytes(tensors, 2), weight_bytes(tensors, 2, Quantization(FP8_BLOCK))
     (65536, 49156)

@@ -26,6 +26,7 @@ class Sizes:
     """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
     else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
     the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
+    largest_table: elements of a vocabulary table, trained or not.
     """
 
     trainable: tuple[int, ...]
@@ -35,6 +36,7 @@ class Sizes:
     root: int
     layer_weights: int
     is_tied: bool
+    largest_table: int = 0
 
     @property
     def num_trainable(self) -> int:
@@ -58,15 +60,16 @@ def sizes_of(
     (56, 40, 16, 40)
     """
     trained = tuple(adapters) if adapters else tuple(parameters)
-    root = sum(parameter.numel for parameter in parameters if not _is_in_layer(parameter))
+    outside = [parameter.numel for parameter in parameters if not _is_in_layer(parameter)]
     return Sizes(
         trainable=tuple(parameter.numel for parameter in trained),
         frozen_bytes=frozen_bytes,
         layer=sum(parameter.numel for parameter in trained if _is_in_layer(parameter)) // num_layers,
-        table=0 if adapters else max(parameter.numel for parameter in parameters if not _is_in_layer(parameter)),
-        root=root,
+        table=0 if adapters else max(outside),
+        root=sum(outside),
         layer_weights=sum(parameter.numel for parameter in parameters if _is_in_layer(parameter)) // num_layers,
         is_tied=is_tied,
+        largest_table=max(outside),
     )
 
 
@@ -121,31 +124,44 @@ def held_by_fsdp(
     frozen_layer_bytes: int | None = None,
     counts_every_stream: bool = False,
     ways: int = 1,
+    is_on_host: bool = False,
+    gathers_tables_apart: bool = False,
 ) -> Held:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
     stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
-    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool, which no other stream reuses, so
-    they count at every moment. ways: tensor parallel ranks, over which everything is split beforehand.
-    Source: torch 2.13 distributed/fsdp/_fully_shard (`reshard_after_forward` is False for the root; streams).
-    Differs: FSDP1 under `no_sync` accumulates whole gradients.
+    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of their own
+    stream, before they are copied; no other stream reuses either, so they count at every moment. ways: tensor parallel
+    ranks, over which everything is split beforehand. is_on_host: shards and moments live there (`cpu_offload`).
+    gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole at a time.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
+    `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> held = held_by_fsdp(sizes, 4)  # 400 * (4 + 8); 400 * 4; root and a layer 200 * 2; one more and a gradient
+    >>> sum(held.resident.values()), held.gradients, held.passing, held.layer_passing
+    (4800, 1600, 400, 800)
     """
     shard = ceil_div(sizes.num_trainable, num_ranks * ways)
     layer = sizes.layer_weights * compute_bytes // ways if frozen_layer_bytes is None else frozen_layer_bytes
-    root = compute_bytes * sizes.root // ways
+    root = compute_bytes * (sizes.largest_table if gathers_tables_apart else sizes.root) // ways
     reduced = (compute_bytes + reduce_bytes) * sizes.layer // ways
-    gradients = master_bytes * shard
-    tables = compute_bytes * sizes.table // ways
+    gradients = 0 if is_on_host else master_bytes * shard
+    frozen = ceil_div(sizes.frozen_bytes, num_ranks * ways)
+    pools = max(root, 2 * layer) if counts_every_stream else 0
+    resident = {
+        MemoryKind.WEIGHTS: master_bytes * shard + frozen,
+        MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
+    }
     return Held(
-        {
-            MemoryKind.WEIGHTS: master_bytes * shard + ceil_div(sizes.frozen_bytes, num_ranks * ways),
-            MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
-        },
+        {} if is_on_host else resident,
         gradients=gradients,
         kept_gradients=gradients if counts_every_stream else 0,
-        head_gradient=tables,
-        passing=root + 2 * layer + reduced,
+        head_gradient=compute_bytes * sizes.table // ways,
+        passing=layer + pools + (0 if gathers_tables_apart else root),
+        layer_passing=layer + reduced,
+        head_passing=root if gathers_tables_apart else 0,
         accumulates=counts_every_stream,
     )
 

@@ -18,6 +18,7 @@ from rlplan.memory.activations import (
     checkpoint_bytes,
     final_saved_bytes,
     forward_layer_bytes,
+    norm_saved_bytes,
     working_bytes,
 )
 from rlplan.memory.block import Block, Layers
@@ -27,6 +28,8 @@ from rlplan.vocabulary import MemoryKind
 
 Moment = dict[MemoryKind, int]
 FLOAT_BYTES = 4
+MASKS = 2
+"""Dropout masks of a layer, each of one byte an element (Korthikanti et al. 2022, section 4.1)."""
 
 
 class Recompute(StrEnum):
@@ -51,9 +54,10 @@ class Held:
     resident: between steps, by kind. gradients: when the backward pass ends. kept_gradients: the part of them that is
     resident already. head_gradient: of the vocabulary table, the first to come; layer_gradient: of one layer;
     table_gradient: of the embedding, the last to come: as far as they are part of `gradients`. is_tied: it is added to
-    the head's, which has waited for it. passing: gathered weights and buckets inside the passes. step_copies: inside
-    the optimizer's step, beside the gradients. accumulates: this micro-batch is not the first, so that all gradients
-    are there before it.
+    the head's, which has waited for it. passing: gathered weights and buckets inside the passes; head_passing: those
+    that go when the head is done; layer_passing: those that come with the layers' backward. step_copies: inside the
+    optimizer's step, beside the gradients. accumulates: this micro-batch is not the first, so that all gradients are
+    there before it.
     """
 
     resident: Mapping[MemoryKind, int]
@@ -64,6 +68,8 @@ class Held:
     table_gradient: int = 0
     is_tied: bool = False
     passing: int = 0
+    head_passing: int = 0
+    layer_passing: int = 0
     step_copies: int = 0
     accumulates: bool = False
 
@@ -76,7 +82,9 @@ class Work:
     repeats_keys: keys and values are copied for every query head before attention (with a padding mask; torchtune).
     views_fused: the values are a view of one fused projection, which they keep whole (litgpt). is_compiled: recomputed
     regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
-    the training loop keeps in a variable.
+    the training loop keeps in a variable. sequence_ways: tensor parallel ranks that share what lies between the
+    sharded products (sequence parallelism). has_dropout: after attention and after the MLP. exchanges_heads: Ulysses,
+    whose output projection reads a copy of attention's output.
     """
 
     block: Block
@@ -93,6 +101,9 @@ class Work:
     views_fused: bool = False
     is_compiled: bool = False
     held_logit_bytes: int = 0
+    sequence_ways: int = 1
+    has_dropout: bool = False
+    exchanges_heads: bool = False
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
@@ -110,7 +121,8 @@ def layer_bytes(work: Work) -> int:
     """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
 
     Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
-    width where they are repeated; queries and keys once more where the values keep the fused projection.
+    width where they are repeated; queries and keys once more where the values keep the fused projection. Under
+    sequence parallelism the norms' inputs are shares; the rows that the products read are gathered whole.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
     >>> work = Work(block, 1, 100, 1, 1)
@@ -127,8 +139,17 @@ def layer_bytes(work: Work) -> int:
     if block.latent is not None:
         return saved
     more = 2 * (block.q - block.k) if work.repeats_keys else 0
-    more += block.q + block.k if work.views_fused and not block.packs_qkv else 0
-    return saved + tokens * e * more
+    is_view = work.views_fused and not block.packs_qkv and not more
+    more += block.q + block.k if is_view else 0
+    between = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    more += block.q if work.exchanges_heads else 0
+    saved += MASKS * tokens * block.hidden if work.has_dropout else 0
+    return saved + tokens * (e * more - (between - between // work.sequence_ways))
+
+
+def entry_bytes(work: Work) -> int:
+    """Bytes of a layer's input, which recomputation keeps; a share of it under sequence parallelism."""
+    return checkpoint_bytes(work.block, work.num_tokens, work.element_bytes) // work.sequence_ways
 
 
 def kept_layer_bytes(work: Work) -> int:
@@ -140,7 +161,7 @@ def kept_layer_bytes(work: Work) -> int:
     Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
     """
     block, e, tokens = work.block, work.element_bytes, work.num_tokens
-    entry = 0 if work.offloads_activations else checkpoint_bytes(block, tokens, e)
+    entry = 0 if work.offloads_activations else entry_bytes(work)
     if work.recompute is Recompute.FULL:
         return entry
     if work.recompute is Recompute.ALTERNATE:
@@ -162,15 +183,16 @@ def moments(held: Held, work: Work) -> dict[str, Moment]:
     top = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in work.kinds)
     last = layer_bytes(work) + _working_bytes(work) + kept - min(kept, layer_bytes(work))
     twice = held.table_gradient if held.is_tied or held.accumulates else 0
-    entry = checkpoint_bytes(work.block, work.num_tokens, work.element_bytes)
+    entry = entry_bytes(work)
     words, kept_words = _head_bytes(work), _held_logits(work)
     tables = held.head_gradient * (2 if held.accumulates or work.loss in CHUNKED_LOSSES else 1)
     start, passing = layers + _final_bytes(work), held.passing
+    early, inside = passing + held.head_passing, passing + held.layer_passing
     return {
-        "loss": _moment(held, start, _loss_bytes(work), before, passing),
-        "head": _moment(held, start, words, max(before, held.kept_gradients) + tables, passing),
-        "first_layer": _moment(held, layers + top, kept_words, head, passing),
-        "last_layer": _moment(held, last, kept_words, max(head, held.gradients - late), passing),
+        "loss": _moment(held, start, _loss_bytes(work), before, early),
+        "head": _moment(held, start, words, max(before, held.kept_gradients) + tables, early),
+        "first_layer": _moment(held, layers + top, kept_words, head, inside),
+        "last_layer": _moment(held, last, kept_words, max(head, held.gradients - late), inside),
         "table": _moment(held, entry, kept_words, held.gradients + twice, passing),
         "step": _moment(held, 0, kept_words, held.gradients, held.step_copies),
     }
@@ -206,7 +228,7 @@ def _working_bytes(work: Work) -> int:
 def _recomputed_bytes(work: Work) -> int:
     """Bytes of the topmost layer that its backward pass makes anew. Alternate: the topmost layer was kept whole."""
     if work.recompute in (Recompute.FULL, Recompute.SELECTIVE):
-        entry = checkpoint_bytes(work.block, work.num_tokens, work.element_bytes)
+        entry = entry_bytes(work)
         kept = entry if work.recompute is Recompute.FULL else kept_layer_bytes(work)
         return layer_bytes(work) - min(kept, layer_bytes(work))
     return 0

@@ -15,7 +15,12 @@ from rlplan.vocabulary import Role
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What an algorithm is made of. `loss` and `advantage` are names that `rlplan.runtime.losses` knows."""
+    """What an algorithm is made of. `loss` and `advantage` are names that `rlplan.runtime.losses` knows.
+
+    has_reference: whether it holds a KL anchor unless told otherwise. has_rollouts: False where the answers are given.
+    sequences_per_sample: that one sample of a batch brings into a pass: two where a chosen and a rejected answer meet.
+    is_runnable: False where memory can be estimated and the runtime has no loss yet.
+    """
 
     name: str
     trained_roles: tuple[Role, ...]
@@ -23,18 +28,53 @@ class Algorithm:
     loss: str
     min_samples_per_prompt: int
     source: str
+    has_reference: bool = True
+    has_rollouts: bool = True
+    sequences_per_sample: int = 1
+    is_runnable: bool = False
 
 
-ALGORITHMS = {
-    "grpo": Algorithm(
+_POLICY = (Role.POLICY,)
+_DECLARED = (
+    Algorithm(
         name="grpo",
-        trained_roles=(Role.POLICY,),
+        trained_roles=_POLICY,
         advantage="group_normalized",
         loss="clipped_ratio_with_kl",
         min_samples_per_prompt=2,
         source="DeepSeekMath, arXiv:2402.03300, section 4.1",
+        is_runnable=True,
     ),
-}
+    Algorithm(
+        name="ppo",
+        trained_roles=(Role.POLICY, Role.VALUE),
+        advantage="generalized",
+        loss="clipped_ratio",
+        min_samples_per_prompt=1,
+        source="Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, arXiv:2203.02155",
+    ),
+    Algorithm("rloo", _POLICY, "leave_one_out", "log_prob", 2, "Ahmadian et al. 2024, arXiv:2402.14740"),
+    Algorithm("reinforce++", _POLICY, "batch_normalized", "clipped_ratio", 1, "Hu 2025, arXiv:2501.03262"),
+    Algorithm(
+        "dapo", _POLICY, "group_normalized", "clipped_ratio", 2, "Yu et al. 2025, arXiv:2503.14476", has_reference=False
+    ),
+    Algorithm("dr_grpo", _POLICY, "group_centred", "clipped_ratio", 2, "Liu et al. 2025, arXiv:2503.20783", False),
+    Algorithm("gspo", _POLICY, "group_normalized", "sequence_ratio", 2, "Zheng et al. 2025, arXiv:2507.18071"),
+    Algorithm(
+        name="dpo",
+        trained_roles=_POLICY,
+        advantage="none",
+        loss="preference",
+        min_samples_per_prompt=1,
+        source="Rafailov et al. 2023, arXiv:2305.18290",
+        has_rollouts=False,
+        sequences_per_sample=2,
+    ),
+)
+ALGORITHMS = {algorithm.name: algorithm for algorithm in _DECLARED}
+"""Every declared algorithm by name."""
+RUNNABLE = {name: algorithm for name, algorithm in ALGORITHMS.items() if algorithm.is_runnable}
+"""Those that the runtime has a loss for."""
 
 
 class AlgorithmSpec(Spec):
@@ -57,8 +97,12 @@ class AlgorithmSpec(Spec):
     @field_validator("name")
     @classmethod
     def _known_name(cls, name: str) -> str:
-        if name not in ALGORITHMS:
-            raise ValueError(f"known algorithms: {', '.join(ALGORITHMS)}." + did_you_mean(name, ALGORITHMS))
+        if name in ALGORITHMS and name not in RUNNABLE:
+            raise ValueError(
+                f"{name} can be estimated (`rlplan estimate --algorithm {name}`), not run; {', '.join(RUNNABLE)} can"
+            )
+        if name not in RUNNABLE:
+            raise ValueError(f"known algorithms: {', '.join(RUNNABLE)}." + did_you_mean(name, RUNNABLE))
         return name
 
     @property

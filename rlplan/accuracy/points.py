@@ -1,0 +1,103 @@
+"""Measured points: what was measured, where, under which settings, in which unit and by which statistic.
+
+In: checked values. Out: frozen points. Left out: files (reading.py), what the formulas say of them (compare.py).
+"""
+
+import re
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from rlplan.spec.base import Spec
+from rlplan.units import GIB, KIB, MIB
+
+
+class Statistic(StrEnum):
+    """What a memory measurement counted. All but the last are of the whole process on one GPU at its peak.
+
+    ALLOCATED: bytes of tensors. ACTIVE: tensors and what waits for a stream. RESERVED: what the caching allocator took
+    from the driver. PROCESS: what the driver shows, with context and NCCL. MEAN_ALLOCATED: averaged over steps.
+    """
+
+    ALLOCATED = "allocated"
+    ACTIVE = "active"
+    RESERVED = "reserved"
+    PROCESS = "process"
+    UNSTATED = "unstated"
+    MEAN_ALLOCATED = "mean_allocated"
+
+
+class Lenient(Spec):
+    """Frozen, and deaf to keys it does not know: other people's files have more of them."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Measured(Lenient):
+    """A value, or a range [low, high], and its unit in the source's own words."""
+
+    value: float | str | tuple[float, float]
+    unit: str = Field(min_length=1, max_length=200)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Low and high, equal for a single number; None for a word such as `13b`."""
+        if isinstance(self.value, str):
+            return None
+        return self.value if isinstance(self.value, tuple) else (self.value, self.value)
+
+    @property
+    def bytes_per_unit(self) -> int | None:
+        """Bytes of one unit, None where the unit is no size. A `GB` is 1e9 bytes, as written.
+
+        >>> Measured(value=1.0, unit="GiB/GPU").bytes_per_unit, Measured(value=1.0, unit="GB (1e9)").bytes_per_unit
+        (1073741824, 1000000000)
+        >>> Measured(value=1.0, unit="tokens").bytes_per_unit is None
+        True
+        """
+        match = re.match(r"(GiB|MiB|KiB|GB|MB|bytes)\b", self.unit)
+        return _BYTES[match.group(1)] if match else None
+
+    @property
+    def statistic(self) -> Statistic:
+        """What was counted, from the words of the unit.
+
+        >>> Measured(value=1.0, unit="GiB/GPU max reserved").statistic.value
+        'reserved'
+        """
+        words = self.unit.lower()
+        found = [statistic for key, statistic in _STATISTICS.items() if key in words]
+        if Statistic.ALLOCATED in found and re.search(r"\b(average|avg|mean)\b", words):
+            return Statistic.MEAN_ALLOCATED
+        return found[0] if found else Statistic.UNSTATED
+
+
+_BYTES = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "GB": 10**9, "MB": 10**6, "bytes": 1}
+_STATISTICS = {
+    "reserved": Statistic.RESERVED,
+    "active": Statistic.ACTIVE,
+    "allocated": Statistic.ALLOCATED,
+    "nvidia-smi": Statistic.PROCESS,
+    "gpu memory": Statistic.PROCESS,
+}
+
+
+class MeasuredPoint(Lenient):
+    """One measurement. settings: what it was made under, in the source's words; reliability: A best."""
+
+    id: str = Field(min_length=1, max_length=300)
+    kind: str = Field(min_length=1, max_length=100)
+    model: str | None = None
+    gpu: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    measured: Measured
+    source: str = ""
+    reliability: str = ""
+    notes: str | None = None
+
+
+class PointFile(Lenient):
+    """The points of a file."""
+
+    points: tuple[MeasuredPoint, ...]

@@ -1,0 +1,136 @@
+"""What a point was measured under, read with types: a wrong or missing setting refuses the point, with the reason.
+
+In: a point's settings and its GPU's name in the source's words. Out: numbers, words, total bytes of a GPU.
+Left out: what they mean for memory.
+"""
+
+import re
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.errors import SpecError
+from rlplan.spec.base import shorten
+from rlplan.spec.hardware import GpuProfile
+from rlplan.spec.profiles import get_gpu
+from rlplan.units import GIB
+
+MAX_COUNT = 1 << 40
+"""Beyond any token count, batch or length that a machine could hold."""
+
+
+class Settings:
+    """The settings of one point. Every reader raises CannotPredict where the value is of no use."""
+
+    def __init__(self, point: MeasuredPoint) -> None:
+        self._values = point.settings
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def raw(self, key: str) -> Any:
+        """The value as it is; None where there is none."""
+        return self._values.get(key)
+
+    def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """A whole number. default: where the key is missing or null; without one the point is refused."""
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_COUNT:
+            raise CannotPredict(self._complaint(key, value, f"a whole number from {at_least}"))
+        return value
+
+    def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e15) -> float:
+        """A number, also at the start of a text such as `0.90 (assumed default)`."""
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if isinstance(value, str) and (match := re.match(r"\s*(\d+(?:\.\d+)?)", value)):
+            value = float(match.group(1))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise CannotPredict(self._complaint(key, value, f"a number from {low:g} to {high:g}"))
+        return float(value)
+
+    def word(self, key: str, default: str = "") -> str:
+        """A text; null and missing are the default."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise CannotPredict(self._complaint(key, value, "a word"))
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise CannotPredict(self._complaint(key, value, "true or false"))
+        return value
+
+    def element_bytes(self, *keys: str, default: str = "bf16") -> int:
+        """Bytes of an element of the type that the first of `keys` names."""
+        key = next((key for key in keys if key in self), keys[0])
+        word = self.word(key, default).lower().replace("torch.", "").split()[0:1]
+        text = word[0] if word else default
+        text = default if text == "auto" else text
+        if text not in ELEMENT_BYTES:
+            raise CannotPredict(self._complaint(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
+        return ELEMENT_BYTES[text]
+
+    @staticmethod
+    def _complaint(key: str, value: Any, rule: str) -> str:
+        found = "is not stated" if value is None else f"is {shorten(value)}"
+        return f"setting '{key}' {found}; it must be {rule}"
+
+
+ELEMENT_BYTES = {
+    **dict.fromkeys(("fp32", "float32"), 4),
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "half", "amp_bf16"), 2),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "int8"), 1),
+}
+"""Bytes of an element by the names that logs and flags use."""
+
+_TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
+_NOISE = re.compile(r"\(.*?\)|,.*$|-?class\b|\b\d+\s*x\s+|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b", re.IGNORECASE)
+
+
+def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
+    """The profile of the GPU that a point names in its own words; None where it names none that is known.
+
+    >>> gpu_of(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
+    'rtx-4090'
+    """
+    text = (point.gpu or "").lower().replace("_", "-")
+    base = re.sub(r"\s+", " ", _NOISE.sub(" ", text)).strip(" -")
+    size = re.search(r"(\d+)\s*gb?\b", base)
+    bare = re.sub(r"[ -]*\d+\s*gb?\b", "", base).strip(" -")
+    sized = [f"{bare}-{size.group(1)}gb", f"{bare}-sxm-{size.group(1)}gb"] if size else []
+    joined = [name.replace("sxm4", "sxm").replace("sxm5", "sxm") for name in (*sized, base, bare, f"rtx-{bare}")]
+    for name in joined:
+        try:
+            return get_gpu(name.replace(" ", "-"), where=point.id)
+        except SpecError:
+            continue
+    return None
+
+
+def total_bytes(point: MeasuredPoint) -> int:
+    """Bytes of the GPU as the driver reports them: stated in the settings or the GPU's name, else the profile's.
+
+    Raises: CannotPredict where neither is known.
+    """
+    settings = Settings(point)
+    for key in ("total_gpu_memory_gib", "total_gpu_memory_gib_approx", "gpu_total_gib", "total_gib"):
+        if key in settings:
+            return int(settings.number(key, low=0.1) * GIB)
+    if match := _TOTAL.search(point.gpu or ""):
+        return int(float(match.group(1)) * GIB)
+    profile = gpu_of(point)
+    if profile is None:
+        raise CannotPredict(f"the memory of '{shorten(point.gpu)}' is not known, and no setting says it")
+    return profile.memory.value

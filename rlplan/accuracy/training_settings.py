@@ -1,0 +1,185 @@
+"""The settings of a training run, read from the many spellings that published tables use.
+
+In: a point. Out: tokens, ranks, what is recomputed, how weights are stored and trained, as far as they are stated.
+Raises CannotPredict where a setting that decides the peak is missing: nothing is guessed.
+Left out: what a trainer does by default (training_trainers.py), models (training_models.py).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.settings import Settings
+from rlplan.memory.optimizers import Optimizer
+from rlplan.memory.step_peak import Recompute
+from rlplan.spec.base import shorten
+
+SEQUENCE = (
+    *("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen"),
+    *("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx"),
+)
+BATCH = (
+    *("micro_batch", "mbs", "lbs", "batch", "batch_size", "micro_batch_size", "per_device_batch_size", "bs"),
+    *("local_batch_size", "per_device_train_batch_size", "device_batch_size"),
+)
+RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
+RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
+MAX_RANKS = 1 << 16
+METHODS = ("method", "peft", "quant", "quantize", "quantization")
+
+
+class RunSettings(Settings):
+    """Settings by meaning: the first of several keys that is there."""
+
+    def __init__(self, point: MeasuredPoint) -> None:
+        super().__init__(point)
+        self.gpu = point.gpu or ""
+        techniques = self.raw("cumulative_techniques") or self.raw("techniques") or ()
+        known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
+        self.techniques = frozenset(word.lower().replace("-", "_").replace(" ", "_") for word in known)
+
+    def first(self, keys: tuple[str, ...]) -> str | None:
+        """The first key that is stated."""
+        return next((key for key in keys if key in self), None)
+
+    def required(self, keys: tuple[str, ...], meaning: str) -> int:
+        """A count under one of several keys; refused where none is stated."""
+        key = self.first(keys)
+        if key is None:
+            raise CannotPredict(f"the {meaning} is not stated")
+        return self.count(key)
+
+    def ways(self, *keys: str) -> int:
+        """A degree of parallelism; 1 where it is not stated."""
+        key = self.first(keys)
+        ways = self.count(key) if key else 1
+        if ways > MAX_RANKS:
+            raise CannotPredict(f"setting '{key}' is {ways}; no machine has more than {MAX_RANKS} ranks")
+        return ways
+
+    def says(self, *words: str) -> bool | None:
+        """Whether a technique is on: a flag of that name, or a word in the list of techniques; None if neither is."""
+        for word in words:
+            if word in self.techniques:
+                return True
+            value = self.raw(word)
+            if isinstance(value, bool):
+                return value
+        return False if self.techniques else None
+
+    @property
+    def text(self) -> str:
+        """Method and quantisation in one line, lower case."""
+        words = [self.raw(key) for key in METHODS]
+        listed = [str(word).lower() for word in words if isinstance(word, str)]
+        return " ".join(listed + sorted(self.techniques & {"lora", "qlora"}))
+
+
+def num_ranks(settings: RunSettings) -> int:
+    """GPUs of the run: stated, else in the name of the hardware.
+
+    >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="2x RTX3090", measured={"value": 1, "unit": "GiB"})))
+    2
+    """
+    key = settings.first(RANKS)
+    if key:
+        return settings.count(key)
+    match = re.match(r"\s*(\d+)\s*(x\b|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
+    return int(match.group(1)) if match else 1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """sequences: of one micro-batch on one rank, each of `length` tokens."""
+
+    sequences: int
+    length: int
+
+    @property
+    def num(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.sequences * self.length
+
+
+def read_tokens(settings: RunSettings) -> Tokens:
+    """Tokens of the largest micro-batch: every sequence at the longest. Raises: CannotPredict where not stated."""
+    if "packed" not in settings.techniques and settings.techniques and settings.first(SEQUENCE) == "max_seq":
+        raise CannotPredict("the samples are not packed and the length of the longest is not stated")
+    length = settings.required(SEQUENCE, "sequence length")
+    return Tokens(settings.required(BATCH, "micro-batch size"), length)
+
+
+def read_recompute(settings: RunSettings, default: Recompute | None) -> Recompute:
+    """What the backward pass computes anew. default: of the trainer; without one it must be stated."""
+    if settings.techniques:
+        return Recompute.FULL if settings.says("act_ckpt", "activation_checkpointing") else Recompute.NONE
+    key = settings.first(RECOMPUTE)
+    if key is None:
+        if default is None:
+            raise CannotPredict("whether activations are recomputed is not stated")
+        return default
+    return recompute_of(settings.raw(key), key)
+
+
+def recompute_of(value: Any, key: str = "recompute") -> Recompute:
+    """A policy in the words of trainers.
+
+    >>> [recompute_of(word).value for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
+    ['full', 'selective', 'full', 'none', 'alternate']
+    """
+    word = str(value).lower()
+    if value is False or word in ("none", "off", "no", "false"):
+        return Recompute.NONE
+    if "selective" in word:
+        if "op" in word:
+            return Recompute.SELECTIVE
+        return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
+    if value is True or any(
+        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth")
+    ):
+        return Recompute.FULL
+    raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """stored: bytes of a weight between steps. compute: in the passes."""
+
+    stored: int
+    compute: int
+
+
+def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
+    """How weights are stored and used. has_master: the trainer keeps fp32 weights unless told otherwise.
+
+    >>> point = MeasuredPoint(id="a", kind="k", settings={"dtype": "bf16-mixed"}, measured={"value": 1, "unit": "GiB"})
+    >>> read_precision(RunSettings(point), has_master=False)
+    Precision(stored=4, compute=2)
+    """
+    key = settings.first(("dtype", "precision"))
+    word = str(settings.raw(key)).lower() if key else "bf16"
+    if any(name in word for name in ("mixed", "amp", "autocast")):
+        return Precision(4, 2)
+    if any(name in word for name in ("fp32", "float32", "32-true")):
+        return Precision(4, 4)
+    if not any(name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8")):
+        raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
+    return Precision(4 if has_master else 2, 2)
+
+
+def read_optimizer(settings: RunSettings) -> Optimizer:
+    """The optimizer, AdamW where it is not stated."""
+    word = str(settings.raw("optimizer") or "adamw").lower()
+    if settings.says("adamw8bit", "adamw_8bit"):
+        return Optimizer.ADAMW_8BIT
+    if "8bit" in word or "8-bit" in word:
+        return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
+    if "adam" in word:
+        return Optimizer.ADAMW
+    if "muon" in word:
+        return Optimizer.MUON
+    if word.startswith("sgd"):
+        return Optimizer.SGD
+    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")

@@ -1,0 +1,129 @@
+"""The tensors that one rank of vLLM allocates for a model: cut, padded, and fused where vLLM fuses.
+
+In: a ModelSpec and the number of tensor-parallel ranks. Out: tensors, buffers, bytes. Left out: quantisation, expert
+parallelism, packs (`params`), rotary tables of heads that are rotated in part, architectures that vLLM 0.32.0 runs
+through transformers' modules (OLMo 2, Phi, GPT-NeoX, StarCoder 2 ...: same parameters, other buffers).
+Source: vLLM 0.32.0, model_executor/models/*.py (`packed_modules_mapping`), layers/vocab_parallel_embedding.py,
+layers/rotary_embedding/base.py; every row compared with live engines by the tests.
+
+Symbols: t tp, e bytes an element, N rows and K columns of a linear weight, P max_position_embeddings, L layers.
+"""
+
+from collections.abc import Iterable
+
+from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
+from rlplan.spec.models.parts import LINEAR
+
+VOCABULARY_MULTIPLE = 64
+"""`DEFAULT_VOCAB_PADDING_SIZE`: the rows of the vocabulary tables are padded to it before they are cut."""
+
+_FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "q_a_proj": "fused_qkv_a_proj",
+    "kv_a_proj_with_mqa": "fused_qkv_a_proj",
+    "in_proj_qkv": "in_proj_qkvz",
+    "in_proj_z": "in_proj_qkvz",
+    "in_proj_b": "in_proj_ba",
+    "in_proj_a": "in_proj_ba",
+}
+_STAYS_A_TENSOR = "kv_b_proj.weight"
+"""MLA takes it apart into what its attention multiplies with, so it is never packed."""
+
+_OWN_BASE_IN_A_WINDOW = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+"""Their sliding layers rotate with another base than the full ones: a table each."""
+
+_FP32_ROTARY = ("GptOssForCausalLM",)
+_LEARNED_POSITIONS = ("embed_positions.weight", "wpe.weight")
+_WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
+
+
+def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
+    """Every parameter of one rank, by Hugging Face's name, or vLLM's where it stands for several. Raises: SpecError.
+
+    Counts: `held_tensors`, projections of the same input stacked along their first dimension.
+    Assumes: experts are cut over tp, not spread. Differs: GPT-2's projections stand transposed in vLLM.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> rows = {tensor.name: tensor.shape for tensor in engine_tensors(find_model("meta-llama/Llama-3.1-8B"), tp=16)}
+    >>> rows["model.layers.0.self_attn.qkv_proj.weight"]  # 32 heads over 16 ranks, one of 8 key heads: (2+1+1)*128
+    (512, 4096)
+    """
+    return tuple(_fuse(model.held_tensors(Layout(tp=tp, vocab_multiple=VOCABULARY_MULTIPLE))))
+
+
+def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
+    """Tensors whose modules share a fused name below the same parent become one; a lonely one keeps its name."""
+    groups: dict[str, list[Parameter]] = {}
+    for tensor in tensors:
+        path, _, leaf = tensor.name.rpartition(".")
+        parent, dot, module = path.rpartition(".")
+        groups.setdefault(f"{parent}{dot}{_FUSED.get(module, module)}.{leaf}", []).append(tensor)
+    return [_stack(name, members) if len(members) > 1 else members[0] for name, members in groups.items()]
+
+
+def _stack(name: str, members: list[Parameter]) -> Parameter:
+    first = members[0]
+    rows = sum(member.shape[0] for member in members)
+    return Parameter(name, (rows, *first.shape[1:]), first.component, first.is_buffer, first.is_linear)
+
+
+def stored_bytes(tensors: Iterable[Parameter], element_bytes: int) -> int:
+    """Bytes of an engine's tensors; routing biases and the decay of linear attention are fp32 whatever the dtype.
+
+    Source: vLLM 0.32.0, deepseek_v2.py (`e_score_correction_bias`), qwen3_next.py (`A_log`).
+    """
+    return sum(
+        tensor.numel * (4 if tensor.is_buffer or tensor.name.endswith(".A_log") else element_bytes)
+        for tensor in tensors
+    )
+
+
+def linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
+    """The matrices among them that a CPU packs: those of linear layers, routers included, but no experts or tables.
+
+    Source: vLLM 0.32.0, fused_moe/router/gate_linear.py: routers are linear layers too.
+    """
+    return [
+        tensor
+        for tensor in tensors
+        if len(tensor.shape) == 2
+        and (tensor.is_linear or (tensor.component is Component.ROUTER and tensor.name.endswith(".weight")))
+        and not tensor.name.endswith(_STAYS_A_TENSOR)
+    ]
+
+
+def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
+    """Bytes of the buffers beside the parameters, the same on every rank, by name.
+
+    Counts: `rotary_table_bytes`; four fp32 scales for each attention layer; Gemma's scale of the embeddings.
+    Source: vLLM 0.32.0, attention/attention.py (`set_default_quant_scales`), models/gemma.py (`normalizer`).
+    """
+    attention_layers = sum(model.attention_kind(layer) != LINEAR for layer in range(model.num_layers))
+    return {
+        "cos_sin_cache": rotary_table_bytes(model, element_bytes),
+        "scale": attention_layers * 4 * 4,
+        "normalizer": element_bytes if model.architecture.startswith("Gemma") else 0,
+    }
+
+
+def rotary_table_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of the tables of sines and cosines, one for all layers with the same base, whole on every rank.
+
+    Counts: P * d * e; d is MLA's rotary part where there is one. None where positions are learned or ALiBi.
+    Source: vLLM 0.32.0, layers/rotary_embedding/base.py; in the model's dtype, but for gpt-oss in fp32.
+    Assumes: the whole head is rotated; P is what a scaling of positions (YaRN) reaches, as published configs have it.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> rotary_table_bytes(find_model("meta-llama/Llama-3.1-8B"), 2)  # 131072 * 128 * 2
+    33554432
+    """
+    if model.architecture in _WITH_ALIBI or any(tensor.name.endswith(_LEARNED_POSITIONS) for tensor in model.tensors):
+        return 0
+    width = model.latent_attention.rope_head_dim if model.latent_attention else model.head_dim
+    tables = 2 if model.architecture in _OWN_BASE_IN_A_WINDOW and len(set(model.attention_kinds)) > 1 else 1
+    size = 4 if model.architecture in _FP32_ROTARY else element_bytes
+    return tables * model.max_position_embeddings * width * size

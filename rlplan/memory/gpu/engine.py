@@ -1,0 +1,112 @@
+"""What one rank of the rollout engine holds on its GPU and on its host, action by action, awake and asleep.
+
+In: a model, the engine's settings, bytes of its KV cache. Out: bytes by kind. The formulas are in serving_*.py.
+Left out: pipelines, speculative drafts, images.
+
+Asleep (vLLM's sleep mode) the KV cache is gone and the weights are on the host (level 1) or dropped (level 2); context,
+communicator, CUDA graphs and what the driver keeps for kernels stay.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.engine_tensors import rotary_table_bytes
+from rlplan.memory.gpu.trainer import Bytes, add, process_overheads, sync_staging
+from rlplan.memory.ledger import Moment
+from rlplan.memory.quantized_checkpoints import quantization_by_word
+from rlplan.memory.serving_kv import CachePool, cache_pool
+from rlplan.memory.serving_peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving_versions import LATEST
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
+from rlplan.spec.budget import BudgetRollout
+from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.model import ModelSpec
+from rlplan.vocabulary import ActionKind, MemoryKind, Placement
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What is chosen for the engine. tp: ranks of one engine. sleep_level: 0 for one that never sleeps."""
+
+    tp: int
+    sleep_level: int
+
+
+class EngineOnGpu:
+    """One rank of one engine. See `memory.predict.Forecast`. kv_cache: bytes a GPU."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        rollout: BudgetRollout,
+        choice: EngineChoice,
+        placement: Placement,
+        overheads: GpuOverheads,
+        sync_bucket: int,
+        kv_cache: int = 0,
+    ) -> None:
+        self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
+        self.overheads, self.sync_bucket, self.kv_cache = overheads, sync_bucket, kv_cache
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        awake = {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache}
+        if action.kind is ActionKind.SLEEP_ENGINE:
+            awake = {}
+        elif self.choice.sleep_level and action.kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
+            del awake[MemoryKind.KV_CACHE]
+        return add(self.asleep, awake)
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind is ActionKind.SLEEP_ENGINE:
+            return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
+        held = self.resident(action, moment)
+        if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE):
+            held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
+        elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:
+            held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
+        return held
+
+    def on_host(self, action: Action, moment: Moment) -> Bytes:
+        """Held in the host's memory: the weights of an engine that sleeps at level 1."""
+        sleeps = self.choice.sleep_level == 1 and action.kind is ActionKind.SLEEP_ENGINE
+        return {MemoryKind.WEIGHTS: self.weight_bytes} if sleeps else {}
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Parameters and rotary table of the rank."""
+        element_bytes = self.rollout.dtype.num_bytes
+        scheme = quantization_by_word(self.rollout.quantization or "", where="rollout.quantization")
+        parameters = engine_weight_bytes(self.model, engine_layout(self.choice.tp), element_bytes, scheme)
+        return parameters + rotary_table_bytes(self.model, element_bytes)
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """Prefill or sampler, whichever is larger."""
+        rollout, tp = self.rollout, self.choice.tp
+        prefill = prefill_peak_bytes(self.model, tp, rollout.max_num_batched_tokens, rollout.dtype.num_bytes)
+        sampler = sampler_peak_bytes(LATEST, self.model, rollout.max_num_batched_tokens, rollout.max_num_seqs)
+        return max(prefill, sampler)
+
+    @cached_property
+    def asleep(self) -> Bytes:
+        """What stays whatever the engine does: context, communicator, graphs, kernels."""
+        graphs = cuda_graph_bytes(LATEST, self.rollout.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
+        held = process_overheads(self.overheads, self.choice.tp)
+        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
+        return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
+
+    @cached_property
+    def pool(self) -> CachePool:
+        """How its KV cache is cut into blocks."""
+        rollout = self.rollout
+        element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
+        size = rollout.block_size if self.model.latent_attention is None else None
+        return cache_pool(self.model, tp=self.choice.tp, element_bytes=element_bytes, block_size=size)
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the bucket through which weights arrive."""
+        return sync_staging(self.model, self.rollout.dtype.num_bytes, self.sync_bucket)

@@ -1,0 +1,65 @@
+"""How much KV cache the rollouts of a step ask for, when their lengths are random.
+
+In: a pool's blocks, sequences at once, lengths. Out: bytes at the expected demand and at its 99th percentile, the
+probability that a given cache is too small. Left out: the order in which rollouts end; the demand is that of all
+sequences at once at their full length, which is reached when the last of a batch have just been admitted.
+
+Symbols: c sequences at once on one engine, P prompt, R response, n responses of a prompt, B block size.
+"""
+
+from dataclasses import dataclass
+
+from rlplan.memory.serving_kv import CachePool
+from rlplan.spec.lengths import Lengths
+from rlplan.units import ceil_div
+
+ENOUGH = 0.99
+"""The demand that a cache is sized for is not exceeded with this probability."""
+
+
+@dataclass(frozen=True)
+class KvDemand:
+    """The demand of one engine. num_seqs: c. prompt_len: P of every prompt, shared by `num_samples` responses."""
+
+    pool: CachePool
+    num_seqs: int
+    prompt_len: int
+    max_prompt_len: int
+    num_samples: int
+    lengths: Lengths
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Blocks of the prompts of c sequences: each prompt's whole blocks once for its group.
+
+        Counts: ceil(c / n) groups; `CachePool.blocks_of_group` with responses of no length.
+        """
+        groups = ceil_div(self.num_seqs, self.num_samples)
+        together = min(self.num_samples, self.num_seqs)
+        return groups * self.pool.blocks_of_group(self.prompt_len, 0, together)
+
+    def bytes_at(self, share: float) -> int:
+        """Bytes that the demand does not exceed in a share of steps; 0.5 is the expected demand.
+
+        Counts: the prompts' blocks, the responses' blocks at the quantile of their sum, and half a block each for what
+        a last block leaves empty. Assumes: independent lengths (spec/lengths.py).
+        """
+        tokens = self.lengths.sum_quantile(share, self.num_seqs)
+        blocks = self.prompt_blocks + ceil_div(int(tokens), self._block) * len(self.pool.groups) + self.num_seqs // 2
+        return blocks * self.pool.bytes_per_block
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes for one longest sequence and vLLM's null block: below this the engine refuses to start."""
+        longest = self.max_prompt_len + self.lengths.longest
+        return (self.pool.blocks_of_sequence(longest) + 1) * self.pool.bytes_per_block
+
+    def preemption_risk(self, kv_cache: int) -> float:
+        """Probability that c sequences at full length need more than the cache: some wait, or start anew."""
+        groups = len(self.pool.groups)
+        blocks = self.pool.num_blocks(kv_cache) - self.prompt_blocks - self.num_seqs // 2
+        return 1.0 - self.lengths.sum_at_most(max(0, blocks) // groups * self._block, self.num_seqs)
+
+    @property
+    def _block(self) -> int:
+        return self.pool.block_size * self.pool.context_ranks

@@ -1,0 +1,143 @@
+"""From a schedule on GPUs and what its processes hold to the ledger: one device of each group stands for all alike.
+
+In: a Schedule, forecasts of each process at short, usual and longest lengths, capacities. Out: a MemoryLedger.
+Left out: ranks that differ (the first pipeline stage, uneven experts).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
+from rlplan.memory.gpu.spread import spread
+from rlplan.memory.gpu.trainer import Bytes
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.units import GIB
+from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+
+WORKER_HOST_BYTES = 4 * GIB
+"""Host memory of a worker process with CUDA's and torch's libraries, before it holds anything. Assumed: CPU builds of
+the same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA's libraries map some 3 GiB more."""
+DRIVER_HOST_BYTES = 2 * GIB
+"""The driver with Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more workers."""
+
+
+class GpuForecast(Protocol):
+    """Bytes of one process on its GPU and on its host, by kind."""
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        ...
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        ...
+
+    def on_host(self, action: Action, moment: Moment) -> Bytes:
+        """Held in the host's memory when the action has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """One process that stands for all alike. short, usual, longest: the same process at three lengths.
+
+    num_alike: processes like it on one host.
+    """
+
+    name: str
+    device: str
+    role: Role
+    short: GpuForecast
+    usual: GpuForecast
+    longest: GpuForecast
+    num_alike: int
+
+
+def predict_gpu_ledger(
+    schedule: Schedule, processes: Sequence[GpuProcess], capacity: int, host_capacity: int
+) -> MemoryLedger:
+    """The whole ledger of a schedule. host_capacity: bytes of one host's memory."""
+    order: list[tuple[Moment, str]] = []
+    rows = [_driver_row(schedule)]
+    by_name = {process.name: process for process in processes}
+    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
+        ("start", schedule.start),
+        ("first", schedule.step),
+        ("steady", schedule.step),
+        ("finish", schedule.finish),
+    )
+    for moment, actions in parts:
+        for action in actions:
+            order.append((moment, action.id))
+            for name in action.processes:
+                rows += _rows(action, moment, by_name[name])
+    return MemoryLedger(tuple(rows), capacity, host_capacity, shares_host_memory=False, order=tuple(order))
+
+
+def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[LedgerRow]:
+    resident = process.usual.resident(action, moment)
+    low, peak, high = (forecast.peak(action, moment) for forecast in (process.short, process.usual, process.longest))
+    for kind in MemoryKind:
+        if resident.get(kind, 0) or peak.get(kind, 0) or high.get(kind, 0):
+            yield LedgerRow(
+                moment=moment,
+                action_id=action.id,
+                phase=action.phase,
+                process=process.name,
+                device=process.device,
+                role=process.role,
+                kind=kind,
+                space="device",
+                resident_bytes=resident.get(kind, 0),
+                peak_bytes=peak.get(kind, 0),
+                provenance=_PROVENANCES.get(kind, Provenance.DERIVED),
+                source=f"memory.gpu.{type(process.usual).__name__}",
+                low_bytes=spread(kind, low.get(kind, 0))[0],
+                high_bytes=spread(kind, high.get(kind, 0))[1],
+                num_alike=process.num_alike,
+            )
+    held = dict(process.usual.on_host(action, moment)) | {MemoryKind.PROCESS: WORKER_HOST_BYTES}
+    for kind, size in held.items():
+        yield _host_row(action, moment, process, kind, size)
+
+
+_PROVENANCES = dict.fromkeys(
+    (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS, MemoryKind.CUDA_GRAPHS, MemoryKind.FRAGMENTATION), Provenance.ASSUMED
+)
+
+
+def _host_row(action: Action, moment: Moment, process: GpuProcess, kind: MemoryKind, size: int) -> LedgerRow:
+    return LedgerRow(
+        moment=moment,
+        action_id=action.id,
+        phase=action.phase,
+        process=process.name,
+        device=HOST_DEVICE,
+        role=process.role,
+        kind=kind,
+        space="host",
+        resident_bytes=size,
+        peak_bytes=size,
+        provenance=Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED,
+        source=f"memory.gpu.{type(process.usual).__name__}",
+        num_alike=process.num_alike,
+    )
+
+
+def _driver_row(schedule: Schedule) -> LedgerRow:
+    first = schedule.start[0]
+    return LedgerRow(
+        moment="start",
+        action_id=first.id,
+        phase=Phase.START,
+        process=DRIVER_PROCESS,
+        device=HOST_DEVICE,
+        role=Role.VERIFIER,
+        kind=MemoryKind.PROCESS,
+        space="host",
+        resident_bytes=DRIVER_HOST_BYTES,
+        peak_bytes=DRIVER_HOST_BYTES,
+        provenance=Provenance.ASSUMED,
+        source="memory.gpu.predict",
+    )

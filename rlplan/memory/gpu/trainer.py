@@ -1,0 +1,258 @@
+"""What one rank of a trained role holds on its GPU and on its host, action by action, under DeepSpeed.
+
+In: a model, how it is trained, tokens of a micro-batch. Out: bytes by kind. The formulas are in zero.py, sharding.py,
+step_peak.py. Left out: pipelines; NVMe; what torch's allocator rounds (allocator.py).
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.allocator import reserved_bytes
+from rlplan.memory.block_families import blocks_of
+from rlplan.memory.frozen import Frozen
+from rlplan.memory.ledger import Moment
+from rlplan.memory.logits import Loss
+from rlplan.memory.optimizers import Optimizer
+from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
+from rlplan.memory.step_peak import Held, Recompute, Work, layer_bytes, moments, score_peak_bytes
+from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.zero import States, ZeroSettings, ZeroStates
+from rlplan.spec.budget import BudgetTraining, LoraSpec
+from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.model import Component, ModelSpec, Parameter
+from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.vocabulary import ActionKind, MemoryKind, Role
+
+Bytes = dict[MemoryKind, int]
+
+
+@dataclass(frozen=True)
+class TrainerChoice:
+    """What is chosen for a trained role. micro_batch: rollouts of a pass."""
+
+    zero_stage: int
+    recomputes: bool
+    offloads_optimizer: bool
+    offloads_parameters: bool
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One micro-batch of a rank. num_tokens: prompt and response; num_head_tokens: those whose logits are taken.
+
+    accumulates: gradients of an earlier micro-batch are there already.
+    """
+
+    num_tokens: int
+    num_head_tokens: int
+    accumulates: bool
+
+
+class TrainerOnGpu:
+    """One rank. See `memory.predict.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
+
+    def __init__(
+        self,
+        role: Role,
+        model: ModelSpec,
+        training: BudgetTraining,
+        choice: TrainerChoice,
+        passes: Passes,
+        num_ranks: int,
+        overheads: GpuOverheads,
+        sync_bucket: int,
+    ) -> None:
+        self.role, self.model, self.training, self.choice = role, model, training, choice
+        self.passes, self.num_ranks, self.overheads, self.sync_bucket = passes, num_ranks, overheads, sync_bucket
+        self.lora = training.lora if role is Role.POLICY else None
+        self.fixed = fixed_parts(model, role, self.lora, zero_settings(training, choice, num_ranks))
+
+    def resident(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            return self._overheads()
+        return self._with_overheads(dict(self._states(action, moment).device))
+
+    def peak(self, action: Action, moment: Moment) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held = self._with_overheads(self._largest_moment(moment))
+            total = sum(held.values())
+            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.work)) - total
+            return held
+        if action.kind is ActionKind.OPTIMIZER_STEP:
+            return self._with_overheads(self.moments["step"])
+        held = self._with_overheads(dict(self.fixed.after_step.device))
+        if action.kind is ActionKind.START_TRAINER:
+            return self.resident(action, moment)
+        if action.kind is ActionKind.SCORE:
+            held[MemoryKind.LOGITS] = score_peak_bytes(self.work)
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
+        elif action.kind is ActionKind.SYNC_WEIGHTS:
+            held[MemoryKind.SYNC_STAGING] = self.staging
+        return held
+
+    def on_host(self, action: Action, moment: Moment) -> Bytes:
+        """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked."""
+        held = dict(self.fixed.after_step.host)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held = add(held, dict(self.fixed.after_step.device))
+        elif action.kind is ActionKind.CHECKPOINT:
+            held[MemoryKind.SYNC_STAGING] = self.fixed.share_bytes
+        return held
+
+    @cached_property
+    def work(self) -> Work:
+        """What the rank computes in one micro-batch."""
+        training, passes = self.training, self.passes
+        is_value = self.role is Role.VALUE
+        first, *more = blocks_of(self.model)
+        return Work(
+            first.block,
+            first.num,
+            1 if is_value else self.model.vocab_size,
+            passes.num_tokens,
+            passes.num_head_tokens,
+            element_bytes=training.dtype.num_bytes,
+            recompute=Recompute.FULL if self.choice.recomputes else Recompute.NONE,
+            loss=Loss.NONE if is_value else Loss(training.logits),
+            offloads_activations=training.offloads_activations,
+            frozen=_frozen(self.fixed.adapters) if self.lora else None,
+            more=tuple(more),
+        )
+
+    @cached_property
+    def held(self) -> Held:
+        """What the rank holds whatever the tokens."""
+        return replace(self.fixed.held, accumulates=self.passes.accumulates)
+
+    @cached_property
+    def moments(self) -> dict[str, Bytes]:
+        """Bytes at the moments of a step. See `step_peak.moments`."""
+        return moments(self.held, self.work)
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the bucket through which weights pass to the engine."""
+        return sync_staging(self.model, self.training.dtype.num_bytes, self.sync_bucket)
+
+    def _largest_moment(self, moment: Moment) -> Bytes:
+        inside = [held for name, held in self.moments.items() if name != "step"]
+        largest = max(inside, key=lambda held: sum(held.values()))
+        late = MemoryKind.OPTIMIZER if moment == "first" else None
+        return {kind: size for kind, size in largest.items() if kind is not late}
+
+    def _states(self, action: Action, moment: Moment) -> States:
+        if moment == "start" or (moment == "first" and action.kind is ActionKind.RELOAD_ROLE):
+            return self.fixed.after_build
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            return self.fixed.after_backward
+        return self.fixed.after_step
+
+    def _with_overheads(self, held: Bytes) -> Bytes:
+        return add(held, self._overheads())
+
+    def _overheads(self) -> Bytes:
+        return process_overheads(self.overheads, self.num_ranks)
+
+
+@dataclass(frozen=True)
+class FixedParts:
+    """What does not depend on the tokens. gathered: weights at most at a time. share_bytes: the rank's own weights."""
+
+    adapters: tuple[Parameter, ...]
+    after_build: States
+    after_backward: States
+    after_step: States
+    held: Held
+    gathered: int
+    share_bytes: int
+
+
+@lru_cache(maxsize=1024)
+def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings) -> FixedParts:
+    """States of a rank, counted once for all token counts."""
+    parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes)
+    states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
+    return FixedParts(
+        adapters,
+        states.after_build(),
+        states.after_backward(),
+        states.after_step(),
+        held_by_zero(states, sizes),
+        states.gathered_bytes(sizes.layer_weights),
+        settings.weight_bytes * states.partition_numel,
+    )
+
+
+@lru_cache(maxsize=64)
+def _trained(
+    model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
+    """The model's parameters, the adapters beside them, and their sizes."""
+    parameters = value_head_parameters(model) if role is Role.VALUE else model.parameters
+    adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
+    sizes = sizes_of(
+        parameters,
+        model.num_layers,
+        is_tied=model.has_tied_embeddings,
+        adapters=adapters,
+        frozen_bytes=element_bytes * model.num_parameters if adapters else 0,
+    )
+    return parameters, adapters, sizes
+
+
+@lru_cache(maxsize=64)
+def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int) -> int:
+    """Bytes of the bucket through which weights pass from the trainer to the engine."""
+    return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))
+
+
+def add(one: Bytes, other: Bytes) -> Bytes:
+    """The sum of two, kind by kind."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in (*one, *(k for k in other if k not in one))}
+
+
+def process_overheads(overheads: GpuOverheads, num_ranks: int) -> Bytes:
+    """A CUDA context, and a communicator where a process has peers."""
+    held = {MemoryKind.CONTEXT: overheads.context.value}
+    if num_ranks > 1:
+        pair = overheads.communicator_of_two if num_ranks == 2 else overheads.communicator_of_many
+        held[MemoryKind.COMM_BUFFERS] = pair.value
+    return held
+
+
+def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
+    """DeepSpeed's settings for a choice."""
+    element_bytes = training.dtype.num_bytes
+    return ZeroSettings(
+        stage=choice.zero_stage,
+        num_ranks=num_ranks,
+        weight_bytes=element_bytes,
+        gradient_bytes=element_bytes,
+        optimizer=Optimizer(training.optimizer),
+        reduce_bucket_size=training.reduce_bucket_size,
+        allgather_bucket_size=training.reduce_bucket_size,
+        offloads_optimizer=choice.offloads_optimizer,
+        offloads_parameters=choice.offloads_parameters,
+    )
+
+
+def _frozen(adapters: tuple[Parameter, ...]) -> Frozen:
+    """What is trained beside a layer's frozen weights, from the names of its adapters."""
+    names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
+    last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
+    attention = {name for name, component in names.items() if component is Component.ATTENTION}
+    return Frozen(
+        attention_inputs=len(attention - last),
+        adapts_output=bool(attention & last),
+        mlp_inputs=len(set(names) - attention - last),
+        adapts_down=bool(last - attention),
+        adapter_bytes=2,
+    )
+
+
+_LAST_OF_A_BLOCK = ("o_proj", "out_proj", "dense", "c_proj", "wo", "down_proj", "fc2", "fc_out")
+"""Projections that end attention or the MLP, in the names of transformers 5.19."""

@@ -1,0 +1,140 @@
+"""What vLLM's memory arithmetic depends on by version, and the defaults it takes for a GPU.
+
+In: a version's words, as logs and issues write them, and a GPU's total bytes. Out: facts and default batch limits.
+Left out: versions before 0.6, whose profiler also counted what the allocator had cached; other platforms than CUDA.
+"""
+
+import re
+from dataclasses import dataclass
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import shorten
+from rlplan.units import GIB
+
+OLDEST = (0, 6)
+"""0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
+UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 11)
+"""What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VllmVersion:
+    """A version by number. is_v0: the engine before V1, which 0.8 made the default."""
+
+    major: int
+    minor: int
+    patch: int = 0
+    is_v0: bool = False
+
+    @property
+    def _number(self) -> tuple[int, int, int]:
+        return self.major, self.minor, self.patch
+
+    @property
+    def counts_context(self) -> bool:
+        """Whether the CUDA context and NCCL come out of the fraction: V0 subtracts all that is not torch's.
+
+        Source: vLLM 0.6.5 worker.py `non_torch_memory`. V1 subtracts only what has grown since its first snapshot.
+        """
+        return self.is_v0
+
+    @property
+    def counts_cuda_graphs(self) -> bool:
+        """Whether CUDA graphs come out of the fraction. Source: vLLM 0.32.0 gpu_worker.py: `default since v0.21.0`."""
+        return self._number >= (0, 21, 0)
+
+    @property
+    def sorts_vocabulary(self) -> bool:
+        """Whether the profile run samples with PyTorch's full sort: V0, and V1 before FlashInfer and Triton kernels.
+
+        Source: vLLM 0.6.4 layers/sampler.py and 0.8.4 v1/sample/ops/topk_topp_sampler.py against 0.32.0's.
+        Assumes: 0.11 for the change, from start-up logs; the exact version is not documented.
+        """
+        return self.is_v0 or (0, 8, 3) <= self._number < (0, 11, 0)
+
+    @property
+    def profiles_sampler(self) -> bool:
+        """Whether the profile run samples at all."""
+        return self.is_v0 or self._number >= (0, 8, 3)
+
+    @property
+    def splits_cache_groups(self) -> bool:
+        """Whether sliding-window layers keep only their window. Source: vLLM 0.9.2, hybrid KV cache manager."""
+        return not self.is_v0 and self._number >= (0, 9, 2)
+
+    @property
+    def counts_group_capacity(self) -> bool:
+        """Whether the tokens in the log are concurrency times length. Source: vLLM 0.32.0 `get_kv_cache_capacity`.
+
+        Before, they were blocks over groups times the block size. Assumes: changed with 0.21.
+        """
+        return self._number >= (0, 21, 0)
+
+    @property
+    def num_batches_in_flight(self) -> int:
+        """Batches scheduled at once: two with asynchronous scheduling. Source: vLLM 0.32.0 `max_concurrent_batches`."""
+        return 2 if self._number >= (0, 14, 0) else 1
+
+
+LATEST = VllmVersion(0, 32, 0)
+"""The version that rlplan's lock file pins."""
+
+
+def parse_version(text: str) -> VllmVersion:
+    """The version that a log's words name. Raises: SpecError for one that is not modelled.
+
+    >>> parse_version("~0.6.5 V0") == VllmVersion(0, 6, 5, is_v0=True), parse_version("V1").minor
+    (True, 11)
+    >>> parse_version("v0.8.4").is_v0
+    False
+    """
+    match = re.search(r"(?<!\d)(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?", text)
+    says_v0 = re.search(r"\bV0\b(?!\.)", text, re.IGNORECASE) is not None
+    says_v1 = re.search(r"\bV1\b(?!\.)", text, re.IGNORECASE) is not None
+    if match is None:
+        if says_v0:
+            return VllmVersion(0, 7, 3, is_v0=True)
+        return VllmVersion(*(UNNUMBERED_V1 if says_v1 else UNSTATED))
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    if (major, minor) < OLDEST:
+        raise SpecError(
+            f"vLLM {shorten(text)} is not modelled",
+            where="vllm",
+            rule=f"{OLDEST[0]}.{OLDEST[1]} and newer: before, the profiler counted what the allocator had cached",
+            way_out="measure it, or use a newer version",
+        )
+    return VllmVersion(major, minor, patch, is_v0=says_v0 or (not says_v1 and (major, minor) < (0, 8)))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """max_num_seqs: sequences at once. max_num_batched_tokens: tokens of one forward pass."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def default_limits(
+    version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False, is_offline: bool = False
+) -> BatchLimits:
+    """What vLLM takes where nobody says. is_offline: the `LLM` class, not the server.
+
+    Source: vLLM 0.32.0 arg_utils.py `get_batch_defaults`; 0.6.4 and 0.8.4 config.py and arg_utils.py.
+    Counts: V0 takes max(length, 2048) tokens, and 512 (2048 from 0.7) in chunks where the length is beyond 32,768.
+    Differs: B200-class cards (160 GiB and more) have a row of their own only from 0.11.
+
+    >>> default_limits(LATEST, 80 * GIB, 8192), default_limits(LATEST, 24 * GIB, 8192).max_num_batched_tokens
+    (BatchLimits(max_num_seqs=1024, max_num_batched_tokens=8192), 2048)
+    """
+    if version.is_v0:
+        chunk = 512 if version.minor < 7 else 2048
+        return BatchLimits(256, chunk if max_model_len > 32768 else max(max_model_len, 2048))
+    is_large = total_bytes >= 70 * GIB and not (is_a100 and version.minor >= 9)
+    if total_bytes >= 160 * GIB and version.minor >= 11:
+        num_tokens = 16384
+    elif is_large:
+        num_tokens = 16384 if is_offline else 8192
+    else:
+        num_tokens = 8192 if is_offline else 2048
+    num_seqs = 1024 if is_large or version.minor < 9 else 256
+    return BatchLimits(num_seqs, min(num_tokens, num_seqs * max_model_len))

@@ -1,0 +1,230 @@
+"""Budget: the answer to a BudgetSpec: what was chosen, its ledger, a verdict and the risks that lengths bring.
+
+In: results of gpu_search.py. Out: frozen, JSON-able values. Left out: drawing (the command line).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rlplan.dataflow.schedule import Schedule
+from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
+from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.profiles import find_profile, get_node, parse_gpus, profile_paths
+from rlplan.vocabulary import Placement, Role
+
+BUDGET_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GpuSetting:
+    """Where a budget runs and what with. capacity: bytes of a GPU. host_capacity: of one host, None where not known."""
+
+    gpu: GpuProfile
+    num_gpus: int
+    capacity: int
+    gpus_per_host: int
+    host_capacity: int | None
+    models: Mapping[Role, ModelSpec]
+
+    @property
+    def policy(self) -> ModelSpec:
+        """The policy's shape."""
+        return self.models[Role.POLICY]
+
+    @property
+    def overheads(self) -> GpuOverheads:
+        """What belongs to no tensor."""
+        return self.gpu.overheads
+
+    def model_of(self, role: Role) -> ModelSpec:
+        """A role's shape: the policy's where it has none of its own."""
+        return self.models.get(role, self.policy)
+
+
+def read_setting(budget: BudgetSpec) -> GpuSetting:
+    """Profiles and models of a budget. Raises: SpecError."""
+    num_gpus, gpu = parse_gpus(budget.gpus, where="gpus")
+    node = _usual_node(budget.gpus, gpu)
+    models = {Role.POLICY: resolve_model(budget.model)}
+    for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
+        if name:
+            models[role] = resolve_model(name)
+    capacity = gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
+    per_host = min(num_gpus, node.num_gpus) if node else num_gpus
+    return GpuSetting(gpu, num_gpus, capacity, per_host, node.host_memory.value if node else None, models)
+
+
+def _usual_node(text: str, gpu: GpuProfile) -> NodeProfile | None:
+    """The node that was named, or the first bundled one with this GPU; None where there is none."""
+    named = find_profile(text.partition("x")[2], where="gpus") if "x" in text else None
+    if isinstance(named, NodeProfile):
+        return named
+    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
+    for name, path in profile_paths().items():
+        if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
+            return get_node(name, where=name)
+    return None
+
+
+class Verdict(Enum):
+    """Whether it fits: at the high end of every interval, as expected only, or not."""
+
+    FITS = "fits"
+    IN_EXPECTATION = "fits in expectation only"
+    DOES_NOT_FIT = "does not fit"
+
+    @property
+    def rank(self) -> int:
+        """0 is best."""
+        return list(Verdict).index(self)
+
+    @staticmethod
+    def of(ledger: MemoryLedger, host_capacity: int | None, *, holds_kv: int) -> "Verdict":
+        """The verdict on a ledger. holds_kv: rank of the KV cache alone: 0 where one longest sequence surely fits."""
+        capacity = ledger.device_capacity
+        expected = max(ledger.device_peak(device).num_bytes for device in ledger.devices)
+        high = max(ledger.device_peak(device, "high").num_bytes for device in ledger.devices)
+        rank = max(holds_kv, 0 if high <= capacity else 1 if expected <= capacity else 2)
+        if host_capacity is not None and ledger.host_peak().num_bytes > host_capacity:
+            rank = 2
+        return list(Verdict)[rank]
+
+
+@dataclass(frozen=True)
+class KvReport:
+    """The KV cache of one engine of `tp` GPUs. Bytes are of one GPU; tokens and sequences of the engine.
+
+    num_tokens: that the cache holds. expected_bytes, enough_bytes: what the rollouts ask for at the median and at the
+    99th percentile. preemption_risk: probability that they need more than there is.
+    """
+
+    kv_cache_memory_bytes: int
+    num_blocks: int
+    num_tokens: int
+    max_num_seqs: int
+    expected_bytes: int
+    enough_bytes: int
+    preemption_risk: float
+    tp: int
+
+    @staticmethod
+    def of(demand: KvDemand, kv_cache: int, tp: int) -> "KvReport":
+        """The report on a cache of so many bytes."""
+        blocks = demand.pool.num_blocks(kv_cache)
+        longest = demand.max_prompt_len + demand.lengths.longest
+        return KvReport(
+            kv_cache_memory_bytes=kv_cache,
+            num_blocks=blocks,
+            num_tokens=demand.pool.num_tokens(blocks, longest),
+            max_num_seqs=demand.num_seqs,
+            expected_bytes=demand.bytes_at(0.5),
+            enough_bytes=demand.bytes_at(ENOUGH),
+            preemption_risk=demand.preemption_risk(kv_cache),
+            tp=tp,
+        )
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A placement that was not chosen, and why. rated: what it needs, None where it cannot be built."""
+
+    placement: Placement
+    rated: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that makes it fit by itself, as it is typed, and the peak that it leads to."""
+
+    change: str
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The answer. oom_risk: probability that a step meets a micro-batch too long to fit."""
+
+    spec: BudgetSpec
+    setting: GpuSetting
+    candidate: GpuCandidate
+    schedule: Schedule
+    ledger: MemoryLedger
+    verdict: Verdict
+    kv: KvReport | None
+    oom_risk: float
+    considered: tuple[Considered, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+
+    def with_considered(self, considered: tuple[Considered, ...]) -> "Budget":
+        """The same with the placements that were not chosen."""
+        return replace(self, considered=considered)
+
+    def with_remedies(self, remedies: tuple[Remedy, ...]) -> "Budget":
+        """The same with what would make it fit."""
+        return replace(self, remedies=remedies)
+
+    @property
+    def binding(self) -> Peak:
+        """The worst moment of the fullest device, as expected; of equal ones that of every step."""
+        peaks = (self.ledger.device_peak(device) for device in self.ledger.devices)
+        return max(peaks, key=lambda peak: (peak.num_bytes, peak.moment == "steady"))
+
+    def interval(self) -> tuple[int, int]:
+        """The fullest device's peak at the low and at the high end, in bytes."""
+        devices = self.ledger.devices
+        low = max(self.ledger.device_peak(device, "low").num_bytes for device in devices)
+        return low, max(self.ledger.device_peak(device, "high").num_bytes for device in devices)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes on disk of one checkpoint to resume from: weights, and 12 bytes a trained parameter of states."""
+        trained = self.setting.policy.num_parameters
+        return trained * (self.spec.training.dtype.num_bytes + 12)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        low, high = self.interval()
+        step, trainer = self.candidate.step, self.candidate.trainer
+        peaks = [self.ledger.host_peak(), *map(self.ledger.device_peak, self.ledger.devices)]
+        peaks += map(self.ledger.process_peak, self.ledger.processes)
+        return {
+            "schema_version": BUDGET_SCHEMA_VERSION,
+            "verdict": self.verdict.value,
+            "peak_bytes": {"low": low, "expected": self.binding.num_bytes, "high": high},
+            "capacity_bytes": self.setting.capacity,
+            "host_capacity_bytes": self.setting.host_capacity,
+            "oom_risk_per_step": self.oom_risk,
+            "gpu": self.setting.gpu.name,
+            "num_gpus": self.setting.num_gpus,
+            "chosen": {
+                "placement": step.placement.value,
+                "num_training_gpus": step.num_training,
+                "num_generation_gpus": step.num_generation,
+                "zero_stage": trainer.zero_stage,
+                "recompute": "full" if trainer.recomputes else "none",
+                "offloads_optimizer": trainer.offloads_optimizer,
+                "offloads_parameters": trainer.offloads_parameters,
+                "micro_batch_size_per_gpu": trainer.micro_batch,
+                "tp": self.candidate.engine.tp,
+                "sleep_level": self.candidate.engine.sleep_level,
+                "parks": step.parks,
+            },
+            "kv_cache": None if self.kv is None else vars(self.kv),
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "considered": [{"placement": c.placement.value, "reason": c.reason} for c in self.considered],
+            "remedies": [vars(remedy) for remedy in self.remedies],
+            "budget": self.spec.model_dump(mode="json"),
+            "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
+            "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(self.ledger.rows, mode="json"),
+        }

@@ -1,0 +1,246 @@
+"""BudgetSpec: what memory is asked for on GPUs: models, algorithm, hardware, batch, and what may be chosen.
+
+In: a YAML file, or `--model`, `--algorithm` and `--gpus`, with dotted overrides. Out: a frozen BudgetSpec whose open
+choices are `auto`. Left out: data, rewards and deadlines, which memory does not depend on (they are a job's, job.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rlplan.errors import did_you_mean
+from rlplan.spec.algorithm import ALGORITHMS, Algorithm
+from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec
+from rlplan.spec.workload import MAX_COUNT, MAX_MINI_BATCHES
+from rlplan.spec.yaml import apply_overrides, read_yaml
+from rlplan.units import MIB
+from rlplan.vocabulary import Dtype
+
+Choice = Literal["auto"] | bool
+
+
+class BudgetWorkload(Spec):
+    """The batch ladder and the lengths. Counts are of prompts or rollouts, lengths in tokens.
+
+    mini_batch_size: rollouts per optimizer step; None for all of a step. response_lengths: how long responses are;
+    none is longer than max_response_len. micro_batch_size_per_gpu: rollouts per pass, padded to the longest of them;
+    max_tokens_per_micro_batch: tokens per pass instead, packed without padding.
+    """
+
+    num_prompts_per_step: int = Field(default=128, ge=1, le=MAX_COUNT)
+    num_samples_per_prompt: int = Field(default=8, ge=1, le=MAX_COUNT)
+    mini_batch_size: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    micro_batch_size_per_gpu: int | Literal["auto"] = "auto"
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_prompt_len: int = Field(default=1024, ge=1, le=MAX_COUNT)
+    max_response_len: int = Field(default=3072, ge=1, le=MAX_COUNT)
+    mean_prompt_len: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    response_lengths: LengthSpec = ConstantLengths()
+    num_steps: int = Field(default=200, ge=1, le=10_000_000)
+
+    @field_validator("micro_batch_size_per_gpu")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= MAX_COUNT:
+            raise ValueError(f"micro_batch_size_per_gpu = {value} must be `auto` or from 1 to {MAX_COUNT}")
+        return value
+
+    @model_validator(mode="after")
+    def _ladder_divides(self) -> "BudgetWorkload":
+        if self.num_rollouts_per_step % self.rollouts_per_mini_batch:
+            raise ValueError(
+                f"num_prompts_per_step x num_samples_per_prompt = {self.num_rollouts_per_step} must be a multiple of "
+                f"mini_batch_size = {self.mini_batch_size}"
+            )
+        if self.num_mini_batches > MAX_MINI_BATCHES:
+            raise ValueError(f"{self.num_mini_batches} optimizer steps in one RL step; at most {MAX_MINI_BATCHES}")
+        if self.max_tokens_per_micro_batch is not None:
+            if self.micro_batch_size_per_gpu != "auto":
+                raise ValueError("give micro_batch_size_per_gpu or max_tokens_per_micro_batch, not both")
+            if self.max_tokens_per_micro_batch < self.max_seq_len:
+                raise ValueError(
+                    f"max_tokens_per_micro_batch = {self.max_tokens_per_micro_batch} must hold one longest sequence, "
+                    f"max_prompt_len + max_response_len = {self.max_seq_len}"
+                )
+        if (self.mean_prompt_len or 0) > self.max_prompt_len:
+            raise ValueError(
+                f"mean_prompt_len = {self.mean_prompt_len} is more than max_prompt_len = {self.max_prompt_len}"
+            )
+        return self
+
+    @property
+    def num_rollouts_per_step(self) -> int:
+        """Rollouts generated in one step."""
+        return self.num_prompts_per_step * self.num_samples_per_prompt
+
+    @property
+    def rollouts_per_mini_batch(self) -> int:
+        """Rollouts per optimizer step."""
+        return self.num_rollouts_per_step if self.mini_batch_size is None else self.mini_batch_size
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Optimizer steps in one RL step."""
+        return self.num_rollouts_per_step // self.rollouts_per_mini_batch
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest prompt plus longest response."""
+        return self.max_prompt_len + self.max_response_len
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of a usual prompt: as given, else the longest."""
+        return self.mean_prompt_len or self.max_prompt_len
+
+    @property
+    def lengths(self) -> Lengths:
+        """Response lengths, cut at max_response_len."""
+        return Lengths(self.response_lengths, self.max_response_len)
+
+
+class LoraSpec(Spec):
+    """Adapters that train beside a frozen policy. targets: names such as `q_proj`, or `all-linear`.
+
+    base: what the frozen weights are kept in; `nf4` is QLoRA.
+    """
+
+    rank: int = Field(ge=1, le=65536)
+    targets: str | tuple[str, ...] = "all-linear"
+    base: Literal["bfloat16", "nf4"] = "bfloat16"
+
+
+class BudgetTraining(Spec):
+    """How trained roles are held under DeepSpeed; `auto` leaves the choice to the search.
+
+    dtype: of weights in the passes; master weights and moments are fp32 beside 16-bit weights. logits: how the loss is
+    taken (memory/logits.py). offloads_optimizer, offloads_parameters: to the host for good (ZeRO-Offload).
+    ulysses: ranks that share one sequence.
+    """
+
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.BFLOAT16
+    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
+    recompute: Literal["auto", "none", "full"] = "auto"
+    logits: Literal["plain", "chunked", "fused", "in_place"] = "in_place"
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    offloads_optimizer: Choice = "auto"
+    offloads_parameters: Choice = False
+    offloads_activations: bool = False
+    ulysses: int = Field(default=1, ge=1, le=1024)
+    reduce_bucket_size: int = Field(default=50_000_000, ge=1_000, le=MAX_COUNT)
+    lora: LoraSpec | None = None
+
+
+class BudgetRollout(Spec):
+    """How the rollout engine is held. kv_cache_memory: bytes a GPU; `auto` takes what is free, up to what is needed.
+
+    tp: ranks that share one engine. sleep_level: 0 stays, 1 keeps weights on the host, 2 drops them.
+    """
+
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.BFLOAT16
+    quantization: str | None = Field(default=None, max_length=40)
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    tp: int | Literal["auto"] = "auto"
+    kv_cache_memory: ByteCount | Literal["auto"] = "auto"
+    max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
+    max_num_batched_tokens: int = Field(default=8192, ge=1, le=MAX_COUNT)
+    block_size: Literal[16, 32, 64, 128] = 16
+    sleep_level: Literal["auto", 0, 1, 2] = "auto"
+    has_cuda_graphs: bool = True
+
+    @field_validator("tp")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= 1024:
+            raise ValueError(f"tp = {value} must be `auto` or from 1 to 1024")
+        return value
+
+
+class BudgetPlacement(Spec):
+    """Who shares devices with whom. generation_share: of the GPUs, where generation has its own.
+
+    parks: whether roles that wait move to the host meanwhile. sync_bucket: bytes of weights handed over at a time.
+    """
+
+    placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
+    parks: Choice = "auto"
+    sync_bucket: ByteCount = 512 * MIB
+    generation_share: float = Field(default=0.5, gt=0, lt=1)
+
+
+class BudgetSpec(Spec):
+    """What memory is asked for. Nested parts are documented on their own classes and in docs/memory-model.md.
+
+    model: an id of the catalogue, or a path to a Hugging Face folder or `config.json`. value_model, reward_model: the
+    same; the value model is the policy's shape with one output unless given, and there is no reward model unless given.
+    gpus: as `8xH100`; profile names and short names. kl_coef: 0 does without a reference, None is as usual.
+    memory: bytes of one GPU that may be used, None for all that the driver reports.
+    """
+
+    schema_version: Literal[1] = 1
+    model: str = Field(min_length=1, max_length=4096)
+    value_model: str | None = None
+    reward_model: str | None = None
+    algorithm: str = "grpo"
+    kl_coef: float | None = Field(default=None, ge=0)
+    gpus: str = Field(min_length=1, max_length=200)
+    memory: ByteCount | None = None
+    workload: BudgetWorkload = BudgetWorkload()
+    training: BudgetTraining = BudgetTraining()
+    rollout: BudgetRollout = BudgetRollout()
+    placement: BudgetPlacement = BudgetPlacement()
+
+    @field_validator("algorithm")
+    @classmethod
+    def _known_name(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            raise ValueError(f"known algorithms: {', '.join(ALGORITHMS)}." + did_you_mean(name, ALGORITHMS))
+        return name
+
+    @model_validator(mode="after")
+    def _group_is_large_enough(self) -> "BudgetSpec":
+        least = self.declaration.min_samples_per_prompt
+        if self.workload.num_samples_per_prompt < least:
+            raise ValueError(
+                f"{self.algorithm} compares rollouts of one prompt: workload.num_samples_per_prompt = "
+                f"{self.workload.num_samples_per_prompt} must be at least {least}"
+            )
+        return self
+
+    @property
+    def declaration(self) -> Algorithm:
+        """The algorithm's declaration."""
+        return ALGORITHMS[self.algorithm]
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a frozen copy of the policy is held as KL anchor. With adapters the frozen base is the anchor."""
+        wanted = self.declaration.has_reference if self.kl_coef is None else self.kl_coef > 0
+        return wanted and self.training.lora is None
+
+
+def load_budget(path: Path, overrides: Sequence[str] = ()) -> BudgetSpec:
+    """The budget in a YAML file, with dotted overrides laid over it; a model's path is relative to the file.
+
+    Raises: SpecError.
+    """
+    data = apply_overrides(read_yaml(path, "the budget file"), overrides)
+    budget = validate(BudgetSpec, data, file=str(path), way_out=WAY_OUT)
+    changed = {
+        key: str(path.parent / name)
+        for key in ("model", "value_model", "reward_model")
+        if (name := getattr(budget, key)) and (path.parent / name).exists()
+    }
+    return budget.model_copy(update=changed)
+
+
+def make_budget(answers: dict[str, Any], overrides: Sequence[str] = ()) -> BudgetSpec:
+    """The budget of a command line. answers: top-level keys. Raises: SpecError."""
+    given = {key: value for key, value in answers.items() if value is not None}
+    return validate(BudgetSpec, apply_overrides(given, overrides), file="command line", way_out=WAY_OUT)
+
+
+WAY_OUT = "docs/memory-model.md shows a whole budget"

@@ -1,0 +1,160 @@
+"""Lengths as distributions: how many tokens the responses of a workload have.
+
+In: the `response_lengths:` part of a budget. Out: mean, deviation, probabilities and quantiles in tokens.
+Left out: dependence between lengths (rollouts of one prompt are somewhat alike); prompts, which count at their mean.
+
+Every distribution is cut at the longest allowed response: what would be longer has exactly that length, for the engine
+stops it there.
+"""
+
+import math
+from statistics import NormalDist
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlplan.spec.base import Spec
+
+MAX_LEN = 1 << 30
+POINTS = 200
+"""Quantiles at which a cut log-normal's mean and deviation are taken."""
+
+
+class ConstantLengths(Spec):
+    """Every response has `value` tokens; without a value, the longest allowed."""
+
+    kind: Literal["constant"] = "constant"
+    value: int | None = Field(default=None, ge=1, le=MAX_LEN)
+
+    def quantile(self, share: float) -> float:
+        """Tokens that a share of the responses does not exceed."""
+        return float(MAX_LEN if self.value is None else self.value)
+
+
+class UniformLengths(Spec):
+    """Every length from `low` to `high` is as likely as any other."""
+
+    kind: Literal["uniform"]
+    low: int = Field(ge=1, le=MAX_LEN)
+    high: int = Field(ge=1, le=MAX_LEN)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "UniformLengths":
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} must be at most high = {self.high}")
+        return self
+
+    def quantile(self, share: float) -> float:
+        """Tokens that a share of the responses does not exceed."""
+        return self.low + share * (self.high - self.low)
+
+
+class LogNormalLengths(Spec):
+    """The logarithm of the length is normal: few short, many usual, a long tail. sigma: of the logarithm."""
+
+    kind: Literal["lognormal"]
+    median: float = Field(gt=0, le=MAX_LEN)
+    sigma: float = Field(gt=0, le=5)
+
+    def quantile(self, share: float) -> float:
+        """Tokens that a share of the responses does not exceed."""
+        clipped = min(max(share, 1e-12), 1 - 1e-12)
+        return math.exp(math.log(self.median) + self.sigma * NormalDist().inv_cdf(clipped))
+
+
+class HistogramLengths(Spec):
+    """Counts from data: `counts[i]` responses have from `edges[i]` to `edges[i + 1]` tokens, evenly spread."""
+
+    kind: Literal["histogram"]
+    edges: tuple[int, ...] = Field(min_length=2, max_length=10_000)
+    counts: tuple[int, ...] = Field(min_length=1, max_length=10_000)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "HistogramLengths":
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError(f"{len(self.counts)} counts need {len(self.counts) + 1} edges, not {len(self.edges)}")
+        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)) or self.edges[0] < 0:
+            raise ValueError("edges grow, from 0 or more")
+        if self.edges[-1] > MAX_LEN or min(self.counts) < 0 or not sum(self.counts):
+            raise ValueError("counts are at least 0, not all of them 0, and edges are tokens")
+        return self
+
+    def quantile(self, share: float) -> float:
+        """Tokens that a share of the responses does not exceed."""
+        left = share * sum(self.counts)
+        for index, count in enumerate(self.counts):
+            if left <= count and count:
+                return self.edges[index] + left / count * (self.edges[index + 1] - self.edges[index])
+            left -= count
+        return float(self.edges[-1])
+
+
+LengthSpec = Annotated[
+    ConstantLengths | UniformLengths | LogNormalLengths | HistogramLengths, Field(discriminator="kind")
+]
+
+
+class Lengths:
+    """A distribution cut at `longest` tokens, as numbers."""
+
+    def __init__(self, spec: LengthSpec, longest: int) -> None:
+        self.spec, self.longest = spec, longest
+        values = [self.quantile((index + 0.5) / POINTS) for index in range(POINTS)]
+        self.mean = sum(values) / POINTS
+        self.variance = sum((value - self.mean) ** 2 for value in values) / POINTS
+
+    def quantile(self, share: float) -> float:
+        """Tokens that a share of the responses does not exceed.
+
+        >>> Lengths(UniformLengths(kind="uniform", low=100, high=300), 250).quantile(0.5)
+        200.0
+        >>> Lengths(UniformLengths(kind="uniform", low=100, high=300), 250).quantile(0.9)
+        250.0
+        """
+        return min(float(self.longest), self.spec.quantile(share))
+
+    def at_most(self, tokens: float) -> float:
+        """Probability that a response has at most so many tokens, to 2^-40.
+
+        >>> lengths = Lengths(UniformLengths(kind="uniform", low=100, high=300), 1000)
+        >>> round(lengths.at_most(150), 6), lengths.at_most(300), lengths.at_most(99)
+        (0.25, 1.0, 0.0)
+        """
+        if tokens >= self.longest or self.quantile(1.0) <= tokens:
+            return 1.0
+        if self.quantile(0.0) > tokens:
+            return 0.0
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.quantile(middle) <= tokens else (low, middle)
+        return high if high == 1.0 else low
+
+    def longest_of(self, count: int) -> float:
+        """Tokens of the longest of `count` responses, at its median.
+
+        Counts: the quantile at 0.5 ** (1 / count). Assumes: lengths are independent.
+
+        >>> Lengths(UniformLengths(kind="uniform", low=0 + 1, high=1001), 2000).longest_of(1)
+        501.0
+        """
+        return self.quantile(0.5 ** (1 / count))
+
+    def sum_at_most(self, tokens: float, count: int) -> float:
+        """Probability that `count` responses have at most so many tokens together.
+
+        Counts: the normal distribution of the sum. Assumes: many, independent (central limit theorem).
+
+        >>> Lengths(ConstantLengths(value=10), 100).sum_at_most(1000, 100)
+        1.0
+        """
+        deviation = math.sqrt(count * self.variance)
+        if deviation < 1e-9:
+            return float(count * self.mean <= tokens)
+        return NormalDist(count * self.mean, deviation).cdf(tokens)
+
+    def sum_quantile(self, share: float, count: int) -> float:
+        """Tokens that `count` responses together do not exceed in a share of cases. See `sum_at_most`."""
+        deviation = math.sqrt(count * self.variance)
+        total = count * self.mean + (NormalDist().inv_cdf(share) * deviation if deviation else 0.0)
+        return min(total, float(count * self.longest))

@@ -1,0 +1,85 @@
+"""What a checkpoint's `quantization_config` says of its weights, as data.
+
+In: a level of a config. Out: a QuantizationSpec. Left out: bytes (memory/quantization.py), activations' and caches'
+scales, which method is supported: a name that nobody knows is kept, and refused where its bytes are asked for.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from rlplan.spec.base import Spec
+from rlplan.spec.models.config import Config
+
+MAX_WORD = 60
+MAX_NAMES = 100_000
+UNNAMED = "unnamed"
+
+
+class QuantizationSpec(Spec):
+    """How weights are stored.
+
+    method: `fp8`, `awq`, `gptq`, `bitsandbytes`, `mxfp4`, `compressed-tensors` ...; `unnamed` where it has none.
+    bits: of a weight. group_size: weights of a row behind one scale, None for whole rows or matrices.
+    is_float: fp8 and fp4, not integers. strategy: what a scale is for: `tensor`, `channel`, `group`, `block`; empty
+    where the method alone says it. has_double_quant: scales are quantised too. left_out: modules that stay plain.
+    """
+
+    method: str
+    bits: int | None = Field(default=None, ge=1, le=16)
+    group_size: int | None = Field(default=None, ge=1, le=1 << 20)
+    is_float: bool = False
+    strategy: str = ""
+    has_double_quant: bool = False
+    left_out: tuple[str, ...] = ()
+
+
+def read_quantization(*levels: Config) -> QuantizationSpec | None:
+    """The first level's that has one; None for plain weights. Raises: SpecError for a config that is no object."""
+    for level in levels:
+        if level.get("quantization_config") is not None:
+            return _read(level.child("quantization_config"))
+    return None
+
+
+def _read(config: Config) -> QuantizationSpec:
+    method = config.get("quant_method") or config.get("quant_algo") or UNNAMED
+    if not isinstance(method, str) or len(method) > MAX_WORD:
+        config.refuse("quant_method", method, "the name of a method")
+    weights = _group_weights(config)
+    is_8bit = config.get("load_in_8bit") is True
+    strategy = weights.get("strategy", "")
+    return QuantizationSpec(
+        method=method.lower(),
+        bits=8 if is_8bit else _small(weights.get("num_bits", config.get("bits")), 16),
+        group_size=_small(weights.get("group_size", config.get("group_size")), 1 << 20),
+        is_float=weights.get("type") == "float",
+        strategy="block" if config.get("weight_block_size") else strategy if isinstance(strategy, str) else "",
+        has_double_quant=config.get("bnb_4bit_use_double_quant") is True,
+        left_out=_names(config),
+    )
+
+
+def _group_weights(config: Config) -> dict[str, Any]:
+    """The weights of the first group of a compressed-tensors or ModelOpt config; empty for other methods."""
+    groups = config.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    return weights if isinstance(weights, dict) else {}
+
+
+def _small(value: Any, limit: int) -> int | None:
+    """A count, None for -1 (no groups) and for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit else None
+
+
+def _names(config: Config) -> tuple[str, ...]:
+    known = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+    key = next((key for key in known if config.get(key)), "")
+    if not key:
+        return ()
+    value = config.get(key)
+    is_list = isinstance(value, list) and len(value) <= MAX_NAMES
+    if not is_list or not all(isinstance(name, str) and len(name) <= 500 for name in value):
+        config.refuse(key, value, "a list of module names")
+    return tuple(name for name in value if isinstance(name, str))

@@ -1,0 +1,87 @@
+"""`rlplan estimate` for GPUs: from a command line, from a file, as text and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+ASKED = ("estimate", "--model", "Qwen/Qwen2.5-7B", "--algorithm", "grpo", "--gpus", "8xH100")
+
+
+def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
+    answer = rlplan(*ASKED)
+    assert (answer.exit_code, answer.err) == (0, "")
+    for words in (
+        "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
+        "One step on one GPU of 8 alike",
+        "generate <",
+        "The binding moment: generate, every step",
+        "kv_cache_memory_bytes=",
+        "Host: ",
+        "Not hybrid: ",
+    ):
+        assert words in answer.out
+
+
+def test_json_has_every_row_with_interval_source_and_provenance(rlplan: Call) -> None:
+    data = json.loads(rlplan(*ASKED, "--json").out)
+    assert data["schema_version"] == 1
+    assert data["verdict"] == "fits"
+    assert data["peak_bytes"]["low"] <= data["peak_bytes"]["expected"] <= data["peak_bytes"]["high"]
+    assert data["kv_cache"]["kv_cache_memory_bytes"] % 917_504 == 0  # whole blocks: 28 layers * 16 * 2 * 4 * 128 * 2
+    devices = [row for row in data["rows"] if row["space"] == "device"]
+    assert {row["phase"] for row in devices} >= {"start", "rollout", "score", "train", "sync", "switch"}
+    for row in devices:
+        assert row["low_bytes"] <= row["peak_bytes"] <= row["high_bytes"]
+        assert row["source"]
+        assert row["provenance"]
+
+
+def test_overrides_stand_beside_the_options(rlplan: Call) -> None:
+    short = json.loads(rlplan(*ASKED, "workload.max_response_len=1024", "training.recompute=full", "--json").out)
+    assert short["budget"]["workload"]["max_response_len"] == 1024
+    assert short["chosen"]["recompute"] == "full"
+
+
+def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "budget.yaml"
+    path.write_text("model: Qwen/Qwen2.5-7B\nalgorithm: grpo\ngpus: 8xH100\n")
+    assert rlplan("estimate", path).out == rlplan(*ASKED).out
+    assert json.loads(rlplan("estimate", path, "gpus=4xH200", "--json").out)["gpu"] == "h200-sxm"
+
+
+def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None:
+    answer = rlplan(*ASKED[:2], "meta-llama/Llama-3.1-70B", *ASKED[3:], "training.zero_stage=2")
+    assert answer.exit_code == 1
+    assert "does not fit" in answer.out
+    assert "Each of these alone makes it fit" in answer.out
+    assert "error: meta-llama/Llama-3.1-70B needs" in answer.err
+    assert "way out: training.zero_stage=3" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpus", "8xH100"), "model"),
+        (("--model", "Qwen/Qwen2.5-7B"), "gpus"),
+        (("--model", "Qwen/Qwen2.5-7b", "--gpus", "8xH100"), "Did you mean 'Qwen/Qwen2.5-7B'?"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH1000"), "h100"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "H100"), "8xh100-sxm"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "0xH100"), "from 1"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "--algorithm", "grop"), "known algorithms"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "training.lora={rank: 8, targets: [x_proj]}"), "x_proj"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.quantization=fp9"), "fp9"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.tp=3"), "3"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "3xH100", "placement.placement=hybrid"), "does not divide"),
+        ((), "nothing to estimate"),
+    ],
+)
+def test_a_wrong_question_is_one_message(rlplan: Call, arguments: tuple[str, ...], words: str) -> None:
+    answer = rlplan("estimate", *arguments)
+    assert answer.exit_code in (1, 2)
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert words in answer.err
+    assert "Traceback" not in answer.err

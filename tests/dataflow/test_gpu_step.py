@@ -1,0 +1,67 @@
+"""The schedule of a step on GPUs: who works, who sleeps and who waits on the host."""
+
+import pytest
+
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.vocabulary import ActionKind, Placement, Role
+
+FULL = GpuStep(
+    Placement.COLOCATED,
+    8,
+    8,
+    trained_roles=(Role.POLICY, Role.VALUE),
+    frozen_roles=(Role.REFERENCE, Role.REWARD),
+    sleeps=True,
+    parks=True,
+)
+
+
+def ids(step: GpuStep) -> list[str]:
+    return [action.id for action in build_gpu_schedule(step).step]
+
+
+def test_a_hybrid_step_of_grpo_has_no_switches() -> None:
+    step = GpuStep(Placement.HYBRID, 8, 8, frozen_roles=(Role.REFERENCE,))
+    assert ids(step) == ["generate", "score/reference", "train_forward_backward", "optimizer_step", "sync_weights"]
+
+
+def test_the_engine_wakes_weights_first_then_takes_the_new_ones_and_its_kv_cache_last() -> None:
+    names = ids(FULL)
+    wake = [name for name in names if name in ("wake_weights", "sync_weights", "offload_role/policy", "wake_kv_cache")]
+    assert wake == ["wake_weights", "sync_weights", "offload_role/policy", "wake_kv_cache"]
+    assert names.index("sleep_engine") == 1
+
+
+def test_roles_come_and_go_one_after_the_other() -> None:
+    names = ids(FULL)
+    for role in ("reference", "reward", "value"):
+        assert names.index(f"reload_role/{role}") < names.index(f"score/{role}") < names.index(f"offload_role/{role}")
+    assert names.index("offload_role/value") < names.index("reload_role/policy")
+
+
+def test_every_action_waits_for_the_one_before() -> None:
+    for _, actions in build_gpu_schedule(FULL).parts:
+        assert actions[0].after == ()
+        assert [action.after for action in actions[1:]] == [(action.id,) for action in actions[:-1]]
+
+
+def test_disaggregated_groups_have_their_own_devices() -> None:
+    schedule = build_gpu_schedule(GpuStep(Placement.DISAGGREGATED, 5, 3))
+    assert [group.devices for group in schedule.groups] == [
+        ("cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4"),
+        ("cuda:5", "cuda:6", "cuda:7"),
+    ]
+    assert dict(schedule.processes) == {"policy_trainer/0": "cuda:0", "rollout_engine/0": "cuda:5"}
+
+
+def test_given_answers_need_no_engine() -> None:
+    step = GpuStep(Placement.HYBRID, 8, 8, frozen_roles=(Role.REFERENCE,), has_rollouts=False)
+    assert ids(step) == ["score/reference", "train_forward_backward", "optimizer_step"]
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2])
+def test_log_probs_are_taken_anew_where_there_are_several_optimizer_steps(num_mini_batches: int) -> None:
+    step = GpuStep(Placement.HYBRID, 8, 8, num_mini_batches=num_mini_batches)
+    assert ("score/policy" in ids(step)) is (num_mini_batches > 1)
+    steps = [action for action in build_gpu_schedule(step).step if action.kind is ActionKind.OPTIMIZER_STEP]
+    assert len(steps) == num_mini_batches

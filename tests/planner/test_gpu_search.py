@@ -1,0 +1,166 @@
+"""The search on GPUs: what it adds up is what the ledger says, and what it chooses holds."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from rlplan.planner.budget import Budget, Verdict, read_setting
+from rlplan.planner.gpu_candidates import list_gpu_candidates
+from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu_tables import fit
+from rlplan.spec.budget import BudgetSpec, make_budget
+from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
+
+SMALL = "Qwen/Qwen2.5-0.5B"
+
+
+def budget(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> BudgetSpec:
+    return make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides)
+
+
+def search(spec: BudgetSpec) -> GpuSearch:
+    return GpuSearch(spec, read_setting(spec))
+
+
+def found(*arguments: str) -> Budget:
+    return find_budget(budget(*arguments))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("placement", list(Placement))
+def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
+    spec = budget(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
+    one = search(spec)
+    candidates, _ = list_gpu_candidates(spec, 4, one.setting.policy)
+    for candidate in candidates[::7]:
+        rated = replace(one.rate(candidate), kv_cache=0)
+        whole = one.whole(rated)
+        need = fit(one.schedule(candidate.step)[1], one.tables(candidate), one.setting.capacity)
+        steady = [row for row in whole.ledger.rows if row.moment in ("start", "steady")]
+        order = tuple(moment for moment in whole.ledger.order if moment[0] in ("start", "steady"))
+        ledger = replace(whole.ledger, rows=tuple(steady), order=order)
+        for bound, expected in (("expected", need.expected), ("high", need.high)):
+            peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
+            assert max(peak.num_bytes for peak in peaks if peak.moment == "steady") == expected
+
+
+def test_a_candidate_costs_little_once_its_tables_are_there() -> None:
+    spec = budget("Qwen/Qwen2.5-7B")
+    one = search(spec)
+    candidates, _ = list_gpu_candidates(spec, 8, one.setting.policy)
+    for candidate in candidates:
+        one.rate(candidate)
+    best = min(_seconds(one, candidates) for _ in range(20)) / len(candidates)
+    assert best < 50e-6
+
+
+def _seconds(one: GpuSearch, candidates: list) -> float:  # type: ignore[type-arg]
+    start = time.perf_counter()
+    for candidate in candidates:
+        one.rate(candidate)
+    return time.perf_counter() - start
+
+
+def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xH100", "ppo")
+    low, high = answer.interval()
+    assert answer.verdict is Verdict.FITS
+    assert low <= answer.binding.num_bytes <= high <= answer.setting.capacity
+    assert answer.kv is not None
+    assert answer.kv.kv_cache_memory_bytes > 0
+    assert {row.role for row in answer.ledger.rows} >= {Role.POLICY, Role.VALUE, Role.REFERENCE}
+
+
+def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
+    spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
+    answer = find_budget(spec)
+    assert answer.verdict is Verdict.DOES_NOT_FIT
+    assert answer.remedies
+    change = answer.remedies[0].change.split()
+    assert find_budget(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
+
+
+def _changed(spec: BudgetSpec, *changes: str) -> BudgetSpec:
+    data = {key: value for key, value in spec.model_dump(mode="json").items() if value is not None}
+    return make_budget(data, changes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("workload.max_response_len=2048",), ("workload.max_response_len=8192",)),
+        (("training.recompute=full",), ("training.recompute=none",)),
+        (("training.logits=fused",), ("training.logits=plain",)),
+        (("workload.micro_batch_size_per_gpu=1",), ("workload.micro_batch_size_per_gpu=4",)),
+        (("training.optimizer=adamw_8bit",), ()),
+        (("training.ulysses=2",), ()),
+    ],
+)
+def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    fixed = (
+        "training.zero_stage=2",
+        "training.offloads_optimizer=false",
+        "placement.placement=disaggregated",
+        "training.recompute=none",
+        "workload.micro_batch_size_per_gpu=1",
+    )
+
+    def training_peak(overrides: tuple[str, ...]) -> int:
+        answer = found(SMALL, "8xH200", "grpo", *fixed, *overrides)
+        return answer.ledger.process_peak("policy_trainer/0").num_bytes
+
+    assert training_peak(one) < training_peak(other)
+
+
+def test_random_lengths_may_fit_in_expectation_only() -> None:
+    fixed = ("placement.placement=disaggregated", "training.zero_stage=3", "training.recompute=none")
+    lengths = "workload.response_lengths={kind: lognormal, median: 2000, sigma: 0.8}"
+    wide = found(SMALL, "2xH100", "grpo", *fixed, lengths, "workload.max_response_len=60000",
+                 "workload.micro_batch_size_per_gpu=1", "training.logits=plain", "workload.num_prompts_per_step=2",
+                 "rollout.max_num_batched_tokens=8192", "training.offloads_optimizer=false")  # fmt: skip
+    assert wide.verdict is Verdict.IN_EXPECTATION
+    assert 0 < wide.oom_risk < 1
+
+
+def test_two_preferences_pass_twice_the_tokens() -> None:
+    fixed = ("workload.micro_batch_size_per_gpu=1", "training.recompute=none", "training.zero_stage=3",
+             "training.offloads_optimizer=false", "placement.placement=hybrid")  # fmt: skip
+
+    def activations(algorithm: str) -> int:
+        ledger = found(SMALL, "8xH200", algorithm, *fixed).ledger
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.moment == "steady"]
+        return max(row.peak_bytes for row in rows if row.kind is MemoryKind.ACTIVATIONS)
+
+    assert activations("dpo") == pytest.approx(2 * activations("grpo"), rel=0.01)
+
+
+def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
+    for row in found().ledger.rows:
+        if row.space == "device":
+            assert row.low_bytes is not None
+            assert row.high_bytes is not None
+            assert row.low_bytes <= row.peak_bytes <= row.high_bytes
+        assert row.source
+        assert row.provenance in Provenance
+
+
+def test_a_host_counts_every_process_that_runs_on_it() -> None:
+    parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.parks=true", "placement.placement=colocated")
+    host = parked.ledger.host_peak()
+    assert host.num_bytes > 8 * 2 * parked.setting.policy.num_parameters / 8 * 2  # policy and value of eight ranks
+    assert parked.setting.host_capacity == 2 << 40
+
+
+def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
+    spec = budget(SMALL)  # 14 heads
+    candidates, _ = list_gpu_candidates(spec, 8, read_setting(spec).policy)
+    assert {candidate.engine.tp for candidate in candidates} == {1, 2}
+
+
+def test_one_gpu_cannot_be_disaggregated() -> None:
+    _, impossible = list_gpu_candidates(budget(gpus="1xH100"), 1, read_setting(budget()).policy)
+    assert [(one.placement, one.reason) for one in impossible] == [
+        (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
+    ]
