@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from rlplan.accuracy.compare import compare
+from rlplan.accuracy.reading import bundled_points
 from rlplan.units import MIB
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
 from tests.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
@@ -23,9 +25,9 @@ from tests.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "transitions"),
-    *("overheads", "serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
+    *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
+    *("serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints"),
-    *("zero", "optimizers", "block", "block_families"),
     "engine_tensors",
 )
 
@@ -143,6 +145,21 @@ def peaks_table() -> Iterator[list[str]]:
                 net = percent((mine.num_bytes - libraries) / peak["net_measured_bytes"])
             error = percent(mine.num_bytes / peak["measured_bytes"])
             yield [job, peak["process"], mib(mine.num_bytes), mib(peak["measured_bytes"]), error, net]
+
+
+def training_points_table() -> Iterator[list[str]]:
+    """Published training runs: predicted, measured, in the source's unit (large numbers of bytes in 1e9)."""
+    for point in compare(p for p in bundled_points() if p.kind in ("train_peak", "train_steady")).points:
+        if not isinstance(point.predicted, float) or not isinstance(point.measured, float):
+            continue
+        scale = 1e9 if point.measured > 1e6 else 1.0
+        error = percent(point.predicted / point.measured)
+        yield [point.id, f"{point.predicted / scale:.2f}", f"{point.measured / scale:.2f}", error]
+
+
+def test_the_table_of_published_training_runs_is_what_is_predicted() -> None:
+    said, fresh = documented_table("training points"), list(training_points_table())
+    assert [row[:4] for row in said] == fresh, f"write into docs/memory-model.md:\n{written(fresh)}"
 
 
 def mib(size: float) -> str:

@@ -128,10 +128,12 @@ def _listed(text: str) -> tuple[str, ...] | None:
 
 
 def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
+    """The first usual set of layers that gives the number, at the stated rank or at a power of two."""
     for targets in TARGETS:
         each = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
-        if trainable == each * (rank or trainable // each):
-            return targets, rank or trainable // each
+        found = trainable // each
+        if trainable == each * found and (found == rank if rank else found.bit_count() == 1):
+            return targets, found
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
 

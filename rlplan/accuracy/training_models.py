@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Shapes that the catalogue has not. DeepSpeed's example: 6,858,007,633 parameters are 32 layers of 12h^2 + 13h at
 h = 4096, two tables of 50,257 rows (the head with a bias) and 512 positions. Megatron's 7B is GPT-3's 6.7B (Brown et
-al. 2020, table 2.1) with the vocabulary padded to 128. StableLM alpha and Falcon: the config.json of their hub pages."""
+al. 2020, table 2.1) with the vocabulary padded to 128. StableLM alpha and Falcon: their hub pages' config.json."""
 
 
 def trained_model(point: MeasuredPoint) -> ModelSpec:

@@ -19,6 +19,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
 from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
+from rlplan.spec.base import shorten
 from rlplan.vocabulary import MemoryKind
 
 CHUNKS = 8
@@ -70,13 +71,17 @@ def trace_peak(
 
     config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
-    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time) or `in_place` (rlplan's own).
-    has_gradient: False for a pass that only scores. Raises: SpecError for what transformers cannot build.
+    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (rlplan's own) or
+    `none` (a value head). has_gradient: False for a pass that only scores.
+    Raises: SpecError for what transformers cannot build, or cannot run on shapes alone.
     """
     with traced_model(config, dtype) as model:
         _recompute(model, recompute)
         tokens = torch.zeros(batch, num_tokens // batch, dtype=torch.long)
-        return _track(model, tokens, LOSSES[loss], has_gradient)
+        try:
+            return _track(model, tokens, LOSSES[loss], has_gradient)
+        except Exception as error:  # a family's own code, on shapes without values
+            raise _refuse(config, "run", error) from None
 
 
 @contextmanager
@@ -104,10 +109,8 @@ def _build(config: Mapping[str, Any]) -> Any:
         kind = _class_of(parsed, known)
         with no_init_weights():
             model = kind._from_config(parsed, attn_implementation=_attention_of(kind))
-    except SpecError:
-        raise
-    except Exception as error:
-        raise _cannot_build(config, f"{type(error).__name__}: {str(error)[:200]}") from None
+    except Exception as error:  # whatever transformers says to a broken config
+        raise _refuse(config, "build", error) from None
     model.tie_weights()  # without initialisation nobody has
     model.train()
     for module in model.modules():
@@ -125,7 +128,7 @@ def _class_of(parsed: Any, config: Mapping[str, Any]) -> Any:
     kind = getattr(transformers, str(names[0]), None) if str(names[0]).endswith(_HEADED) else None
     kind = kind or AutoModelForCausalLM._model_mapping.get(type(parsed), None)
     if kind is None:
-        raise _cannot_build(config, f"no language model of transformers has model_type {parsed.model_type!r}")
+        raise LookupError(f"no language model of transformers has model_type {parsed.model_type!r}")
     return kind
 
 
@@ -143,10 +146,10 @@ def _switch_off_dropout(parsed: Any) -> None:
                 setattr(level, key, 0.0)
 
 
-def _cannot_build(config: Mapping[str, Any], why: str) -> SpecError:
+def _refuse(config: Mapping[str, Any], verb: str, error: Exception) -> SpecError:
     return SpecError(
-        f"transformers cannot build this config: {why}",
-        where="config.json",
+        f"transformers cannot {verb} this config: {type(error).__name__}: {str(error)[:200]}",
+        where=f"config.json: model_type {shorten(config.get('model_type'))}",
         rule="a model_type and shapes that the installed transformers knows; code from a repository is never run",
         way_out="repair the config, or install a transformers that knows the model",
     )
@@ -220,8 +223,16 @@ def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logprobs.mean()
 
 
+def _value_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """A value or reward head, one row instead of the vocabulary."""
+    rows = _body(model, tokens)
+    head = torch.zeros(1, rows.shape[-1], requires_grad=True)
+    return nn.functional.linear(rows, head).float().square().mean()
+
+
 LOSSES: dict[str, LossFunction] = {
     "plain": _plain_loss,
     "chunked": _chunked_loss,
     "in_place": _in_place_loss,
+    "none": _value_loss,
 }

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.gpu.cases import PARTS, TRAINED, Case, cases_of
 from benchmarks.gpu.predict import predict
+from rlplan.accuracy.reading import read_points
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
 from rlplan.spec.profiles import get_gpu, read_profile
 
@@ -80,8 +81,7 @@ def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Pat
     points = json.loads((trained / "points.json").read_text("utf-8"))["points"]
     assert {"train_peak", "train_steady", "logprob_peak"} <= {point["kind"] for point in points}
     assert all(point["model"].endswith("(tiny)") and point["provenance"] == "measured" for point in points)
-    accuracy = pytest.importorskip("rlplan.accuracy.points")
-    read = accuracy.read_points(trained / "points.json")
+    read = read_points(trained / "points.json")
     peaks = [point for point in read if point.kind == "train_peak"]
     assert {point.measured.statistic.value for point in peaks} == {"allocated"}
     assert all(point.measured.bytes_per_unit == 1 for point in peaks)
