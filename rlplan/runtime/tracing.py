@@ -19,6 +19,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
 from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
+from rlplan.spec.base import shorten
 from rlplan.vocabulary import MemoryKind
 
 CHUNKS = 8
@@ -76,7 +77,10 @@ def trace_peak(
     with traced_model(config, dtype) as model:
         _recompute(model, recompute)
         tokens = torch.zeros(batch, num_tokens // batch, dtype=torch.long)
-        return _track(model, tokens, LOSSES[loss], has_gradient)
+        try:
+            return _track(model, tokens, LOSSES[loss], has_gradient)
+        except Exception as error:  # a family's own code, on shapes without values
+            raise _refuse(config, "run", error) from None
 
 
 @contextmanager
@@ -104,10 +108,8 @@ def _build(config: Mapping[str, Any]) -> Any:
         kind = _class_of(parsed, known)
         with no_init_weights():
             model = kind._from_config(parsed, attn_implementation=_attention_of(kind))
-    except SpecError:
-        raise
-    except Exception as error:
-        raise _cannot_build(config, f"{type(error).__name__}: {str(error)[:200]}") from None
+    except Exception as error:  # whatever transformers says to a broken config
+        raise _refuse(config, "build", error) from None
     model.train()
     for module in model.modules():
         if hasattr(module, "layerdrop"):
@@ -124,7 +126,7 @@ def _class_of(parsed: Any, config: Mapping[str, Any]) -> Any:
     kind = getattr(transformers, str(names[0]), None) if str(names[0]).endswith(_HEADED) else None
     kind = kind or AutoModelForCausalLM._model_mapping.get(type(parsed), None)
     if kind is None:
-        raise _cannot_build(config, f"no language model of transformers has model_type {parsed.model_type!r}")
+        raise LookupError(f"no language model of transformers has model_type {parsed.model_type!r}")
     return kind
 
 
@@ -142,10 +144,10 @@ def _switch_off_dropout(parsed: Any) -> None:
                 setattr(level, key, 0.0)
 
 
-def _cannot_build(config: Mapping[str, Any], why: str) -> SpecError:
+def _refuse(config: Mapping[str, Any], verb: str, error: Exception) -> SpecError:
     return SpecError(
-        f"transformers cannot build this config: {why}",
-        where="config.json",
+        f"transformers cannot {verb} this config: {type(error).__name__}: {str(error)[:200]}",
+        where=f"config.json: model_type {shorten(config.get('model_type'))}",
         rule="a model_type and shapes that the installed transformers knows; code from a repository is never run",
         way_out="repair the config, or install a transformers that knows the model",
     )
