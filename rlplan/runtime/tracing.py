@@ -71,8 +71,9 @@ def trace_peak(
 
     config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
-    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time) or `in_place` (rlplan's own).
-    has_gradient: False for a pass that only scores. Raises: SpecError for what transformers cannot build.
+    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (rlplan's own) or
+    `none` (a value head). has_gradient: False for a pass that only scores.
+    Raises: SpecError for what transformers cannot build, or cannot run on shapes alone.
     """
     with traced_model(config, dtype) as model:
         _recompute(model, recompute)
@@ -221,8 +222,16 @@ def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logprobs.mean()
 
 
+def _value_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """A value or reward head, one row instead of the vocabulary."""
+    rows = _body(model, tokens)
+    head = torch.zeros(1, rows.shape[-1], requires_grad=True)
+    return nn.functional.linear(rows, head).float().square().mean()
+
+
 LOSSES: dict[str, LossFunction] = {
     "plain": _plain_loss,
     "chunked": _chunked_loss,
     "in_place": _in_place_loss,
+    "none": _value_loss,
 }

@@ -1,5 +1,6 @@
 """The closed formulas of activations, logits and step peak against traces of the real Hugging Face modules."""
 
+from dataclasses import replace
 from functools import cache
 from statistics import median
 from typing import Any
@@ -162,6 +163,21 @@ def score_error(name: str, vocabulary: int, loss: Loss) -> float:
     traced = trace_peak(config, TOKENS, loss=loss.value, has_gradient=False)
     predicted = score_peak_bytes(work_of(model_from_config(config, where="config.json"), "none", loss))
     return predicted / traced.rest - 1
+
+
+@pytest.mark.parametrize(("name", "policy"), [("qwen3", "none"), ("gemma2", "full")])
+def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
+    """Its head is one row, so that the table's gradient comes from the embedding alone."""
+    from rlplan.runtime.tracing import trace_peak
+
+    config = config_of(name, LARGE_VOCABULARY) | {"tie_word_embeddings": True}
+    model = model_from_config(config, where="config.json")
+    traced = trace_peak(config, TOKENS, recompute=policy, loss="none")
+    scored = trace_peak(config, TOKENS, loss="none", has_gradient=False)
+    held = replace(held_of(model, traced.parameters), head_gradient=0, is_tied=False)
+    work = work_of(model, policy, Loss.NONE)
+    assert sum(step_peak(held, work).values()) == pytest.approx(traced.num_bytes, rel=0.08)
+    assert score_peak_bytes(work) == pytest.approx(scored.rest, rel=0.08)
 
 
 @pytest.mark.parametrize(("name", "loss"), [("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)])
