@@ -8,11 +8,12 @@ from dataclasses import replace
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_run import Run
 from rlplan.accuracy.training_trainers import MEGATRON
+from rlplan.accuracy.training_zero import read_stage, read_zero
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import Quantization, weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_fsdp, held_by_megatron, held_by_torch, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held
-from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.memory.zero import ZeroStates
 from rlplan.spec.model import Component, Layout, Parameter
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
@@ -23,7 +24,7 @@ COMPUTE_BYTES = 2
 
 def hold(run: Run) -> Held:
     """What the rank holds, by who shards it. Raises: CannotPredict."""
-    if "zero_stage" in run.settings or "zero" in run.settings:
+    if read_stage(run.settings) is not None:
         return _by_zero(run)
     if run.trainer is MEGATRON:
         return _by_megatron(run)
@@ -142,26 +143,9 @@ def _by_megatron(run: Run) -> Held:
 
 def _by_zero(run: Run) -> Held:
     """A DeepSpeed rank; tensor parallelism cuts the model first. Raises: CannotPredict."""
-    settings = run.settings
-    stage = settings.count("zero_stage" if "zero_stage" in settings else "zero", at_least=0)
-    if stage > 3:
-        raise CannotPredict(f"zero stage {stage} does not exist")
     share: tuple[Parameter, ...] = tuple(p for p in run.model.held_tensors(Layout(tp=run.tp)) if not p.is_buffer)
     trained = run.adapters.parameters if run.adapters else share
-    small = bool(settings.says("bf16_optimizer_states"))
-    defaults = ZeroSettings(stage, run.data_ranks)
-    zero = replace(
-        defaults,
-        master_bytes=2 if settings.says("bf16_master_weights_and_grads") else 4,
-        moment_bytes=2 if small else 4,
-        optimizer=run.optimizer,
-        reduce_bucket_size=settings.count("reduce_bucket_size", defaults.reduce_bucket_size),
-        overlaps_communication=settings.says("overlap_comm"),
-        persistence_threshold=settings.count("param_persistence_threshold", defaults.persistence_threshold, at_least=0),
-        sub_group_size=settings.count("sub_group_size", defaults.sub_group_size),
-        offloads_optimizer=_is_offloaded(settings.raw("offload_optimizer")),
-        offloads_parameters=_is_offloaded(settings.raw("offload_param")),
-    )
+    zero = read_zero(run.settings, run.data_ranks, run.optimizer, run.precision.compute)
     sizes = sizes_of(
         share,
         run.model.num_layers,
@@ -169,7 +153,3 @@ def _by_zero(run: Run) -> Held:
         adapters=trained if run.adapters else (),
     )
     return held_by_zero(ZeroStates(zero, trained, share if run.adapters else ()), sizes)
-
-
-def _is_offloaded(value: object) -> bool:
-    return value is True or (isinstance(value, str) and value.lower() not in ("", "none", "no"))

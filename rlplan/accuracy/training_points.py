@@ -11,7 +11,10 @@ from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training_held import hold
+from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_run import Run, read_run
+from rlplan.accuracy.training_settings import RunSettings
+from rlplan.accuracy.training_zero import steady_bytes_by_count
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.logits import Loss
@@ -34,8 +37,15 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
 
 @predicts("train_steady")
 def predict_steady(point: MeasuredPoint) -> Prediction:
-    """What a rank holds between two steps."""
-    return in_its_unit(point, dict(hold(read_run(point)).resident))
+    """What a rank holds between two steps, of a model that has no known shape by its number of parameters alone."""
+    settings = RunSettings(point)
+    try:
+        trained_model(point)
+    except CannotPredict:
+        if "params" not in settings:
+            raise
+        return in_its_unit(point, {MemoryKind.WEIGHTS: steady_bytes_by_count(settings)})
+    return in_its_unit(point, dict(hold(read_run(point, has_passes=False)).resident))
 
 
 def _moments(run: Run, held: Held, work: Work) -> list[Moment]:

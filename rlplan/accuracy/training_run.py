@@ -101,12 +101,14 @@ class Run:
         return self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
 
 
-def read_run(point: MeasuredPoint) -> Run:
-    """The run of a point. Raises: CannotPredict."""
+def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
+    """The run of a point. has_passes: tokens and recomputation are needed. Raises: CannotPredict."""
     settings, trainer, model = RunSettings(point), trainer_of(point), trained_model(point)
     pp = settings.ways("pp", "pipeline_parallel")
-    tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
-    recompute = read_recompute(settings, trainer.recompute)
+    tokens, recompute = Tokens(1, 1), Recompute.NONE
+    if has_passes:
+        tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
+        recompute = read_recompute(settings, trainer.recompute)
     compiled = bool(settings.says("compile"))
     quantization = _quantization(settings, trainer)
     layers = layers_of(model, trainer)

@@ -63,6 +63,22 @@ def test_steady_states_are_within_two_percent() -> None:
     assert max(errors_of("train_steady")) <= 0.02
 
 
+def test_a_steady_state_needs_no_tokens_and_no_shape() -> None:
+    point = POINTS["ds-z3-6.86b-alloc"]
+    assert value_of(changed(point, seq=None, micro_batch=None, act_ckpt=None)) == value_of(point)
+    unknown = point.model_copy(update={"model": "somebody/a-model-of-their-own"})
+    assert value_of(unknown) == pytest.approx(value_of(point), rel=0.001)
+
+
+def test_deepspeeds_settings_are_read_as_its_config_and_as_tables_write_them() -> None:
+    point = POINTS["ds-z3-6.86b-peak"]
+    assert value_of(changed(point, zero_stage=None, zero="ZeRO-3")) == value_of(point)
+    quoted = changed(point, param_persistence_threshold=None, stage3_param_persistence_threshold=0)
+    assert value_of(quoted) == value_of(point)
+    assert value_of(changed(point, offload_optimizer={"device": "cpu"})) < value_of(point) / 2
+    assert "stages are 0 to 3" in reason_of(changed(point, zero_stage=4))
+
+
 def test_the_largest_model_that_trains_is_the_one_that_was_trained() -> None:
     assert errors_of("max_model_size") == [0.0, 0.0]
 
