@@ -51,14 +51,21 @@ def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> i
 def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPacking, tp: int = 1) -> int:
     """Bytes of the opaque buffers into which vLLM repacks linear weights on a CPU, in place of the parameters.
 
-    Counts: for each weight N x K, N rounded up to 64 and K to 16 elements, the handler beside it, and the code that is
-    compiled once a shape. Source: oneDNN blocked layouts through vLLM 0.32.0 (`create_onednn_mm`); the constants are
-    the profile's, measured with glibc's allocator statistics.
-    Differs: the linear parameters alone are up to a few percent less.
+    Counts: `_block_elements` of each weight, the handler beside it, and the code that is compiled once a shape.
+    Source: oneDNN blocked layouts through vLLM 0.32.0 (`create_onednn_mm`); the constants are the profile's, measured
+    with glibc's allocator statistics. Assumes: a CPU without tiles (AMX), for which vLLM packs small bf16 weights
+    otherwise. Differs: the linear parameters alone are up to a few percent less.
     """
     shapes = fused_linear_shapes(model, tp)
-    blocks = sum(round_up(n, packing.row_block) * round_up(k, packing.column_block) for n, k in shapes) * element_bytes
+    blocks = sum(_block_elements(n, k, element_bytes, packing) for n, k in shapes) * element_bytes
     return blocks + len(shapes) * packing.bytes_per_weight.value + len(set(shapes)) * packing.bytes_per_shape.value
+
+
+def _block_elements(rows: int, columns: int, element_bytes: int, packing: WeightPacking) -> int:
+    """N rounded up to 64 and K to 16 fp32 or 32 bf16 elements (64 bytes); a single row is not blocked."""
+    if rows == 1:
+        return columns
+    return round_up(rows, packing.row_block) * round_up(columns, packing.column_block * 4 // element_bytes)
 
 
 def unpacked_remainder_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:

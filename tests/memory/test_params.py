@@ -52,3 +52,9 @@ def test_beside_the_packs_stay_the_tables_and_the_norms() -> None:
     assert unpacked_remainder_bytes(make_model(), 4) == 1076 * 4
     # untied: the head's table stays as well
     assert unpacked_remainder_bytes(make_model(has_tied_embeddings=False), 4) == (1076 + 1024) * 4
+
+
+def test_a_block_s_columns_take_64_bytes_in_either_dtype() -> None:
+    # in bf16 K = 8, 12 and 20 become 32: a layer 64*32 four times, tables 128*32 twice: 2*8192 + 8192 elements
+    packing = make_profile().weight_packing
+    assert packed_weight_bytes(make_model(), 2, packing) == 24_576 * 2 + 10 * 1000 + 5 * 100_000
