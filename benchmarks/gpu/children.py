@@ -5,6 +5,7 @@ touched the device, so that a start costs a second.
 Left out: what is measured.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 from benchmarks.gpu.cases import Case
 
 MAX_REASON = 300
+PR_SET_PDEATHSIG = 1
+"""Source: Linux, include/uapi/linux/prctl.h."""
 ENDING_S = 10.0
 """For a process that has answered to let go of the device by itself."""
 
@@ -77,6 +80,7 @@ def _end(process: Any, grace_s: float) -> None:
 def _work(case: Case, device: str, used_before: int | None, answer: Connection, log: str) -> None:
     """The fresh process: a group of its own, its output in a file, one answer."""
     os.setsid()
+    _end_with_parent()
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(target, stream)
@@ -85,6 +89,13 @@ def _work(case: Case, device: str, used_before: int | None, answer: Connection, 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # engines leave threads behind that would hold up a tidy exit
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this process when the server does, which ends with whoever started it, however that ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # too late: the server had gone before
+        os._exit(1)
 
 
 def _measure(case: Case, device: str, used_before: int | None) -> Result:

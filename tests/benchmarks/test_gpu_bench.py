@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,39 @@ def test_a_case_that_does_not_answer_is_ended(tmp_path: Path) -> None:
     children = pytest.importorskip("benchmarks.gpu.children")
     result = children.run_case(cases_of("zero", is_tiny=True)[0], "cpu", None, 0.01, tmp_path / "log")
     assert result.status == "timed_out"
+
+
+@pytest.mark.engine
+def test_a_case_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
+    command = [*RUN, "--part", "zero", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: bool(cases_running(tmp_path)))
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    wait_for(lambda: not cases_running(tmp_path))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, at most a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def cases_running(folder: Path) -> list[str]:
+    """Processes whose output goes to a log in the folder: the cases that are being measured."""
+    running = []
+    for link in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            target = link.readlink()
+        except OSError:  # another user's, or gone
+            continue
+        if target.parent == folder:
+            running.append(link.parts[2])
+    return running
 
 
 def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
