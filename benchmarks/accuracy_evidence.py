@@ -67,7 +67,7 @@ def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
 
 def _summaries(report: AccuracyReport) -> list[list[str]]:
     return [
-        [f"`{kind}`", str(of.n), str(of.predicted), _percent(of.median_abs), _percent(of.max_abs), _percent(of.bias)]
+        [f"`{kind}`", str(of.n), str(of.predicted), *map(_size, (of.median_abs, of.max_abs)), _percent(of.bias)]
         for kind, of in sorted(report.summary.items())
     ]
 
@@ -111,6 +111,10 @@ def _value(value: Any) -> str:
     if isinstance(value, str) or value is None:
         return value or "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.5g}"
+
+
+def _size(error: float | None) -> str:
+    return _percent(error).removeprefix("+")
 
 
 def _percent(value: float | None) -> str:
