@@ -69,7 +69,8 @@ def loss_peak_bytes(
     logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
     logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
     type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
-    Without gradient: logits e and fp32, and log-probabilities 4 where plain.
+    Without gradient: logits e and fp32, and log-probabilities 4
+    where plain; of chunks logits e, one chunk in fp32 and its log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
@@ -86,6 +87,8 @@ def loss_peak_bytes(
     if loss is Loss.FUSED:
         rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
+    if not has_gradient and loss is Loss.CHUNKED:
+        return words * e + 2 * ceil_div(words * FLOAT_BYTES, CHUNKS)
     if not has_gradient:
         return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
     if loss is Loss.CHUNKED:
