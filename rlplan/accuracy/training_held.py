@@ -11,7 +11,15 @@ from rlplan.accuracy.training_trainers import MEGATRON
 from rlplan.accuracy.training_zero import read_stage, read_zero
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import Quantization, weight_bytes
-from rlplan.memory.sharding import Sizes, held_by_fsdp, held_by_megatron, held_by_torch, held_by_zero, sizes_of
+from rlplan.memory.sharding import (
+    FsdpSettings,
+    Sizes,
+    held_by_fsdp,
+    held_by_megatron,
+    held_by_torch,
+    held_by_zero,
+    sizes_of,
+)
 from rlplan.memory.step_peak import Held
 from rlplan.memory.zero import ZeroStates
 from rlplan.spec.model import Component, Layout, Parameter
@@ -101,17 +109,17 @@ def _by_fsdp(run: Run, sizes: Sizes) -> Held:
     layer = None
     if run.quantization is not None:
         layer = (sizes.frozen_bytes - scales - COMPUTE_BYTES * sizes.root) // run.model.num_layers
-    held = held_by_fsdp(
-        replace(sizes, frozen_bytes=sizes.frozen_bytes - scales),
+    fsdp = FsdpSettings(
         run.data_ranks,
         master_bytes=master,
         reduce_bytes=4 if run.trainer.has_master else 2,
-        frozen_layer_bytes=layer,
-        counts_every_stream=counts and run.trainer.has_master,
         ways=run.tp * run.pp,
+        frozen_layer_bytes=layer,
         is_on_host=run.offloads_states,
         gathers_tables_apart=not run.trainer.gathers_root,
+        counts_every_stream=counts and run.trainer.has_master,
     )
+    held = held_by_fsdp(replace(sizes, frozen_bytes=sizes.frozen_bytes - scales), fsdp)
     resident = dict(held.resident)
     resident[MemoryKind.WEIGHTS] = resident.get(MemoryKind.WEIGHTS, 0) + scales
     held = replace(held, resident=resident, layer_passing=held.layer_passing + _dequantized_bytes(run))

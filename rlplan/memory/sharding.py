@@ -114,55 +114,57 @@ def held_by_torch(
     )
 
 
-def held_by_fsdp(
-    sizes: Sizes,
-    num_ranks: int,
-    *,
-    master_bytes: int = FLOAT_BYTES,
-    compute_bytes: int = 2,
-    reduce_bytes: int = FLOAT_BYTES,
-    frozen_layer_bytes: int | None = None,
-    counts_every_stream: bool = False,
-    ways: int = 1,
-    is_on_host: bool = False,
-    gathers_tables_apart: bool = False,
-) -> Held:
+@dataclass(frozen=True)
+class FsdpSettings:
+    """How FSDP2 shares a model. master_bytes, compute_bytes, reduce_bytes: of a weight that is kept, that is gathered,
+    of a gradient that is reduced. ways: tensor parallel ranks, over which everything is split beforehand.
+
+    frozen_layer_bytes: of a quantised layer, which is gathered as it is. is_on_host: shards and moments live there
+    (`cpu_offload`). gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole
+    at a time. counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of
+    their own stream, before they are copied; no other stream reuses either, so they count at every moment.
+    """
+
+    num_ranks: int
+    master_bytes: int = FLOAT_BYTES
+    compute_bytes: int = 2
+    reduce_bytes: int = FLOAT_BYTES
+    ways: int = 1
+    frozen_layer_bytes: int | None = None
+    is_on_host: bool = False
+    gathers_tables_apart: bool = False
+    counts_every_stream: bool = False
+
+
+def held_by_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> Held:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
     stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
-    counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of their own
-    stream, before they are copied; no other stream reuses either, so they count at every moment. ways: tensor parallel
-    ranks, over which everything is split beforehand. is_on_host: shards and moments live there (`cpu_offload`).
-    gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole at a time.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> held = held_by_fsdp(sizes, 4)  # 400 * (4 + 8); 400 * 4; root and a layer 200 * 2; one more and a gradient
+    >>> held = held_by_fsdp(sizes, FsdpSettings(4))  # 400 * (4 + 8); 400 * 4; root and a layer; one more, a gradient
     >>> sum(held.resident.values()), held.gradients, held.passing, held.layer_passing
     (4800, 1600, 400, 800)
     """
-    shard = ceil_div(sizes.num_trainable, num_ranks * ways)
-    layer = sizes.layer_weights * compute_bytes // ways if frozen_layer_bytes is None else frozen_layer_bytes
-    root = compute_bytes * (sizes.largest_table if gathers_tables_apart else sizes.root) // ways
-    reduced = (compute_bytes + reduce_bytes) * sizes.layer // ways
-    gradients = 0 if is_on_host else master_bytes * shard
-    frozen = ceil_div(sizes.frozen_bytes, num_ranks * ways)
-    pools = max(root, 2 * layer) if counts_every_stream else 0
-    resident = {
-        MemoryKind.WEIGHTS: master_bytes * shard + frozen,
-        MemoryKind.OPTIMIZER: 2 * master_bytes * shard,
-    }
+    ways, compute = fsdp.ways, fsdp.compute_bytes
+    kept = 0 if fsdp.is_on_host else fsdp.master_bytes * ceil_div(sizes.num_trainable, fsdp.num_ranks * ways)
+    frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * ways)
+    whole = fsdp.frozen_layer_bytes
+    layer = sizes.layer_weights * compute // ways if whole is None else whole
+    root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // ways
+    pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
     return Held(
-        {} if is_on_host else resident,
-        gradients=gradients,
-        kept_gradients=gradients if counts_every_stream else 0,
-        head_gradient=compute_bytes * sizes.table // ways,
-        passing=layer + pools + (0 if gathers_tables_apart else root),
-        layer_passing=layer + reduced,
-        head_passing=root if gathers_tables_apart else 0,
-        accumulates=counts_every_stream,
+        {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: 2 * kept},
+        gradients=kept,
+        kept_gradients=kept if fsdp.counts_every_stream else 0,
+        head_gradient=compute * sizes.table // ways,
+        passing=layer + pools + (0 if fsdp.gathers_tables_apart else root),
+        head_passing=root if fsdp.gathers_tables_apart else 0,
+        layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // ways,
+        accumulates=fsdp.counts_every_stream,
     )
 
 

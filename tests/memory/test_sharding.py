@@ -3,7 +3,15 @@
 import pytest
 
 from rlplan.memory.optimizers import Optimizer
-from rlplan.memory.sharding import Sizes, held_by_fsdp, held_by_megatron, held_by_torch, held_by_zero, sizes_of
+from rlplan.memory.sharding import (
+    FsdpSettings,
+    Sizes,
+    held_by_fsdp,
+    held_by_megatron,
+    held_by_torch,
+    held_by_zero,
+    sizes_of,
+)
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import find_model
@@ -44,7 +52,7 @@ def test_paged_states_are_not_torchs() -> None:
 
 
 def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers() -> None:
-    held = held_by_fsdp(SIZES, 4)
+    held = held_by_fsdp(SIZES, FsdpSettings(4))
     assert sum(held.resident.values()) == 1600 // 4 * 12
     assert held.gradients == 1600 // 4 * 4
     assert held.passing == 2 * (500 + 300)
@@ -52,19 +60,19 @@ def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers(
 
 
 def test_pools_of_other_streams_count_at_every_moment() -> None:
-    held = held_by_fsdp(SIZES, 4, counts_every_stream=True)
+    held = held_by_fsdp(SIZES, FsdpSettings(4, counts_every_stream=True))
     assert held.kept_gradients == held.gradients
     assert held.passing == 2 * (500 + 300) + 2 * 2 * 300
 
 
 def test_tables_that_are_gathered_apart_go_when_the_head_is_done() -> None:
-    held = held_by_fsdp(SIZES, 4, gathers_tables_apart=True)
+    held = held_by_fsdp(SIZES, FsdpSettings(4, gathers_tables_apart=True))
     assert (held.passing, held.head_passing) == (2 * 300, 2 * 400)
 
 
 def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
-    held = held_by_fsdp(SIZES, 4, is_on_host=True)
-    assert (dict(held.resident), held.gradients) == ({}, 0)
+    held = held_by_fsdp(SIZES, FsdpSettings(4, is_on_host=True))
+    assert (sum(held.resident.values()), held.gradients) == (0, 0)
 
 
 @pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
