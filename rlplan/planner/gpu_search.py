@@ -25,7 +25,7 @@ from rlplan.units import ceil_div, format_bytes
 from rlplan.vocabulary import Placement, Role
 
 KV_SHORTFALL = 8.0
-"""Handicap of a KV cache of nothing; one that meets the demand has none. Rollouts then run in smaller batches."""
+"""Handicap where no rollout can run; none where all of a step run at once. In between they run in turns."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class GpuSearch:
             rank = max(rank, 1 if need.room_expected >= least else 2)
         room = need.room_high if need.room_high >= least else need.room_expected
         kv_cache = max(0, min(largest, room)) // demand.pool.bytes_per_block * demand.pool.bytes_per_block
-        shortfall = KV_SHORTFALL * (1 - min(1.0, kv_cache / enough))
+        at_once = demand.num_seqs * self.num_engines(candidate.step) * min(1.0, kv_cache / enough)
+        shortfall = KV_SHORTFALL * (1 - min(1.0, at_once / self.budget.workload.num_rollouts_per_step))
         return Rated(candidate, need, kv_cache, rank, candidate.handicap + shortfall)
 
     def schedule(self, step: GpuStep) -> tuple[Schedule, Pattern]:
@@ -119,10 +120,10 @@ class GpuSearch:
             engine = EngineOnGpu(
                 self.setting.policy, self.budget.rollout, candidate.engine, step.placement, self.setting.overheads, 1
             )
-            engines = max(1, step.num_generation // step.tp)
+            share = ceil_div(workload.num_rollouts_per_step, self.num_engines(step))
             demand = KvDemand(
                 engine.pool,
-                min(self.budget.rollout.max_num_seqs, ceil_div(workload.num_rollouts_per_step, engines)),
+                min(self.budget.rollout.max_num_seqs, share),
                 workload.prompt_len,
                 workload.max_prompt_len,
                 workload.num_samples_per_prompt,
@@ -130,6 +131,10 @@ class GpuSearch:
             )
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
         return self._demands[key]
+
+    def num_engines(self, step: GpuStep) -> int:
+        """Engines that share the rollouts of a step."""
+        return max(1, step.num_generation // step.tp)
 
     def forecast(self, process: str, candidate: GpuCandidate, response_len: float, kv_cache: int = 0) -> GpuForecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""

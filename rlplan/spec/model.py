@@ -70,6 +70,10 @@ class ModelSpec(Spec):
     vision: VisionSpec | None = None
     quantization: QuantizationSpec | None = None
 
+    def __hash__(self) -> int:
+        """Of a few sizes: enough to tell models apart, and cheap in a cache's key."""
+        return hash((self.architecture, self.hidden_size, self.num_layers, self.num_heads, self.vocab_size))
+
     @cached_property
     def tensors(self) -> tuple[Parameter, ...]:
         """Every tensor that a checkpoint stores, buffers among them."""
