@@ -18,7 +18,9 @@ from rlplan.vocabulary import Placement, Role
 
 MAX_AUTO_TOKENS = 32_768
 """Tokens of a micro-batch beyond which `auto` does not go: kernels are long saturated."""
-MAX_TP = 8
+MAX_TP = 32
+GPUS_IN_A_NODE = 8
+"""Beyond so many ranks tensor parallelism leaves the node, which costs more than it gains while anything else fits."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,11 @@ def _handicap(budget: BudgetSpec, step: GpuStep, trainer: TrainerChoice) -> floa
         + 6.0 * trainer.offloads_optimizer
         + 8.0 * trainer.offloads_parameters
         + 1.0 * (trainer.zero_stage == 3)
-        + 2.0 * step.parks
-        + 1.0 * step.sleeps
+        + 1.5 * step.parks
+        + 0.5 * step.sleeps
         + 4.0 * (step.placement is Placement.DISAGGREGATED)
         + 0.5 * (step.tp.bit_length() - 1)
+        + 4.0 * (step.tp > GPUS_IN_A_NODE)
         + max(0.0, 3.0 - 0.001 * tokens)
         - 1e-7 * tokens
     )

@@ -4,6 +4,7 @@ In: a BudgetSpec. Out: a Budget: what was chosen, its ledger, verdict and risks,
 Left out: time (gpu_candidates.py says what stands in for it).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -223,12 +224,20 @@ class GpuSearch:
             if budget.verdict.rank == one.rank:
                 break
         assert nearest is not None, "there is a candidate"
-        best = {
-            placement: next((o for o in rated if o.candidate.step.placement is placement), None)
-            for placement in Placement
-        }
-        others = [self._considered(one) for one in best.values() if one and one.candidate != nearest.candidate]
+        chosen = nearest.candidate.step.placement
+        others = [self._considered(one) for one in self._best_of_others(chosen)]
         return nearest.with_considered((*considered, *others))
+
+    def _best_of_others(self, chosen: Placement) -> Iterator[Rated]:
+        """Of each other placement the first candidate that fits, else the one that needs least."""
+        candidates, _ = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
+        for placement in Placement:
+            mine = [candidate for candidate in candidates if candidate.step.placement is placement]
+            if placement is not chosen and mine:
+                rated = (self.rate(candidate) for candidate in mine)
+                yield next((one for one in rated if one.rank == 0), None) or min(
+                    map(self.rate, mine), key=lambda one: one.order
+                )
 
     def whole(self, one: Rated) -> Budget:
         """The budget of a rated candidate, with its whole ledger."""
@@ -291,9 +300,8 @@ class GpuSearch:
             return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
         if one.rank == 2:
             return Considered(one.candidate.step.placement, one, f"needs {where}")
-        return Considered(
-            one.candidate.step.placement, one, f"would {'fit' if one.rank == 0 else 'fit in expectation'}: {where}"
-        )
+        words = "would fit too, and is thought slower" if one.rank == 0 else "would fit in expectation only"
+        return Considered(one.candidate.step.placement, one, f"{words} ({where})")
 
 
 def _nothing_possible(impossible: list[Impossible]) -> NoFeasiblePlanError:

@@ -1,6 +1,5 @@
 """The engine beside its weights: KV blocks, activations and the sampler, worked by hand."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
