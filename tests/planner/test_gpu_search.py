@@ -37,7 +37,7 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
     for candidate in candidates[::7]:
         rated = replace(one.rate(candidate), kv_cache=0)
         whole = one.whole(rated)
-        need = fit(one.schedule(candidate.step)[1], one.tables(candidate), one.setting.capacity)
+        need = fit(one.roles.schedule(candidate.step)[1], one.roles.tables(candidate), one.setting.capacity)
         steady = [row for row in whole.ledger.rows if row.moment in ("start", "steady")]
         order = tuple(moment for moment in whole.ledger.order if moment[0] in ("start", "steady"))
         ledger = replace(whole.ledger, rows=tuple(steady), order=order)

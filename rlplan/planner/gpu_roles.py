@@ -1,0 +1,178 @@
+"""What each role holds in each candidate: forecasts made once a choice, and tables that every candidate shares.
+
+In: a BudgetSpec and its setting. Out: schedules, forecasts, tables and KV demands of candidates.
+Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_search.py).
+"""
+
+from functools import cached_property
+
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.schedule import Schedule
+from rlplan.memory.gpu.engine import EngineOnGpu
+from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.gpu.predict import GpuForecast
+from rlplan.memory.gpu.scorer import ScorerOnGpu
+from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
+from rlplan.memory.logits import Loss
+from rlplan.planner.budget import GpuSetting
+from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.gpu_tables import Pattern, RoleTable, fit, pattern_of
+from rlplan.spec.budget import BudgetSpec
+from rlplan.units import ceil_div
+from rlplan.vocabulary import Placement, Role
+
+
+class GpuRoles:
+    """Bytes of every role of a budget, by choice."""
+
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.setting = budget, setting
+        self.lengths = budget.workload.lengths
+        self._tables: dict[object, RoleTable] = {}
+        self._covered: set[tuple[int, GpuStep]] = set()
+        self._patterns: dict[GpuStep, tuple[Schedule, Pattern]] = {}
+        self._demands: dict[tuple[int, int], tuple[KvDemand, int, int]] = {}
+
+    def schedule(self, step: GpuStep) -> tuple[Schedule, Pattern]:
+        """The schedule of a step and its pattern."""
+        if step not in self._patterns:
+            schedule = build_gpu_schedule(step)
+            self._patterns[step] = schedule, pattern_of(schedule)
+        return self._patterns[step]
+
+    def tables(self, candidate: GpuCandidate) -> dict[str, RoleTable]:
+        """The table of every process, with an entry for every action."""
+        schedule, _ = self.schedule(candidate.step)
+        tables = {name: self._table(name, candidate) for name, _ in schedule.processes}
+        for name, table in tables.items():
+            if (known := (id(table), candidate.step)) not in self._covered:
+                table.cover((*schedule.start, *schedule.step), name)
+                self._covered.add(known)
+        return tables
+
+    def demand(self, candidate: GpuCandidate) -> tuple[KvDemand, int, int]:
+        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
+        step, workload = candidate.step, self.budget.workload
+        key = step.tp, step.num_generation
+        if key not in self._demands:
+            engine = EngineOnGpu(
+                self.setting.policy, self.budget.rollout, candidate.engine, step.placement, self.setting.overheads, 1
+            )
+            share = ceil_div(workload.num_rollouts_per_step, self.num_engines(step))
+            demand = KvDemand(
+                engine.pool,
+                min(self.budget.rollout.max_num_seqs, share),
+                workload.prompt_len,
+                workload.max_prompt_len,
+                workload.num_samples_per_prompt,
+                self.lengths,
+            )
+            self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
+        return self._demands[key]
+
+    def num_engines(self, step: GpuStep) -> int:
+        """Engines that share the rollouts of a step."""
+        return max(1, step.num_generation // step.tp)
+
+    def forecast(self, process: str, candidate: GpuCandidate, response_len: float, kv_cache: int = 0) -> GpuForecast:
+        """What a process holds when the longest response of a micro-batch has so many tokens."""
+        step, budget, setting = candidate.step, self.budget, self.setting
+        worker, *rest = process.split("/")
+        passes = self.passes(candidate, response_len)
+        if worker == "rollout_engine":
+            return EngineOnGpu(
+                setting.policy,
+                budget.rollout,
+                candidate.engine,
+                step.placement,
+                setting.overheads,
+                budget.placement.sync_bucket,
+                kv_cache,
+            )
+        if worker == "scorer":
+            role = Role(rest[0])
+            return ScorerOnGpu(
+                role,
+                setting.model_of(role),
+                budget.training.dtype.num_bytes,
+                Loss(budget.training.logits),
+                passes,
+                step.num_training,
+                setting.overheads,
+                is_sharded=step.zero_stage == 3 and step.num_training > 1,
+            )
+        role = Role(worker.removesuffix("_trainer"))
+        return TrainerOnGpu(
+            role,
+            setting.model_of(role),
+            budget.training,
+            candidate.trainer,
+            passes,
+            step.num_training,
+            setting.overheads,
+            budget.placement.sync_bucket,
+        )
+
+    def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:
+        """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
+        workload, training = self.budget.workload, self.budget.training
+        sequences = candidate.trainer.micro_batch * self.budget.declaration.sequences_per_sample
+        length = workload.prompt_len + response_len
+        if response_len >= workload.max_response_len:
+            length = workload.max_seq_len
+        tokens = sequences * length
+        if workload.max_tokens_per_micro_batch is not None:
+            tokens = float(workload.max_tokens_per_micro_batch * self.budget.declaration.sequences_per_sample)
+        tokens /= training.ulysses
+        head = tokens * response_len / length
+        share = workload.rollouts_per_mini_batch // (candidate.step.num_training // training.ulysses)
+        return Passes(int(tokens), int(head), accumulates=share > candidate.trainer.micro_batch)
+
+    @cached_property
+    def usual_len(self) -> float:
+        """The longest response of a step, at its median: what a usual step's largest micro-batch is padded to."""
+        return self.lengths.longest_of(self.budget.workload.num_rollouts_per_step)
+
+    def oom_risk(self, candidate: GpuCandidate, kv_cache: int) -> float:
+        """Probability that some micro-batch of a step is too long.
+
+        Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
+        """
+        workload, capacity = self.budget.workload, self.setting.capacity
+        low, high = 1.0, float(workload.max_response_len)
+        if self._need_at(candidate, kv_cache, low) > capacity:
+            return 1.0
+        if self._need_at(candidate, kv_cache, high) <= capacity:
+            return 0.0
+        for _ in range(12):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._need_at(candidate, kv_cache, middle) <= capacity else (low, middle)
+        return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
+
+    def _need_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> int:
+        """Bytes at the worst moment when the longest response has so many tokens."""
+        schedule, pattern = self.schedule(candidate.step)
+        tables = {}
+        for name, _ in schedule.processes:
+            forecast = self.forecast(name, candidate, response_len, kv_cache)
+            tables[name] = RoleTable(forecast, forecast)
+            tables[name].cover((*schedule.start, *schedule.step), name)
+        return fit(pattern, tables, self.setting.capacity).expected
+
+    def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
+        """A process's table, shared by all candidates in which it holds the same."""
+        step = candidate.step
+        is_engine = process.startswith("rollout_engine")
+        key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
+        if process.startswith("scorer"):
+            key = (process, step.num_training, step.zero_stage == 3, candidate.trainer.micro_batch)
+        elif not is_engine:
+            key = (process, step.num_training, candidate.trainer)
+        if key not in self._tables:
+            longest = float(self.budget.workload.max_response_len)
+            self._tables[key] = RoleTable(
+                self.forecast(process, candidate, self.usual_len),
+                self.forecast(process, candidate, longest),
+                self.forecast(process, candidate, longest, 1) if is_engine else None,
+            )
+        return self._tables[key]
