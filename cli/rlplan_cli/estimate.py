@@ -127,11 +127,13 @@ def _is_misspelt(name: str) -> bool:
 
 
 def _does_not_fit(budget: Budget) -> NoFeasiblePlanError:
-    peak = budget.binding
+    peak, room, place = budget.binding, budget.setting.capacity, "per GPU"
+    if peak.num_bytes <= room and budget.is_host_too_small:
+        peak, room, place = budget.ledger.host_peak(), budget.setting.host_capacity or 0, "of a host's memory"
     process, _, kind, size = peak.rows[0]
     return NoFeasiblePlanError(
-        f"{budget.spec.model} needs {format_bytes(peak.num_bytes)} per GPU in {peak.action_id}, "
-        f"{format_bytes(budget.setting.capacity)} available ({describe_choice(budget)})",
+        f"{budget.spec.model} needs {format_bytes(peak.num_bytes)} {place} in {peak.action_id}, "
+        f"{format_bytes(room)} available ({describe_choice(budget)})",
         where=f"largest: {kind} of {process}, {format_bytes(size)}",
         rule="the worst moment of a step fits into a GPU, the host's part into the host, one longest sequence into "
         "the KV cache",

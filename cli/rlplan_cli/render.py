@@ -43,6 +43,7 @@ SHORT = {
     MemoryKind.LOGITS: "logits",
     MemoryKind.KV_CACHE: "KV",
     MemoryKind.PACKED_WEIGHTS: "packed",
+    MemoryKind.CUDA_GRAPHS: "graphs",
     MemoryKind.COMM_BUFFERS: "comm",
     MemoryKind.SYNC_STAGING: "sync",
     MemoryKind.FRAGMENTATION: "slack",

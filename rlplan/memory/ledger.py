@@ -111,14 +111,20 @@ class MemoryLedger:
         )
 
     def host_peak(self) -> Peak:
-        """The largest total of the host's memory over all moments; on a CPU profile that is every row."""
+        """The largest total of a host's memory over all moments; on a CPU profile that is every row."""
         return max(
             (
-                _peak("host", moment, [(row, size * row.num_alike) for row, size in held if self._is_host(row)])
+                _peak(host, moment, [(row, size * row.num_alike) for row, size in held if self._host_of(row) == host])
                 for moment, held in self._moments()
+                for host in self.hosts
             ),
             key=lambda peak: peak.num_bytes,
         )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that hold anything, in order: one, unless groups of devices have hosts of their own."""
+        return tuple(dict.fromkeys(host for row in self.rows if (host := self._host_of(row))))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -130,8 +136,11 @@ class MemoryLedger:
         """The processes that hold anything, in order of appearance."""
         return tuple(dict.fromkeys(row.process for row in self.rows))
 
-    def _is_host(self, row: LedgerRow) -> bool:
-        return self.shares_host_memory or row.space == "host"
+    def _host_of(self, row: LedgerRow) -> str:
+        """Where a row counts, empty for a device's own memory. On a CPU profile every row is the one host's."""
+        if self.shares_host_memory:
+            return "host"
+        return row.device if row.space == "host" else ""
 
     def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:
         """For each moment in order: every row that counts then, with its bytes.

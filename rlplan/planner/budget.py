@@ -13,11 +13,13 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.host import checkpoint_bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.profiles import find_profile, get_node, parse_gpus, profile_paths
 from rlplan.vocabulary import Placement, Role
@@ -94,12 +96,12 @@ class Verdict(Enum):
         return list(Verdict).index(self)
 
     @staticmethod
-    def of(ledger: MemoryLedger, host_capacity: int | None, *, holds_kv: int) -> "Verdict":
-        """The verdict on a ledger. holds_kv: rank of the KV cache alone: 0 where one longest sequence surely fits."""
+    def of(ledger: MemoryLedger, host_capacity: int | None, *, at_least: int) -> "Verdict":
+        """The verdict on a ledger. at_least: the rank that the KV cache alone leads to."""
         capacity = ledger.device_capacity
         expected = max(ledger.device_peak(device).num_bytes for device in ledger.devices)
         high = max(ledger.device_peak(device, "high").num_bytes for device in ledger.devices)
-        rank = max(holds_kv, 0 if high <= capacity else 1 if expected <= capacity else 2)
+        rank = max(at_least, 0 if high <= capacity else 1 if expected <= capacity else 2)
         if host_capacity is not None and ledger.host_peak().num_bytes > host_capacity:
             rank = 2
         return list(Verdict)[rank]
@@ -192,10 +194,21 @@ class Budget:
         return low, max(self.ledger.device_peak(device, "high").num_bytes for device in devices)
 
     @property
+    def is_host_too_small(self) -> bool:
+        """Whether a host's memory is what is too small."""
+        capacity = self.setting.host_capacity
+        return capacity is not None and self.ledger.host_peak().num_bytes > capacity
+
+    @property
     def checkpoint_bytes(self) -> int:
-        """Bytes on disk of one checkpoint to resume from: weights, and 12 bytes a trained parameter of states."""
-        trained = self.setting.policy.num_parameters
-        return trained * (self.spec.training.dtype.num_bytes + 12)
+        """Bytes on disk of one checkpoint to resume from, of every trained role."""
+        lora = self.spec.training.lora
+        trained = 0
+        for role in self.candidate.step.trained_roles:
+            model = self.setting.model_of(role)
+            adapters = lora_parameters(model, lora.rank, lora.targets) if lora and role is Role.POLICY else ()
+            trained += sum(tensor.numel for tensor in adapters) or model.num_parameters
+        return checkpoint_bytes(trained, self.spec.training.dtype.num_bytes)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, JSON-able."""

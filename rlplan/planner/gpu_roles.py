@@ -7,7 +7,7 @@ Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_
 from functools import cached_property
 
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
-from rlplan.dataflow.schedule import Schedule
+from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.gpu.predict import GpuForecast
@@ -31,6 +31,7 @@ class GpuRoles:
         self._tables: dict[object, RoleTable] = {}
         self._covered: set[tuple[int, GpuStep]] = set()
         self._patterns: dict[GpuStep, tuple[Schedule, Pattern]] = {}
+        self._hosts: dict[GpuStep, dict[str, tuple[str, int]]] = {}
         self._demands: dict[tuple[int, int], tuple[KvDemand, int, int]] = {}
 
     def schedule(self, step: GpuStep) -> tuple[Schedule, Pattern]:
@@ -39,6 +40,22 @@ class GpuRoles:
             schedule = build_gpu_schedule(step)
             self._patterns[step] = schedule, pattern_of(schedule)
         return self._patterns[step]
+
+    def hosts(self, step: GpuStep) -> dict[str, tuple[str, int]]:
+        """Of each process the host of the one that stands for all, and how many on that host are like it.
+
+        Groups of their own devices have hosts of their own where there is more than one host.
+        """
+        if step not in self._hosts:
+            schedule, _ = self.schedule(step)
+            per_host, hosts = self.setting.gpus_per_host, {}
+            for index, group in enumerate(schedule.groups):
+                host = f"host:{index}" if self.setting.num_gpus > per_host else HOST_DEVICE
+                for name, device in schedule.processes:
+                    if device in group.devices:
+                        hosts[name] = host, min(len(group.devices), per_host)
+            self._hosts[step] = hosts
+        return self._hosts[step]
 
     def tables(self, candidate: GpuCandidate) -> dict[str, RoleTable]:
         """The table of every process, with an entry for every action."""
@@ -157,7 +174,7 @@ class GpuRoles:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             tables[name] = RoleTable(forecast, forecast)
             tables[name].cover((*schedule.start, *schedule.step), name)
-        return fit(pattern, tables, self.setting.capacity).expected
+        return fit(pattern, tables, self.setting.capacity, self.hosts(candidate.step)).expected
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
-from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
+from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, GpuProcess, predict_gpu_ledger
+from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Budget, Considered, GpuSetting, KvReport, Verdict
 from rlplan.planner.gpu_candidates import GpuCandidate, Impossible, list_gpu_candidates
@@ -45,6 +46,8 @@ class GpuSearch:
     def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
         self.budget, self.setting = budget, setting
         self.roles = GpuRoles(budget, setting)
+        workload = budget.workload
+        self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
     def run(self) -> Budget:
         """The best candidate that fits, or the nearest one.
@@ -70,8 +73,10 @@ class GpuSearch:
         """What a candidate needs, how large its KV cache can be, and whether it fits."""
         capacity = self.setting.capacity
         _, pattern = self.roles.schedule(candidate.step)
-        need = fit(pattern, self.roles.tables(candidate), capacity)
+        need = fit(pattern, self.roles.tables(candidate), capacity, self.roles.hosts(candidate.step))
         rank = 0 if need.high <= capacity else 1 if need.expected <= capacity else 2
+        if self._host_is_full(need):
+            rank = 2
         if not candidate.step.has_rollouts:
             return Rated(candidate, need, 0, rank, candidate.handicap)
         demand, enough, least = self.roles.demand(candidate)
@@ -87,6 +92,10 @@ class GpuSearch:
         at_once = demand.num_seqs * self.roles.num_engines(candidate.step) * min(1.0, kv_cache / enough)
         shortfall = KV_SHORTFALL * (1 - min(1.0, at_once / self.budget.workload.num_rollouts_per_step))
         return Rated(candidate, need, kv_cache, rank, candidate.handicap + shortfall)
+
+    def _host_is_full(self, need: Fit) -> bool:
+        capacity = self.setting.host_capacity
+        return capacity is not None and need.host + DRIVER_HOST_BYTES + self.rollout_buffer > capacity
 
     def _first_that_holds(self, rated: list[Rated], considered: list[Considered]) -> Budget:
         """The first in order whose whole ledger holds: also while starting, and in the host's memory."""
@@ -121,7 +130,7 @@ class GpuSearch:
         if one.candidate.step.has_rollouts:
             demand, _, _ = self.roles.demand(one.candidate)
             kv = KvReport.of(demand, one.kv_cache, one.candidate.engine.tp)
-        verdict = Verdict.of(ledger, self.setting.host_capacity, holds_kv=one.rank)
+        verdict = Verdict.of(ledger, self.setting.host_capacity, at_least=one.rank)
         return Budget(
             self.budget,
             self.setting,
@@ -136,18 +145,21 @@ class GpuSearch:
     def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.budget.workload.max_response_len))
-        processes = []
+        processes, hosts = [], self.roles.hosts(one.candidate.step)
         for name, device in schedule.processes:
             short, usual, longest = (self.roles.forecast(name, one.candidate, length, one.kv_cache) for length in three)
             role = next(layout.role for layout in schedule.layouts if (name, device) in layout.processes)
-            group = next(group for group in schedule.groups if device in group.devices)
-            alike = min(len(group.devices), self.setting.gpus_per_host)
-            processes.append(GpuProcess(name, device, role, short, usual, longest, alike))
-        return predict_gpu_ledger(schedule, processes, self.setting.capacity, self.setting.host_capacity or 0)
+            host, alike = hosts[name]
+            processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
+        capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.rollout_buffer)
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
         where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
+        if self._host_is_full(one.need):
+            needed, room = format_bytes(one.need.host), format_bytes(self.setting.host_capacity or 0)
+            return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")
         if one.rank == 2 and one.need.expected <= capacity:
             return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
         if one.rank == 2:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import Action, Schedule
-from rlplan.memory.gpu.predict import GpuForecast
+from rlplan.memory.gpu.predict import GpuForecast, host_bytes
 from rlplan.memory.gpu.spread import spread
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -17,7 +17,7 @@ Slot = tuple[ActionKind, bool]
 
 
 class RoleTable:
-    """Bytes of one process by slot: as expected, and at the high end. holds_kv: slots in which the KV cache is there.
+    """Bytes of one process by slot: as expected, at the high end, and on the host. holds_kv: slots with a KV cache.
 
     Filled action by action: placements whose steps have the same actions share it. usual, longest: the process at two
     lengths. full: the same engine with a KV cache, None for other processes.
@@ -27,6 +27,7 @@ class RoleTable:
         self.usual, self.longest, self.full = usual, longest, full
         self.expected: dict[Slot, int] = {}
         self.high: dict[Slot, int] = {}
+        self.host: dict[Slot, int] = {}
         self.holds_kv: set[Slot] = set()
 
     def cover(self, actions: Iterable[Action], process: str) -> None:
@@ -39,6 +40,7 @@ class RoleTable:
             self.expected[inside] = sum(self.usual.peak(action, "steady").values())
             self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
             self.expected[after] = self.high[after] = sum(self.usual.resident(action, "steady").values())
+            self.host[inside] = self.host[after] = sum(host_bytes(self.usual, action, "steady").values())
             if self.full is not None:
                 held = (self.full.peak(action, "steady"), self.full.resident(action, "steady"))
                 slots = zip((inside, after), held, strict=True)
@@ -47,9 +49,10 @@ class RoleTable:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Who is in which slot at each moment of a steady step, on one device of each group."""
+    """Who is in which slot at each moment of a steady step: on one device of each group, and everywhere."""
 
     moments: tuple[tuple[tuple[str, Slot], ...], ...]
+    everywhere: tuple[tuple[tuple[str, Slot], ...], ...]
 
 
 def pattern_of(schedule: Schedule) -> Pattern:
@@ -58,28 +61,33 @@ def pattern_of(schedule: Schedule) -> Pattern:
     last: dict[str, Slot] = {}
     for action in (*schedule.start, *schedule.step):
         last |= dict.fromkeys(action.processes, (action.kind, False))
-    moments = []
+    moments, everywhere = [], []
     for action in schedule.step:
         inside = dict.fromkeys(action.processes, (action.kind, True))
         for device in sorted({devices[process] for process in action.processes}):
             there = {process: slot for process, slot in (last | inside).items() if devices[process] == device}
             moments.append(tuple(there.items()))
+        everywhere.append(tuple((last | inside).items()))
         last |= dict.fromkeys(action.processes, (action.kind, False))
-    return Pattern(tuple(dict.fromkeys(moments)))
+    return Pattern(tuple(dict.fromkeys(moments)), tuple(dict.fromkeys(everywhere)))
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there."""
+    """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
+
+    host: bytes of the fullest host, the driver's part left out.
+    """
 
     expected: int
     high: int
     room_expected: int
     room_high: int
+    host: int
 
 
-def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int) -> Fit:
-    """Adds up the tables over a pattern."""
+def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int, hosts: Mapping[str, tuple[str, int]]) -> Fit:
+    """Adds up the tables over a pattern. hosts: of each process its host, and how many on it are like it."""
     most = most_high = 0
     room = room_high = capacity
     for moment in pattern.moments:
@@ -93,4 +101,15 @@ def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int) -> Fit
         most, most_high = max(most, expected), max(most_high, high)
         if has_kv:
             room, room_high = min(room, capacity - expected), min(room_high, capacity - high)
-    return Fit(most, most_high, room, room_high)
+    return Fit(most, most_high, room, room_high, _fullest_host(pattern, tables, hosts))
+
+
+def _fullest_host(pattern: Pattern, tables: Mapping[str, RoleTable], hosts: Mapping[str, tuple[str, int]]) -> int:
+    most = 0
+    for moment in pattern.everywhere:
+        held: dict[str, int] = {}
+        for process, slot in moment:
+            host, num_alike = hosts[process]
+            held[host] = held.get(host, 0) + tables[process].host[slot] * num_alike
+        most = max(most, *held.values())
+    return most

@@ -54,12 +54,21 @@ def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None:
-    answer = rlplan(*ASKED[:2], "meta-llama/Llama-3.1-70B", *ASKED[3:], "training.zero_stage=2")
+    asked = ("estimate", "--model", "Qwen/Qwen2.5-32B", "--gpus", "16xH100")
+    answer = rlplan(*asked, "training.zero_stage=2", "placement.parks=false")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
     assert "Each of these alone makes it fit" in answer.out
-    assert "error: meta-llama/Llama-3.1-70B needs" in answer.err
+    assert "error: Qwen/Qwen2.5-32B needs" in answer.err
     assert "way out: training.zero_stage=3" in answer.err
+    assert rlplan(*asked, "training.zero_stage=3", "placement.parks=false").exit_code == 0
+
+
+def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "training.offloads_parameters=true")
+    answer = rlplan("estimate", "--model", "meta-llama/Llama-3.1-70B", "--gpus", "8xA100", *fixed)
+    assert answer.exit_code == 1
+    assert "of a host's memory in" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,20 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
     for candidate in candidates[::7]:
         rated = replace(one.rate(candidate), kv_cache=0)
         whole = one.whole(rated)
-        need = fit(one.roles.schedule(candidate.step)[1], one.roles.tables(candidate), one.setting.capacity)
+        need = fit(
+            one.roles.schedule(candidate.step)[1],
+            one.roles.tables(candidate),
+            one.setting.capacity,
+            one.roles.hosts(candidate.step),
+        )
         steady = [row for row in whole.ledger.rows if row.moment in ("start", "steady")]
         order = tuple(moment for moment in whole.ledger.order if moment[0] in ("start", "steady"))
         ledger = replace(whole.ledger, rows=tuple(steady), order=order)
         for bound, expected in (("expected", need.expected), ("high", need.high)):
             peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
             assert max(peak.num_bytes for peak in peaks if peak.moment == "steady") == expected
+        drivers = sum(row.resident_bytes for row in whole.ledger.rows if row.process == "driver/0")
+        assert ledger.host_peak().num_bytes == need.host + drivers
 
 
 def test_a_candidate_costs_little_once_its_tables_are_there() -> None:

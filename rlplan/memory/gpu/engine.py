@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.engine_tensors import rotary_table_bytes
-from rlplan.memory.gpu.trainer import Bytes, add, process_overheads, sync_staging
+from rlplan.memory.gpu.trainer import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.ledger import Moment
 from rlplan.memory.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving_kv import CachePool, cache_pool
@@ -72,7 +72,7 @@ class EngineOnGpu:
     def on_host(self, action: Action, moment: Moment) -> Bytes:
         """Held in the host's memory: the weights of an engine that sleeps at level 1."""
         sleeps = self.choice.sleep_level == 1 and action.kind is ActionKind.SLEEP_ENGINE
-        return {MemoryKind.WEIGHTS: self.weight_bytes} if sleeps else {}
+        return pinned({MemoryKind.WEIGHTS: self.weight_bytes}) if sleeps else {}
 
     @cached_property
     def weight_bytes(self) -> int:

@@ -42,11 +42,12 @@ class GpuForecast(Protocol):
 class GpuProcess:
     """One process that stands for all alike. short, usual, longest: the same process at three lengths.
 
-    num_alike: processes like it on one host.
+    num_alike: processes like it on one host. host: where they run.
     """
 
     name: str
     device: str
+    host: str
     role: Role
     short: GpuForecast
     usual: GpuForecast
@@ -55,11 +56,11 @@ class GpuProcess:
 
 
 def predict_gpu_ledger(
-    schedule: Schedule, processes: Sequence[GpuProcess], capacity: int, host_capacity: int
+    schedule: Schedule, processes: Sequence[GpuProcess], capacity: int, host_capacity: int, rollout_buffer: int = 0
 ) -> MemoryLedger:
-    """The whole ledger of a schedule. host_capacity: bytes of one host's memory."""
+    """The whole ledger of a schedule. host_capacity: bytes of a host; rollout_buffer: of a step's rollouts."""
     order: list[tuple[Moment, str]] = []
-    rows = [_driver_row(schedule)]
+    rows = [_driver_row(schedule, DRIVER_HOST_BYTES + rollout_buffer)]
     by_name = {process.name: process for process in processes}
     parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
@@ -73,6 +74,11 @@ def predict_gpu_ledger(
             for name in action.processes:
                 rows += _rows(action, moment, by_name[name])
     return MemoryLedger(tuple(rows), capacity, host_capacity, shares_host_memory=False, order=tuple(order))
+
+
+def host_bytes(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:
+    """What one process takes of the host's memory, its libraries included."""
+    return dict(forecast.on_host(action, moment)) | {MemoryKind.PROCESS: WORKER_HOST_BYTES}
 
 
 def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[LedgerRow]:
@@ -97,8 +103,7 @@ def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[Ledge
                 high_bytes=spread(kind, high.get(kind, 0))[1],
                 num_alike=process.num_alike,
             )
-    held = dict(process.usual.on_host(action, moment)) | {MemoryKind.PROCESS: WORKER_HOST_BYTES}
-    for kind, size in held.items():
+    for kind, size in host_bytes(process.usual, action, moment).items():
         yield _host_row(action, moment, process, kind, size)
 
 
@@ -113,7 +118,7 @@ def _host_row(action: Action, moment: Moment, process: GpuProcess, kind: MemoryK
         action_id=action.id,
         phase=action.phase,
         process=process.name,
-        device=HOST_DEVICE,
+        device=process.host,
         role=process.role,
         kind=kind,
         space="host",
@@ -125,7 +130,7 @@ def _host_row(action: Action, moment: Moment, process: GpuProcess, kind: MemoryK
     )
 
 
-def _driver_row(schedule: Schedule) -> LedgerRow:
+def _driver_row(schedule: Schedule, num_bytes: int) -> LedgerRow:
     first = schedule.start[0]
     return LedgerRow(
         moment="start",
@@ -136,8 +141,8 @@ def _driver_row(schedule: Schedule) -> LedgerRow:
         role=Role.VERIFIER,
         kind=MemoryKind.PROCESS,
         space="host",
-        resident_bytes=DRIVER_HOST_BYTES,
-        peak_bytes=DRIVER_HOST_BYTES,
+        resident_bytes=num_bytes,
+        peak_bytes=num_bytes,
         provenance=Provenance.ASSUMED,
         source="memory.gpu.predict",
     )

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.block_families import blocks_of
-from rlplan.memory.gpu.trainer import Bytes, Passes, add, process_overheads
+from rlplan.memory.gpu.trainer import Bytes, Passes, add, pinned, process_overheads
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Work, score_peak_bytes
@@ -66,7 +66,7 @@ class ScorerOnGpu:
     def on_host(self, action: Action, moment: Moment) -> Bytes:
         """Held in the host's memory: the weights while the role is parked."""
         parked = action.kind is ActionKind.OFFLOAD_ROLE
-        return {MemoryKind.WEIGHTS: self.weights} if parked else {}
+        return pinned({MemoryKind.WEIGHTS: self.weights}) if parked else {}
 
     @cached_property
     def _pass_bytes(self) -> int:

@@ -4,6 +4,7 @@ In: a model, how it is trained, tokens of a micro-batch. Out: bytes by kind. The
 step_peak.py. Left out: pipelines; NVMe; what torch's allocator rounds (allocator.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -11,6 +12,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.frozen import Frozen
+from rlplan.memory.host import pinned_bytes
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.optimizers import Optimizer
@@ -95,10 +97,14 @@ class TrainerOnGpu:
         return held
 
     def on_host(self, action: Action, moment: Moment) -> Bytes:
-        """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked."""
-        held = dict(self.fixed.after_step.host)
+        """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked.
+
+        Counts: pinned tensors (`host.pinned_bytes`), but for the moments of DeepSpeed's CPU Adam, which it makes with
+        `torch.zeros_like`, and for weights that are being written. Source: DeepSpeed 0.19.8, ops/adam/cpu_adam.py.
+        """
+        held = pinned(self.fixed.after_step.host, but=MemoryKind.OPTIMIZER)
         if action.kind is ActionKind.OFFLOAD_ROLE:
-            held = add(held, dict(self.fixed.after_step.device))
+            held = add(held, pinned(self.fixed.after_step.device))
         elif action.kind is ActionKind.CHECKPOINT:
             held[MemoryKind.SYNC_STAGING] = self.fixed.share_bytes
         return held
@@ -213,6 +219,11 @@ def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int) -> int
 def add(one: Bytes, other: Bytes) -> Bytes:
     """The sum of two, kind by kind."""
     return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in (*one, *(k for k in other if k not in one))}
+
+
+def pinned(sizes: Mapping[MemoryKind, int], *, but: MemoryKind | None = None) -> Bytes:
+    """What tensors take in pinned memory, one flat tensor a kind; a kind that is pageable as it is."""
+    return {kind: size if kind is but else pinned_bytes(size) for kind, size in sizes.items()}
 
 
 def process_overheads(overheads: GpuOverheads, num_ranks: int) -> Bytes:

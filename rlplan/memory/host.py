@@ -1,0 +1,44 @@
+"""The host's memory and disk: pinned copies of what GPUs do not hold, rollouts on their way, checkpoints.
+
+In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. Left out: pages of files that the kernel
+caches, the hub's downloads.
+"""
+
+TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
+"""A token of a rollout: its id (int64), two log-probs, its advantage and its mask (fp32)."""
+COPIES_OF_ROLLOUTS = 2
+"""In Ray's object store, and as the driver's own tensors."""
+STATE_BYTES = 12
+"""A parameter's fp32 master weight and two moments, which a checkpoint to resume from holds beside the weights."""
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """Bytes that one pinned tensor takes: the next power of two.
+
+    Source: torch 2.13, ATen/core/CachingHostAllocator.h (`c10::llvm::PowerOf2Ceil`): pages are locked in such sizes.
+    Differs: up to twice what the tensor needs, which is why "1.5 times" is often said.
+
+    >>> pinned_bytes(5 << 30) >> 30, pinned_bytes(4096), pinned_bytes(0)
+    (8, 4096, 0)
+    """
+    return 0 if num_bytes <= 0 else 1 << (num_bytes - 1).bit_length()
+
+
+def rollout_buffer_bytes(num_rollouts: int, seq_len: int) -> int:
+    """Bytes of the rollouts of a step on the host that runs the driver.
+
+    Counts: tokens times TOKEN_BYTES, twice. Assumes: every sequence has this length.
+
+    >>> rollout_buffer_bytes(1024, 4096)
+    201326592
+    """
+    return COPIES_OF_ROLLOUTS * num_rollouts * seq_len * TOKEN_BYTES
+
+
+def checkpoint_bytes(num_trained: int, weight_bytes: int) -> int:
+    """Bytes on disk of one checkpoint to resume from: trained weights with their states; frozen ones are not saved.
+
+    >>> checkpoint_bytes(1000, 2)
+    14000
+    """
+    return num_trained * (weight_bytes + STATE_BYTES)
