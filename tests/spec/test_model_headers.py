@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from rlplan.errors import SpecError
-from rlplan.spec.models.headers import read_checkpoint, read_header
+from rlplan.spec.model import read_model
+from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.models.headers import check_checkpoint, read_checkpoint, read_header
+from tests.factories import EXAMPLES
 
 
 def write_raw(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -132,3 +135,27 @@ def test_an_index_without_places_is_refused(tmp_path: Path, index: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(SpecError, match="weight_map is"):
         read_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_holds_what_its_config_says() -> None:
+    folder = EXAMPLES / "models" / "sorter"
+    assert resolve_model(str(folder)) == read_model(folder)
+
+
+def test_a_config_of_another_model_beside_a_checkpoint_is_refused_with_both_counts(tmp_path: Path) -> None:
+    folder = EXAMPLES / "models" / "sorter"
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] * 2}))
+    with pytest.raises(SpecError, match=r"the checkpoint holds [\d,]+ parameters, config.json says [\d,]+"):
+        resolve_model(str(tmp_path))
+
+
+def test_further_layers_and_rotary_tables_do_not_count(tmp_path: Path) -> None:
+    folder = EXAMPLES / "models" / "sorter"
+    model = read_model(folder)
+    for beside in (f"model.layers.{model.num_layers}.mlp.up_proj.weight", "model.layers.0.rotary_emb.inv_freq"):
+        shapes = {tensor.name: tensor.shape for tensor in model.parameters} | {beside: (4, 4)}
+        tensors = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in shapes.items()}
+        save_file(tensors, tmp_path / "model.safetensors")
+        check_checkpoint(model, tmp_path)

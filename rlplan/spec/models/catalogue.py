@@ -13,6 +13,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import Spec, shorten
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
+from rlplan.spec.models.headers import check_checkpoint
 
 FOLDER = Path(__file__).resolve().parent.parent / "architectures"
 MAX_ID = 200
@@ -69,10 +70,15 @@ def find_model(name: str) -> ModelSpec:
 def resolve_model(name: str) -> ModelSpec:
     """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
 
-    Raises: SpecError.
+    A checkpoint beside the config must hold what the config says. Raises: SpecError.
     """
     path = model_path(name)
-    return find_model(name) if path is None else read_model(path)
+    if path is None:
+        return find_model(name)
+    model = read_model(path)
+    if path.is_dir():
+        check_checkpoint(model, path)
+    return model
 
 
 def model_path(name: str) -> Path | None:

@@ -5,6 +5,7 @@ which are never read; other formats (a pickle is never opened).
 Source: the safetensors format: eight bytes of header length, little endian; JSON; then the data.
 """
 
+import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_text, shorten
+from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.config import parse_json
 
 MAX_HEADER_BYTES = 32 << 20
@@ -59,6 +61,33 @@ def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
     if missing := places.keys() - tensors.keys():
         _refuse(index, f"tensor {shorten(min(missing))} is in no file", _ONE_PLACE)
     return tuple(tensors.values())
+
+
+def check_checkpoint(model: ModelSpec, folder: Path) -> None:
+    """Refuses a folder whose checkpoint holds other numbers than its config says. Raises: SpecError with both counts.
+
+    Counts: every stored number but those of further layers (multi-token prediction) and of rotary tables, which old
+    checkpoints store; a tied table may be stored twice. Left alone: folders without safetensors, quantised checkpoints.
+    """
+    files = [name for name in ("model.safetensors.index.json", "model.safetensors") if (folder / name).exists()]
+    if not files or model.quantization is not None:
+        return
+    stored = sum(prod(tensor.shape) for tensor in read_checkpoint(folder) if not _is_beside(tensor.name, model))
+    table = model.vocab_size * model.hidden_size if model.has_tied_embeddings else 0
+    if stored not in (model.num_parameters, model.num_parameters + table):
+        _refuse(
+            folder / files[0],
+            f"the checkpoint holds {stored:,} parameters, config.json says {model.num_parameters:,}",
+            "both describe the same model",
+        )
+
+
+_BESIDE = re.compile(r"(^|\.)(mtp|rotary_emb)(\.|$)|\.layers\.(\d+)\.")
+
+
+def _is_beside(name: str, model: ModelSpec) -> bool:
+    match = _BESIDE.search(name)
+    return match is not None and (match.group(3) is None or int(match.group(3)) >= model.num_layers)
 
 
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
