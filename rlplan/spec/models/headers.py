@@ -82,12 +82,13 @@ def check_checkpoint(model: ModelSpec, folder: Path) -> None:
         )
 
 
-_BESIDE = re.compile(r"(^|\.)(mtp|rotary_emb)(\.|$)|\.layers\.(\d+)\.")
+_BESIDE = re.compile(r"(?:^|\.)(?:mtp|rotary_emb)\.|(?:^|\.)layers\.(\d+)\.")
 
 
 def _is_beside(name: str, model: ModelSpec) -> bool:
-    match = _BESIDE.search(name)
-    return match is not None and (match.group(3) is None or int(match.group(3)) >= model.num_layers)
+    """Whether a tensor is of a further layer or a rotary table."""
+    found = [match.group(1) for match in _BESIDE.finditer(name)]
+    return any(index is None or int(index) >= model.num_layers for index in found)
 
 
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
