@@ -5,8 +5,8 @@ which are never read; other formats (a pickle is never opened).
 Source: the safetensors format: eight bytes of header length, little endian; JSON; then the data.
 """
 
-import re
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -82,13 +82,11 @@ def check_checkpoint(model: ModelSpec, folder: Path) -> None:
         )
 
 
-_BESIDE = re.compile(r"(?:^|\.)(?:mtp|rotary_emb)\.|(?:^|\.)layers\.(\d+)\.")
-
-
 def _is_beside(name: str, model: ModelSpec) -> bool:
     """Whether a tensor is of a further layer or a rotary table."""
-    found = [match.group(1) for match in _BESIDE.finditer(name)]
-    return any(index is None or int(index) >= model.num_layers for index in found)
+    words = name.split(".")
+    layers = [int(after) for word, after in pairwise(words) if word == "layers" and after.isdecimal()]
+    return "mtp" in words or "rotary_emb" in words or any(layer >= model.num_layers for layer in layers)
 
 
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
