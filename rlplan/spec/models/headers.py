@@ -72,7 +72,9 @@ def check_checkpoint(model: ModelSpec, folder: Path) -> None:
     files = [name for name in ("model.safetensors.index.json", "model.safetensors") if (folder / name).exists()]
     if not files or model.quantization is not None:
         return
-    stored = sum(prod(tensor.shape) for tensor in read_checkpoint(folder) if not _is_beside(tensor.name, model))
+    known = {tensor.name for tensor in model.tensors}
+    counted = [t for t in read_checkpoint(folder) if t.name in known or not _is_beside(t.name, model)]
+    stored = sum(prod(tensor.shape) for tensor in counted)
     table = model.vocab_size * model.hidden_size if model.has_tied_embeddings else 0
     if stored not in (model.num_parameters, model.num_parameters + table):
         _refuse(
