@@ -8,6 +8,7 @@ Source: modeling files of transformers 5.19; tensors saved by each family's laye
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from rlplan.errors import SpecError
@@ -99,6 +100,7 @@ GPT_OSS_WIDTHS = 7
 """gpt-oss clamps gate and up, scales, squashes and adds one by hand (modeling_gpt_oss.py, `_apply_gate`)."""
 
 
+@lru_cache(maxsize=256)
 def blocks_of(model: ModelSpec) -> tuple[Layers, ...]:
     """The kinds of layers of a model, in the order in which they first appear. Raises: SpecError where refused.
 

@@ -8,7 +8,7 @@ communicator, CUDA graphs and what the driver keeps for kernels stay.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.engine_tensors import rotary_table_bytes
@@ -77,10 +77,7 @@ class EngineOnGpu:
     @cached_property
     def weight_bytes(self) -> int:
         """Parameters and rotary table of the rank."""
-        element_bytes = self.rollout.dtype.num_bytes
-        scheme = quantization_by_word(self.rollout.quantization or "", where="rollout.quantization")
-        parameters = engine_weight_bytes(self.model, engine_layout(self.choice.tp), element_bytes, scheme)
-        return parameters + rotary_table_bytes(self.model, element_bytes)
+        return loaded_bytes(self.model, self.choice.tp, self.rollout.dtype.num_bytes, self.rollout.quantization or "")
 
     @cached_property
     def activation_bytes(self) -> int:
@@ -110,3 +107,11 @@ class EngineOnGpu:
     def staging(self) -> int:
         """Bytes of the bucket through which weights arrive."""
         return sync_staging(self.model, self.rollout.dtype.num_bytes, self.sync_bucket)
+
+
+@lru_cache(maxsize=256)
+def loaded_bytes(model: ModelSpec, tp: int, element_bytes: int, quantization: str) -> int:
+    """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError."""
+    scheme = quantization_by_word(quantization, where="rollout.quantization")
+    parameters = engine_weight_bytes(model, engine_layout(tp), element_bytes, scheme)
+    return parameters + rotary_table_bytes(model, element_bytes)

@@ -1,0 +1,55 @@
+"""What a candidate of the GPU search costs: from its roles' tables, with their making, and as a whole ledger.
+
+Prints microseconds and ratios within one run, for machines differ. Run by `make bench`.
+"""
+
+import time
+from collections.abc import Callable
+
+from rlplan.planner.budget import read_setting
+from rlplan.planner.gpu_candidates import list_gpu_candidates
+from rlplan.planner.gpu_search import GpuSearch
+from rlplan.spec.budget import make_budget
+
+CASES = (
+    ("Qwen/Qwen2.5-7B", "grpo", "8xH100"),
+    ("meta-llama/Llama-3.1-70B", "ppo", "64xH100"),
+    ("Qwen/Qwen3-30B-A3B", "grpo", "16xH200"),
+)
+REPEATS = 5
+WHOLE = 20
+
+
+def main() -> None:
+    """One line a case."""
+    for model, algorithm, gpus in CASES:
+        print(f"{model}, {algorithm}, {gpus}: {_measure(model, algorithm, gpus)}")
+
+
+def _measure(model: str, algorithm: str, gpus: str) -> str:
+    budget = make_budget({"model": model, "algorithm": algorithm, "gpus": gpus})
+    setting = read_setting(budget)
+    candidates, _ = list_gpu_candidates(budget, setting.num_gpus, setting.policy)
+    search = GpuSearch(budget, setting)
+    cold = _seconds(lambda: [search.rate(one) for one in candidates], 1) / len(candidates)
+    warm = _seconds(lambda: [search.rate(one) for one in candidates], REPEATS) / len(candidates)
+    rated = [search.rate(one) for one in candidates[:WHOLE]]
+    whole = _seconds(lambda: [search.whole(one) for one in rated], REPEATS) / len(rated)
+    return (
+        f"{len(candidates)} candidates; {1e6 * warm:.0f} us each from tables, {cold / warm:.1f} times that with their "
+        f"making, {whole / warm:.0f} times that as a ledger"
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    """The shortest of some runs."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+if __name__ == "__main__":
+    main()
