@@ -145,7 +145,8 @@ def _show_risks(budget: Budget) -> None:
     _say(
         "Host",
         f"{format_bytes(host.num_bytes)} of {room} on each of {hosts} host{'s' * (hosts > 1)}, in {host.action_id}; "
-        f"a checkpoint to resume from takes {format_bytes(budget.checkpoint_bytes)} on disk",
+        f"a checkpoint to resume from takes {format_bytes(budget.checkpoint_bytes)} on disk"
+        + (f", swapped states {format_bytes(budget.swap_bytes)} on each" if budget.swap_bytes else ""),
     )
 
 

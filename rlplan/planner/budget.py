@@ -13,8 +13,10 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.gpu.trainer import fixed_parts, zero_settings
 from rlplan.memory.host import checkpoint_bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
+from rlplan.memory.nvme import on_disk_bytes
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
@@ -210,6 +212,18 @@ class Budget:
             trained += sum(tensor.numel for tensor in adapters) or model.num_parameters
         return checkpoint_bytes(trained, self.spec.training.dtype.num_bytes)
 
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes on the disks of one host of states that are swapped; 0 without NVMe offload."""
+        if self.spec.training.offload_device != "nvme" or not self.candidate.trainer.offloads_optimizer:
+            return 0
+        step, setting, training = self.candidate.step, self.setting, self.spec.training
+        settings = zero_settings(training, self.candidate.trainer, step.num_training)
+        ranks = min(step.num_training, setting.gpus_per_host)
+        lora = {Role.POLICY: training.lora}
+        parts = (fixed_parts(setting.model_of(role), role, lora.get(role), settings) for role in step.trained_roles)
+        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
+
     def as_json(self) -> dict[str, Any]:
         """Everything, JSON-able."""
         low, high = self.interval()
@@ -240,6 +254,7 @@ class Budget:
             },
             "kv_cache": None if self.kv is None else vars(self.kv),
             "checkpoint_bytes": self.checkpoint_bytes,
+            "swap_bytes_per_host": self.swap_bytes,
             "considered": [{"placement": c.placement.value, "reason": c.reason} for c in self.considered],
             "remedies": [vars(remedy) for remedy in self.remedies],
             "budget": self.spec.model_dump(mode="json"),

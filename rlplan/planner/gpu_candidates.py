@@ -145,7 +145,8 @@ def _trainers(budget: BudgetSpec, training: int, share: int) -> Iterator[Trainer
         _options(wanted.offloads_parameters),
         _micro_batches(budget, share),
     ):
-        if (parameters and stage < 3) or (optimizer and stage == 0):
+        needs_three = parameters or (optimizer and wanted.offload_device == "nvme")
+        if (needs_three and stage < 3) or (optimizer and stage == 0):
             continue
         yield TrainerChoice(stage, recompute, optimizer, parameters, micro_batch)
 

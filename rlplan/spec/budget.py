@@ -117,8 +117,9 @@ class BudgetTraining(Spec):
     """How trained roles are held under DeepSpeed; `auto` leaves the choice to the search.
 
     dtype: of weights in the passes; master weights and moments are fp32 beside 16-bit weights. logits: how the loss is
-    taken (memory/logits.py). offloads_optimizer, offloads_parameters: to the host for good (ZeRO-Offload).
-    ulysses: ranks that share one sequence.
+    taken (memory/logits.py). offloads_optimizer, offloads_parameters: for good, to offload_device (ZeRO-Offload and
+    ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights. ulysses: ranks that share one
+    sequence.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.BFLOAT16
@@ -128,7 +129,9 @@ class BudgetTraining(Spec):
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     offloads_optimizer: Choice = "auto"
     offloads_parameters: Choice = False
+    offload_device: Literal["cpu", "nvme"] = "cpu"
     offloads_activations: bool = False
+    master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     ulysses: int = Field(default=1, ge=1, le=1024)
     reduce_bucket_size: int = Field(default=50_000_000, ge=1_000, le=MAX_COUNT)
     lora: LoraSpec | None = None

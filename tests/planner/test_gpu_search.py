@@ -171,3 +171,24 @@ def test_one_gpu_cannot_be_disaggregated() -> None:
     assert [(one.placement, one.reason) for one in impossible] == [
         (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
     ]
+
+
+def test_states_on_disk_leave_buffers_and_gradients_on_the_host() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.placement=hybrid")
+    on_host = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed)
+    on_disk = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, "training.offload_device=nvme")
+    assert on_disk.ledger.host_peak().num_bytes < on_host.ledger.host_peak().num_bytes
+    assert on_host.swap_bytes == 0
+    assert on_disk.swap_bytes == pytest.approx(12 * on_disk.setting.policy.num_parameters, rel=0.01)
+
+
+def test_master_weights_in_sixteen_bits_halve_the_states() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=false", "placement.placement=hybrid")
+
+    def states(*overrides: str) -> int:
+        ledger = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, *overrides).ledger
+        kinds = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
+        held = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == "device"]
+        return sum(max(row.resident_bytes for row in held if row.kind is kind) for kind in kinds)
+
+    assert states("training.master_dtype=bfloat16") == pytest.approx(states() / 2, rel=1e-6)

@@ -15,6 +15,7 @@ from rlplan.memory.frozen import Frozen
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
+from rlplan.memory.nvme import left_on_host, swap_buffer_bytes
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held, Recompute, Work, layer_bytes, moments, score_peak_bytes
@@ -103,6 +104,8 @@ class TrainerOnGpu:
         `torch.zeros_like`, and for weights that are being written. Source: DeepSpeed 0.19.8, ops/adam/cpu_adam.py.
         """
         held = pinned(self.fixed.after_step.host, but=MemoryKind.OPTIMIZER)
+        if held and self.training.offload_device == "nvme":
+            held = pinned(left_on_host(self.fixed.after_step.host, self.fixed.swap_buffers))
         if action.kind is ActionKind.OFFLOAD_ROLE:
             held = add(held, pinned(self.fixed.after_step.device))
         elif action.kind is ActionKind.CHECKPOINT:
@@ -166,7 +169,10 @@ class TrainerOnGpu:
 
 @dataclass(frozen=True)
 class FixedParts:
-    """What does not depend on the tokens. gathered: weights at most at a time. share_bytes: the rank's own weights."""
+    """What does not depend on the tokens. gathered: weights at most at a time.
+
+    share_bytes: the rank's own weights. swap_buffers: of NVMe offload.
+    """
 
     adapters: tuple[Parameter, ...]
     after_build: States
@@ -175,6 +181,7 @@ class FixedParts:
     held: Held
     gathered: int
     share_bytes: int
+    swap_buffers: int
 
 
 @lru_cache(maxsize=1024)
@@ -190,6 +197,11 @@ def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: Z
         held_by_zero(states, sizes),
         states.gathered_bytes(sizes.layer_weights),
         settings.weight_bytes * states.partition_numel,
+        swap_buffer_bytes(
+            min(settings.sub_group_size, states.partition_numel),
+            swaps_parameters=settings.offloads_parameters,
+            element_bytes=settings.weight_bytes,
+        ),
     )
 
 
@@ -243,6 +255,8 @@ def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: in
         num_ranks=num_ranks,
         weight_bytes=element_bytes,
         gradient_bytes=element_bytes,
+        master_bytes=training.master_dtype.num_bytes,
+        moment_bytes=training.master_dtype.num_bytes,
         optimizer=Optimizer(training.optimizer),
         reduce_bucket_size=training.reduce_bucket_size,
         allgather_bucket_size=training.reduce_bucket_size,
