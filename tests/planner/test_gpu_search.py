@@ -175,8 +175,8 @@ def test_one_gpu_cannot_be_disaggregated() -> None:
 
 def test_states_on_disk_leave_buffers_and_gradients_on_the_host() -> None:
     fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.placement=hybrid")
-    on_host = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed)
-    on_disk = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, "training.offload_device=nvme")
+    on_host = found("meta-llama/Llama-3.1-70B", "8xH200", "grpo", *fixed)
+    on_disk = found("meta-llama/Llama-3.1-70B", "8xH200", "grpo", *fixed, "training.offload_device=nvme")
     assert on_disk.ledger.host_peak().num_bytes < on_host.ledger.host_peak().num_bytes
     assert on_host.swap_bytes == 0
     assert on_disk.swap_bytes == pytest.approx(12 * on_disk.setting.policy.num_parameters, rel=0.01)
