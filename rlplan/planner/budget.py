@@ -23,7 +23,7 @@ from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import find_profile, get_node, parse_gpus, profile_paths
+from rlplan.spec.profiles import get_node, parse_gpus, profile_paths
 from rlplan.vocabulary import Placement, Role
 
 BUDGET_SCHEMA_VERSION = 1
@@ -58,7 +58,8 @@ class GpuSetting:
 def read_setting(budget: BudgetSpec) -> GpuSetting:
     """Profiles and models of a budget. Raises: SpecError."""
     num_gpus, gpu, capacity = gpus_of(budget)
-    node = _usual_node(budget.gpus, gpu)
+    _, _, named = parse_gpus(budget.gpus, where="gpus")
+    node = named or _usual_node(gpu)
     models = {Role.POLICY: resolve_model(budget.model)}
     for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
         if name:
@@ -69,15 +70,12 @@ def read_setting(budget: BudgetSpec) -> GpuSetting:
 
 def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
     """How many of which GPU, and the bytes of each that may be used. Raises: SpecError."""
-    num_gpus, gpu = parse_gpus(budget.gpus, where="gpus")
+    num_gpus, gpu, _ = parse_gpus(budget.gpus, where="gpus")
     return num_gpus, gpu, gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
 
 
-def _usual_node(text: str, gpu: GpuProfile) -> NodeProfile | None:
-    """The node that was named, or the first bundled one with this GPU; None where there is none."""
-    named = find_profile(text.partition("x")[2], where="gpus") if "x" in text else None
-    if isinstance(named, NodeProfile):
-        return named
+def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
+    """The first bundled node with this GPU; None where there is none."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
@@ -98,9 +96,12 @@ class Verdict(Enum):
         return list(Verdict).index(self)
 
     @staticmethod
-    def of(ledger: MemoryLedger, host_capacity: int | None, *, at_least: int) -> "Verdict":
-        """The verdict on a ledger. at_least: the rank that the KV cache alone leads to."""
-        capacity = ledger.device_capacity
+    def of(ledger: MemoryLedger, host_capacity: int | None, *, at_least: int, shares_memory: bool) -> "Verdict":
+        """The verdict on a ledger. at_least: the rank that the KV cache alone leads to.
+
+        shares_memory: the GPU's memory is the host's, so that both must fit into it together.
+        """
+        capacity = ledger.device_capacity - (ledger.host_peak().num_bytes if shares_memory else 0)
         expected = max(ledger.device_peak(device).num_bytes for device in ledger.devices)
         high = max(ledger.device_peak(device, "high").num_bytes for device in ledger.devices)
         rank = max(at_least, 0 if high <= capacity else 1 if expected <= capacity else 2)
@@ -154,10 +155,11 @@ class Considered:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that makes it fit by itself, as it is typed, and the peak that it leads to."""
+    """A change that by itself leads to a better verdict, as it is typed, with the peak and the verdict it leads to."""
 
     change: str
     peak_bytes: int
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ class Budget:
             "checkpoint_bytes": self.checkpoint_bytes,
             "swap_bytes_per_host": self.swap_bytes,
             "considered": [{"placement": c.placement.value, "reason": c.reason} for c in self.considered],
-            "remedies": [vars(remedy) for remedy in self.remedies],
+            "remedies": [{**vars(remedy), "verdict": remedy.verdict.value} for remedy in self.remedies],
             "budget": self.spec.model_dump(mode="json"),
             "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
             "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(self.ledger.rows, mode="json"),

@@ -75,9 +75,12 @@ def _split(budget: BudgetSpec, num_gpus: int, placement: Placement) -> tuple[int
 def _cannot(budget: BudgetSpec, training: int, generation: int) -> str:
     if training < 1 or generation < 1:
         return "disaggregated needs at least 2 GPUs: some generate, the others train"
+    tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
     ulysses, rollouts = budget.training.ulysses, budget.workload.rollouts_per_mini_batch
     if training % ulysses:
         return f"training.ulysses {ulysses} does not divide the {training} GPUs that train"
+    if generation % tp:
+        return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
     if rollouts % (training // ulysses):
         return f"mini_batch_size {rollouts} does not divide by the {training // ulysses} ranks that train"
     return ""

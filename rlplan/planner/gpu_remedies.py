@@ -1,14 +1,15 @@
 """Remedies on GPUs: what to change in a budget that does not fit, each tried before it is named.
 
 In: a BudgetSpec and its setting. Out: changes that can be typed as they stand, the mildest of each kind.
-Left out: what changes the job itself (lengths, batch), except the micro-batch, which changes nothing that is learned.
+Left out: what changes the job itself (lengths, batch). Adapters change what is trained, and the list says so.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from rlplan.errors import SpecError
+from rlplan.errors import RlplanError
 from rlplan.planner.budget import Budget, Remedy, Verdict, read_setting
+from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, LoraSpec
 from rlplan.spec.profiles import parse_gpus
@@ -19,19 +20,21 @@ ADAPTER_RANK = 64
 
 def find_budget(spec: BudgetSpec) -> Budget:
     """The budget of a spec; where it does not fit, with remedies. Raises: SpecError."""
-    budget = GpuSearch(spec, read_setting(spec)).run()
-    if budget.verdict is not Verdict.DOES_NOT_FIT:
+    setting = read_setting(spec)
+    check_budget(spec, setting)
+    budget = GpuSearch(spec, setting).run()
+    if budget.verdict is Verdict.FITS:
         return budget
-    return budget.with_remedies(tuple(list_gpu_remedies(spec)))
+    return budget.with_remedies(tuple(list_gpu_remedies(spec, budget.verdict)))
 
 
-def list_gpu_remedies(spec: BudgetSpec) -> Iterator[Remedy]:
-    """Changes, each of which makes the budget fit by itself, with the peak that it leads to."""
+def list_gpu_remedies(spec: BudgetSpec, verdict: Verdict) -> Iterator[Remedy]:
+    """Changes, each of which by itself leads to a better verdict, with the verdict and the peak that it leads to."""
     for kind in _kinds(spec):
         for change, other in kind:
-            found = _fits(other)
+            found = _better(other, verdict)
             if found is not None:
-                yield Remedy(change, found)
+                yield Remedy(change, found.binding.num_bytes, found.verdict)
                 break
 
 
@@ -52,12 +55,13 @@ def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
         (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
         (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
         (training.offloads_parameters is False, "training", {"offloads_parameters": True, "zero_stage": 3}),
-        (training.lora is None, "training", {"lora": LoraSpec(rank=ADAPTER_RANK)}),
     ]
     yield from ([_changed(spec, part, **changes)] for holds, part, changes in tried if holds)
     if training.ulysses == 1:
         yield [_changed(spec, "training", ulysses=ways) for ways in (2, 4, 8)]
-    count, gpu = parse_gpus(spec.gpus, where="gpus")
+    if training.lora is None:
+        yield [_changed(spec, "training", lora=LoraSpec(rank=ADAPTER_RANK))]
+    count, gpu, _ = parse_gpus(spec.gpus, where="gpus")
     more = [f"{count * times}x{gpu.name}" for times in MORE_GPUS]
     yield [(f"gpus={gpus}", spec.model_copy(update={"gpus": gpus})) for gpus in more]
     freed = {"zero_stage": "auto", "recompute": "auto", "offloads_optimizer": "auto"}
@@ -77,13 +81,15 @@ def _typed(value: Any) -> str:
     return f"'{{rank: {value.rank}}}'" if isinstance(value, LoraSpec) else str(value).lower()
 
 
-def _fits(spec: BudgetSpec) -> int | None:
-    """The peak of a spec that fits; None where it does not, or sizes do not divide."""
+def _better(spec: BudgetSpec, verdict: Verdict) -> Budget | None:
+    """The budget of a spec with a better verdict than that; None where it has none, or cannot be built."""
     try:
-        budget = GpuSearch(spec, read_setting(spec)).run()
-    except SpecError:
+        setting = read_setting(spec)
+        check_budget(spec, setting)
+        budget = GpuSearch(spec, setting).run(with_others=False)
+    except RlplanError:
         return None
-    return None if budget.verdict is Verdict.DOES_NOT_FIT else budget.binding.num_bytes
+    return budget if budget.verdict.rank < verdict.rank else None
 
 
 def _halves(value: int) -> Iterator[int]:

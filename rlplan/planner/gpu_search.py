@@ -5,7 +5,7 @@ Left out: time (gpu_candidates.py says what stands in for it).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
@@ -26,18 +26,22 @@ KV_SHORTFALL = 8.0
 
 @dataclass(frozen=True)
 class Rated:
-    """A candidate with what it needs. kv_cache: bytes a GPU. rank: 0 fits, 1 fits in expectation only, 2 does not."""
+    """A candidate with what it needs. kv_cache: bytes a GPU. rank: 0 fits, 1 fits in expectation only, 2 does not.
+
+    excess: the larger of what GPU and host need over what they have, as a ratio.
+    """
 
     candidate: GpuCandidate
     need: Fit
     kv_cache: int
     rank: int
     total: float
+    excess: float = 0.0
 
     @property
     def order(self) -> tuple[int, float]:
-        """Better ones first: what fits, then what costs little; among what does not fit, what needs least."""
-        return self.rank, self.total if self.rank < 2 else float(self.need.expected)
+        """Better ones first: what fits, then what costs little; among what does not fit, what overflows least."""
+        return self.rank, self.total if self.rank < 2 else self.excess
 
 
 class GpuSearch:
@@ -49,8 +53,8 @@ class GpuSearch:
         workload = budget.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
-    def run(self) -> Budget:
-        """The best candidate that fits, or the nearest one.
+    def run(self, *, with_others: bool = True) -> Budget:
+        """The best candidate that fits, or the nearest one. with_others: and what the other placements would need.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
@@ -67,13 +71,21 @@ class GpuSearch:
             if one.rank == 0:
                 limit = min(limit, one.total)
         considered = [Considered(item.placement, None, item.reason) for item in impossible]
-        return self._first_that_holds(sorted(rated, key=lambda one: one.order), considered)
+        best = self._first_that_holds(sorted(rated, key=lambda one: one.order))
+        if not with_others:
+            return best
+        others = map(self._considered, self._best_of_others(best.candidate.step.placement))
+        return best.with_considered((*considered, *others))
 
     def rate(self, candidate: GpuCandidate) -> Rated:
         """What a candidate needs, how large its KV cache can be, and whether it fits."""
-        capacity = self.setting.capacity
         _, pattern = self.roles.schedule(candidate.step)
-        need = fit(pattern, self.roles.tables(candidate), capacity, self.roles.hosts(candidate.step))
+        need = fit(pattern, self.roles.tables(candidate), self.setting.capacity, self.roles.hosts(candidate.step))
+        capacity = self.setting.capacity
+        if self.setting.gpu.shares_host_memory:
+            taken = need.host + DRIVER_HOST_BYTES + self.rollout_buffer
+            capacity -= taken
+            need = replace(need, room_expected=need.room_expected - taken, room_high=need.room_high - taken)
         rank = 0 if need.high <= capacity else 1 if need.expected <= capacity else 2
         if self._host_is_full(need):
             rank = 2
@@ -97,7 +109,7 @@ class GpuSearch:
         capacity = self.setting.host_capacity
         return capacity is not None and need.host + DRIVER_HOST_BYTES + self.rollout_buffer > capacity
 
-    def _first_that_holds(self, rated: list[Rated], considered: list[Considered]) -> Budget:
+    def _first_that_holds(self, rated: list[Rated]) -> Budget:
         """The first in order whose whole ledger holds: also while starting, and in the host's memory."""
         nearest: Budget | None = None
         for one in rated[:50]:
@@ -107,9 +119,7 @@ class GpuSearch:
             if budget.verdict.rank == one.rank:
                 break
         assert nearest is not None, "there is a candidate"
-        chosen = nearest.candidate.step.placement
-        others = [self._considered(one) for one in self._best_of_others(chosen)]
-        return nearest.with_considered((*considered, *others))
+        return nearest
 
     def _best_of_others(self, chosen: Placement) -> Iterator[Rated]:
         """Of each other placement the first candidate that fits, else the one that needs least."""
@@ -130,7 +140,7 @@ class GpuSearch:
         if one.candidate.step.has_rollouts:
             demand, _, _ = self.roles.demand(one.candidate)
             kv = KvReport.of(demand, one.kv_cache, one.candidate.engine.tp)
-        verdict = Verdict.of(ledger, self.setting.host_capacity, at_least=one.rank)
+        verdict = Verdict.of(ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory)
         return Budget(
             self.budget,
             self.setting,

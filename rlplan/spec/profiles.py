@@ -43,7 +43,7 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "rocm": GpuProfile,
     "node": NodeProfile,
 }
-_GPUS = re.compile(r"^\s*(\d{1,6})\s*[x*]\s*([A-Za-z0-9 _.-]+?)\s*$")
+_GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*×]\s*([A-Za-z0-9 _.-]+?)\s*$")
 
 
 def profile_folder() -> Path:
@@ -144,17 +144,24 @@ def get_node(name: str, *, where: str) -> NodeProfile:
     return profile
 
 
-def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile]:
-    """How many of which GPU, from `8xH100`. Raises: SpecError where it has another form or the GPU is unknown."""
+def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
+    """How many of which GPU, from `8xH100`; `2xdgx-h100` are two nodes of eight, and the node is said too.
+
+    Raises: SpecError where it has another form or the profile is unknown or of another kind.
+    """
     match = _GPUS.match(text)
     if match is None or int(match.group(1)) < 1:
         raise SpecError(
             f"'{shorten(text)[1:-1]}' names no GPUs",
             where=where,
-            rule="a number from 1, an x and a GPU profile, as in 8xh100-sxm",
+            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm",
             way_out="`rlplan profiles list` shows the profiles",
         )
-    return int(match.group(1)), get_gpu(match.group(2), where=where)
+    count, profile = int(match.group(1)), find_profile(match.group(2), where=where)
+    gpu = get_gpu(match.group(2), where=where)
+    if isinstance(profile, NodeProfile):
+        return count * profile.num_gpus, gpu, profile
+    return count, gpu, None
 
 
 def _normalized(name: str) -> str:

@@ -219,8 +219,15 @@ def test_a_profile_of_another_kind_is_refused(get: Any, name: str):
     [("8xH100", 8, "h100-sxm"), ("1 x rtx-4090", 1, "rtx-4090"), ("16384xb200", 16384, "b200")],
 )
 def test_gpus_are_a_number_and_a_name(text: str, count: int, name: str):
-    found, gpu = parse_gpus(text, where="--gpus")
-    assert (found, gpu.name) == (count, name)
+    found, gpu, node = parse_gpus(text, where="--gpus")
+    assert (found, gpu.name, node) == (count, name, None)
+
+
+def test_nodes_are_counted_with_all_their_gpus():
+    found, gpu, node = parse_gpus("2xdgx-h100", where="--gpus")
+    assert (found, gpu.name) == (16, "h100-sxm")
+    assert node is not None
+    assert node.name == "dgx-h100"
 
 
 @pytest.mark.parametrize("text", ["", "h100", "8", "0xh100", "-1xh100", "8h100", "8xh100x", "1e3xh100", "9999999xh100"])
