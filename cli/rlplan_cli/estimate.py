@@ -1,5 +1,6 @@
 """`rlplan estimate`: how much memory each phase, process and kind will need, of a job or of a budget on GPUs."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -50,13 +51,10 @@ def command(
 ) -> None:
     """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
     changes = tuple(overrides or ())
-    if model is not None or gpus is not None:
-        answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
-        budget = _with_hub_models(make_budget(answers, ((job, *changes) if job else changes)))
-        if trace:
-            _show_trace(budget, as_json=as_json)
-        else:
-            _show(budget, as_json=as_json)
+    answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
+    asks = [f"{key}={json.dumps(value)}" for key, value in answers.items() if value is not None]
+    if asks and (job is None or "=" in job):
+        _answer(make_budget(answers, ((job, *changes) if job else changes)), trace=trace, as_json=as_json)
         return
     if job is None:
         raise SpecError(
@@ -66,18 +64,15 @@ def command(
             way_out="for example: rlplan estimate --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
         )
     path = Path(job)
-    if path.suffix != ".json" and "gpus" in (read_yaml(path, "the job file") or ()):
-        budget = _with_hub_models(load_budget(path, changes))
-        if trace:
-            _show_trace(budget, as_json=as_json)
-        else:
-            _show(budget, as_json=as_json)
+    data = None if path.suffix == ".json" else read_yaml(path, "the job file")
+    if isinstance(data, dict) and "gpus" in data:
+        _answer(load_budget(path, (*changes, *asks)), trace=trace, as_json=as_json)
         return
-    if trace:
+    if trace or asks:
         raise SpecError(
-            "--trace goes with a budget",
+            f"{'--trace' if trace else '--' + asks[0].partition('=')[0]} goes with a budget, {path} is none",
             where="command line",
-            rule="a budget file, or --model and --gpus",
+            rule="a budget file (it has the key gpus), or --model and --gpus",
             way_out="rlplan estimate --trace --model config.json --gpus 8xH100",
         )
     plan = plan_from_file(path, changes)
@@ -85,6 +80,14 @@ def command(
         print_json(plan.estimate())
     else:
         show_estimate(plan)
+
+
+def _answer(spec: BudgetSpec, *, trace: bool, as_json: bool) -> None:
+    budget = _with_hub_models(spec)
+    if trace:
+        _show_trace(budget, as_json=as_json)
+    else:
+        _show(budget, as_json=as_json)
 
 
 def _show(spec: BudgetSpec, *, as_json: bool) -> None:
@@ -99,6 +102,13 @@ def _show(spec: BudgetSpec, *, as_json: bool) -> None:
 
 
 def _show_trace(spec: BudgetSpec, *, as_json: bool) -> None:
+    if model_path(spec.model) is None:
+        raise SpecError(
+            f"model '{spec.model}' is no path",
+            where="model",
+            rule="a trace builds the model from its own whole config.json",
+            way_out="give the path of its config.json, or leave --trace out: the formulas know the bundled models",
+        )
     from rlplan.runtime.trace_estimate import trace_estimate
 
     estimate = trace_estimate(spec)
@@ -127,14 +137,14 @@ def _is_misspelt(name: str) -> bool:
 
 
 def _does_not_fit(budget: Budget) -> NoFeasiblePlanError:
-    peak, room, place = budget.binding, budget.setting.capacity, "per GPU"
-    if peak.num_bytes <= room and budget.is_host_too_small:
-        peak, room, place = budget.ledger.host_peak(), budget.setting.host_capacity or 0, "of a host's memory"
+    of, needed, room = budget.shortage or ("a GPU", budget.binding.num_bytes, budget.setting.capacity)
+    peak = budget.ledger.host_peak() if of == "a host's memory" else budget.binding
+    others = "" if of != "a host's memory" else " and those like it"
     process, _, kind, size = peak.rows[0]
     return NoFeasiblePlanError(
-        f"{budget.spec.model} needs {format_bytes(peak.num_bytes)} {place} in {peak.action_id}, "
-        f"{format_bytes(room)} available ({describe_choice(budget)})",
-        where=f"largest: {kind} of {process}, {format_bytes(size)}",
+        f"{budget.spec.model} needs {format_bytes(needed)} of {of}, {format_bytes(room)} available; the worst moment "
+        f"is {peak.action_id} ({describe_choice(budget)})",
+        where=f"largest: {kind} of {process}{others}, {format_bytes(size)}",
         rule="the worst moment of a step fits into a GPU, the host's part into the host, one longest sequence into "
         "the KV cache",
         way_out=budget.remedies[0].change if budget.remedies else "a smaller model, shorter lengths or larger GPUs",

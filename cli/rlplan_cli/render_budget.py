@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
-from rlplan.planner.budget import Budget, Verdict
+from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout
@@ -14,6 +14,8 @@ from rlplan_cli.render import NARROW, SHORT, new_table, stdout
 if TYPE_CHECKING:
     from rlplan.runtime.trace_estimate import TraceEstimate
 
+MAX_NARROW_PROCESSES = 3
+"""Columns of processes that a narrow terminal has room for; of more, their sums are shown."""
 _COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
 
 
@@ -41,6 +43,9 @@ def _show_verdict(budget: Budget) -> None:
             f"{format_bytes(low)} to {format_bytes(high)}",
         )
     )
+    if budget.shortage is not None:
+        of, needed, room = budget.shortage
+        stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")
     stdout.print(f"  {describe_choice(budget)}", style="dim")
 
 
@@ -66,7 +71,9 @@ def _show_step(budget: Budget, device: str, num_alike: int, group: str) -> None:
     """A row an action, a column a process: what it holds then, inside the action or waiting."""
     processes = [name for name, place in budget.schedule.processes if place == device]
     title = f"One step on one GPU of {num_alike} alike" + ("" if group == "shared" else f" ({group})") + _unit()
-    table = new_table("action", *map(_short_name, processes), "together", title=title)
+    is_compact = stdout.width < NARROW and len(processes) > MAX_NARROW_PROCESSES
+    names = ("in it", "waiting") if is_compact else tuple(map(_short_name, processes))
+    table = new_table("action", *names, "together", title=title)
     held: dict[str, int] = {}
     binding = budget.binding
     for moment, action in budget.ledger.order:
@@ -77,11 +84,15 @@ def _show_step(budget: Budget, device: str, num_alike: int, group: str) -> None:
             inside[row.process] += row.peak_bytes
             after[row.process] += row.resident_bytes
         if rows and moment == "steady":
-            cells = [
-                Text(_size(inside[name]), "bold") if name in inside else Text(_size(held.get(name, 0)), "dim")
-                for name in processes
-            ]
-            total = sum(inside.get(name, held.get(name, 0)) for name in processes)
+            waiting = {name: held.get(name, 0) for name in processes if name not in inside}
+            total = sum(inside.values()) + sum(waiting.values())
+            if is_compact:
+                cells = [Text(_size(sum(inside.values())), "bold"), Text(_size(sum(waiting.values())), "dim")]
+            else:
+                cells = [
+                    Text(_size(inside[name]), "bold") if name in inside else Text(_size(waiting[name]), "dim")
+                    for name in processes
+                ]
             is_binding = (binding.scope, binding.moment, binding.action_id) == (device, moment, action)
             table.add_row(action + " <" * is_binding, *cells, _size(total), style="reverse" * is_binding)
         held |= after
@@ -100,12 +111,13 @@ def _show_binding(budget: Budget) -> None:
         peak.moment
     ]
     title = f"The binding moment: {peak.action_id}, {when}{_unit()}"
-    table = new_table("kind", *map(_short_name, processes), "together", title=title)
+    is_compact = stdout.width < NARROW and len(processes) > MAX_NARROW_PROCESSES
+    table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "together", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for process, _, kind, size in peak.rows:
         sizes[SHORT.get(kind, kind.value)][process] = size
     for name, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
-        shown = [_size(cells[process]) if process in cells else "-" for process in processes]
+        shown = [] if is_compact else [_size(cells[one]) if one in cells else "-" for one in processes]
         table.add_row(name, *shown, _size(sum(cells.values())))
     stdout.print(table)
 
@@ -134,13 +146,14 @@ def _show_risks(budget: Budget) -> None:
             "KV cache",
             f"{format_bytes(kv.kv_cache_memory_bytes)} a GPU = {kv.num_tokens:,} tokens an engine; its "
             f"{kv.max_num_seqs} sequences ask for {format_bytes(kv.expected_bytes)}, "
-            f"{format_bytes(kv.enough_bytes)} at P99; preemption in {kv.preemption_risk:.0%} of such batches. "
+            f"{format_bytes(kv.enough_bytes)} at P99; {_room(kv)}. "
             f"vLLM: kv_cache_memory_bytes={kv.kv_cache_memory_bytes}, max_num_seqs={kv.max_num_seqs}",
         )
     if budget.oom_risk:
         _say("Lengths", f"a step meets a micro-batch too long to fit with probability {budget.oom_risk:.1%}")
     host = budget.ledger.host_peak()
-    room = "unknown" if setting.host_capacity is None else format_bytes(setting.host_capacity)
+    is_known = setting.host_capacity is not None
+    room = format_bytes(setting.host_capacity or 0) if is_known else "an unknown amount (no node profile: not checked)"
     hosts = -(-setting.num_gpus // setting.gpus_per_host)
     _say(
         "Host",
@@ -167,16 +180,28 @@ def show_trace(estimate: "TraceEstimate") -> None:
     stdout.print("Activations here are logits and temporaries too. Rollouts and scoring are not in this.", style="dim")
 
 
+def _room(kv: KvReport) -> str:
+    """What happens when all sequences at once reach their full length."""
+    if kv.preemption_risk < 0.5:
+        return f"some have to wait in {kv.preemption_risk:.0%} of such batches"
+    return f"{int(kv.max_num_seqs * kv.kv_cache_memory_bytes / kv.enough_bytes)} of them fit at once, the others wait"
+
+
 def _say(head: str, text: str) -> None:
     stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+
+
+def _remedy(remedy: Remedy) -> str:
+    trains_less = ", and trains adapters only" if "lora" in remedy.change else ""
+    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{trains_less})"
 
 
 def _show_others(budget: Budget) -> None:
     for considered in budget.considered:
         _say(f"Not {considered.placement.value}", considered.reason)
     if budget.remedies:
-        changes = "\n".join(f"  {remedy.change}  ({format_bytes(remedy.peak_bytes)})" for remedy in budget.remedies)
-        stdout.print(Text.assemble(("Each of these alone makes it fit, cheapest first:\n", "bold"), changes))
+        changes = "\n".join(_remedy(remedy) for remedy in budget.remedies)
+        stdout.print(Text.assemble(("Each of these lines alone helps, cheapest first:\n", "bold"), changes))
     elif budget.verdict is Verdict.DOES_NOT_FIT:
         _say("No single change", "that was tried makes it fit: a smaller model, shorter lengths or larger GPUs would")
     stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")

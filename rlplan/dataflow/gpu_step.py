@@ -20,8 +20,9 @@ from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 class GpuStep:
     """What a step is made of. num_training, num_generation: GPUs of each; on shared devices both are all.
 
-    sleeps: the engine sleeps while others work. parks: roles that wait move to the host. recomputes_logprobs: the
-    policy's trainer takes log-probs anew before its first optimizer step (more than one mini-batch needs them).
+    num_mini_batches: with more than one the policy's log-probs are taken anew before its first optimizer step.
+    scores_base: the policy's trainer scores with its adapters off. sleeps: the engine sleeps while others work.
+    parks: roles that wait move to the host.
     """
 
     placement: Placement
@@ -33,6 +34,7 @@ class GpuStep:
     num_mini_batches: int = 1
     zero_stage: int = 3
     tp: int = 1
+    scores_base: bool = False
     sleeps: bool = False
     parks: bool = False
 
@@ -135,6 +137,8 @@ class _Maker:
             yield from self._park(role)
         for role in (*step.trained_roles[1:], *step.trained_roles[:1]):
             yield from self._unpark(role)
+            if role is Role.POLICY and step.scores_base:
+                yield _Call("score/base", ActionKind.SCORE, role, Phase.SCORE, self._trainer(role))
             if role is Role.VALUE or (step.has_rollouts and step.num_mini_batches > 1):
                 yield _Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, self._trainer(role))
             yield from self._train(role)

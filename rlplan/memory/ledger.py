@@ -29,6 +29,7 @@ class LedgerRow:
 
     loaded_bytes: bytes before the engine repacked them, for weights that a CPU engine repacks while it starts.
     low_bytes, high_bytes: between which the peak may lie; None where it is as certain as its source.
+    resident_high_bytes: the same of what is resident, at most.
     num_alike: processes of one host that the row stands for, itself included.
     space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
     source: the forecaster that computed the bytes.
@@ -50,6 +51,11 @@ class LedgerRow:
     low_bytes: int | None = None
     high_bytes: int | None = None
     num_alike: int = 1
+    resident_high_bytes: int | None = None
+
+    def resident_at(self, bound: "Bound") -> int:
+        """What is resident as expected, or at most."""
+        return self.resident_bytes if bound != "high" or self.resident_high_bytes is None else self.resident_high_bytes
 
     def peak_at(self, bound: "Bound") -> int:
         """The peak as expected, or at an end of its interval."""
@@ -158,7 +164,7 @@ class MemoryLedger:
             active = {process: rows for other in [*beside, moment] for process, rows in by_moment[other].items()}
             counted = [(row, row.peak_at(bound)) for rows in active.values() for row in rows]
             counted += [
-                (row, row.resident_bytes) for process, rows in held.items() if process not in active for row in rows
+                (row, row.resident_at(bound)) for process, rows in held.items() if process not in active for row in rows
             ]
             result.append((moment, counted))
             held.update(by_moment[moment])

@@ -114,11 +114,13 @@ class Verdict(Enum):
 class KvReport:
     """The KV cache of one engine of `tp` GPUs. Bytes are of one GPU; tokens and sequences of the engine.
 
-    num_tokens: that the cache holds. expected_bytes, enough_bytes: what the rollouts ask for at the median and at the
-    99th percentile. preemption_risk: probability that they need more than there is.
+    least_bytes: that one longest sequence takes. num_tokens: that the cache holds. expected_bytes, enough_bytes: what
+    the rollouts ask for at the median and at the 99th percentile. preemption_risk: probability that they need more than
+    there is.
     """
 
     kv_cache_memory_bytes: int
+    least_bytes: int
     num_blocks: int
     num_tokens: int
     max_num_seqs: int
@@ -134,6 +136,7 @@ class KvReport:
         longest = demand.max_prompt_len + demand.lengths.longest
         return KvReport(
             kv_cache_memory_bytes=kv_cache,
+            least_bytes=demand.least_bytes,
             num_blocks=blocks,
             num_tokens=demand.pool.num_tokens(blocks, longest),
             max_num_seqs=demand.num_seqs,
@@ -198,10 +201,25 @@ class Budget:
         return low, max(self.ledger.device_peak(device, "high").num_bytes for device in devices)
 
     @property
-    def is_host_too_small(self) -> bool:
-        """Whether a host's memory is what is too small."""
-        capacity = self.setting.host_capacity
-        return capacity is not None and self.ledger.host_peak().num_bytes > capacity
+    def shortage(self) -> tuple[str, int, int] | None:
+        """What is too small, what is needed and what there is; None where it fits at the high end of every interval.
+
+        In this order: the GPU, a host's memory, the room for one longest sequence in the KV cache, the GPU at the high
+        end.
+        """
+        peak, capacity, room = self.binding.num_bytes, self.setting.capacity, self.setting.host_capacity
+        if peak > capacity:
+            return "a GPU", peak, capacity
+        if room is not None and (needed := self.ledger.host_peak().num_bytes) > room:
+            return "a host's memory", needed, room
+        if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
+            return (
+                "the KV cache, which must hold one longest sequence",
+                self.kv.least_bytes,
+                (self.kv.kv_cache_memory_bytes),
+            )
+        high = self.interval()[1]
+        return ("a GPU with the longest lengths", high, capacity) if high > capacity else None
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -235,6 +253,8 @@ class Budget:
         return {
             "schema_version": BUDGET_SCHEMA_VERSION,
             "verdict": self.verdict.value,
+            "shortage": self.shortage
+            and dict(zip(("of", "needed_bytes", "available_bytes"), self.shortage, strict=True)),
             "peak_bytes": {"low": low, "expected": self.binding.num_bytes, "high": high},
             "capacity_bytes": self.setting.capacity,
             "host_capacity_bytes": self.setting.host_capacity,
@@ -263,3 +283,6 @@ class Budget:
             "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
             "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(self.ledger.rows, mode="json"),
         }
+
+
+_SHORTAGE = ("of", "needed_bytes", "available_bytes")

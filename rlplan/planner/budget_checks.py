@@ -1,14 +1,17 @@
 """Checks of a budget against its models and GPUs: what an engine or a trainer would refuse is refused here.
 
-In: a BudgetSpec and its setting. Out: nothing, or a SpecError. Left out: what a single part of the spec knows by itself.
+In: a BudgetSpec and its setting. Out: nothing, or a SpecError. Left out: what one part of the spec knows by itself.
 """
 
 from collections.abc import Iterator
 
 from rlplan.errors import SpecError
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.planner.budget import GpuSetting
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
+from rlplan.spec.lengths import ConstantLengths
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Dtype
 
@@ -30,12 +33,12 @@ def _lengths(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
             f"prompt and response may reach {length:,} tokens, the model's limit is {limit:,}",
             "workload.max_prompt_len + workload.max_response_len",
             "at most max_position_embeddings of the model's config.json: vLLM refuses more",
-            f"workload.max_response_len={max(1, limit - budget.workload.max_prompt_len)}, or a model with more positions",
+            f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or another model",
         )
-    shortest = budget.workload.lengths.spec.quantile(0.0)
-    if shortest > budget.workload.max_response_len:
+    lengths, longest = budget.workload.response_lengths, budget.workload.max_response_len
+    if lengths != ConstantLengths() and lengths.quantile(0.0) > longest:
         yield (
-            f"the shortest response has {shortest:,.0f} tokens, the longest allowed {budget.workload.max_response_len:,}",
+            f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
             "workload.response_lengths",
             "some responses are shorter than max_response_len",
             "raise workload.max_response_len, or lower the lengths",
@@ -115,6 +118,11 @@ def _adapters(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
             "bitsandbytes' packed weights are not partitioned by DeepSpeed",
             "training.zero_stage=2",
         )
+    if lora is not None and lora.targets:
+        try:
+            lora_parameters(setting.policy, lora.rank, lora.targets)
+        except SpecError as error:
+            yield error.what, f"training.lora.{error.where}", error.rule, error.way_out
     if lora is not None and not lora.targets:
         yield (
             "training.lora.targets is empty",
@@ -126,6 +134,11 @@ def _adapters(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 def _engine(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
     rollout, placement = budget.rollout, budget.placement.placement
+    if rollout.tp != "auto":
+        try:
+            engine_weight_bytes(setting.policy, engine_layout(int(rollout.tp)), 2)
+        except SpecError as error:
+            yield error.what, "rollout.tp", error.rule, "rollout.tp=auto, or another number"
     if rollout.sleep_level not in ("auto", 0) and placement not in ("auto", "colocated"):
         yield (
             f"rollout.sleep_level {rollout.sleep_level} with placement {placement}",

@@ -105,6 +105,7 @@ def _of_placement(
             num_mini_batches=min(2, budget.workload.num_mini_batches),
             zero_stage=trainer.zero_stage,
             tp=tp,
+            scores_base=scores_base(budget),
             sleeps=level > 0,
             parks=parks,
         )
@@ -114,6 +115,12 @@ def _of_placement(
 def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
     """Models that are only read."""
     return ((Role.REFERENCE,) if budget.has_reference else ()) + ((Role.REWARD,) if budget.reward_model else ())
+
+
+def scores_base(budget: BudgetSpec) -> bool:
+    """Whether the policy's frozen base, without its adapters, stands in for a reference model."""
+    wanted = budget.declaration.has_reference if budget.kl_coef is None else budget.kl_coef > 0
+    return wanted and budget.training.lora is not None
 
 
 def _sleep_levels(budget: BudgetSpec, placement: Placement) -> tuple[int, ...]:
@@ -149,7 +156,8 @@ def _trainers(budget: BudgetSpec, training: int, share: int) -> Iterator[Trainer
         _micro_batches(budget, share),
     ):
         needs_three = parameters or (optimizer and wanted.offload_device == "nvme")
-        if (needs_three and stage < 3) or (optimizer and stage == 0):
+        is_packed = wanted.lora is not None and wanted.lora.base == "nf4"
+        if (needs_three and stage < 3) or (is_packed and stage == 3) or (optimizer and stage == 0):
             continue
         yield TrainerChoice(stage, recompute, optimizer, parameters, micro_batch)
 

@@ -128,6 +128,7 @@ class GpuRoles:
             step.num_training,
             setting.overheads,
             budget.placement.sync_bucket,
+            in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
         )
 
     def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:

@@ -89,21 +89,27 @@ class GpuSearch:
         rank = 0 if need.high <= capacity else 1 if need.expected <= capacity else 2
         if self._host_is_full(need):
             rank = 2
+        excess = max(need.expected / max(1, capacity), need.host / (self.setting.host_capacity or need.host or 1))
         if not candidate.step.has_rollouts:
-            return Rated(candidate, need, 0, rank, candidate.handicap)
+            return Rated(candidate, need, 0, rank, candidate.handicap, excess)
+        kv_cache, kv_rank, shortfall = self._kv_cache(candidate, need)
+        return Rated(candidate, need, kv_cache, max(rank, kv_rank), candidate.handicap + shortfall, excess)
+
+    def _kv_cache(self, candidate: GpuCandidate, need: Fit) -> tuple[int, int, float]:
+        """(bytes of KV cache a GPU, the rank that they lead to, the handicap of rollouts in turns)."""
         demand, enough, least = self.roles.demand(candidate)
         wanted = self.budget.rollout.kv_cache_memory
         largest = enough if wanted == "auto" else int(wanted)
         least = least if wanted == "auto" else largest
+        rank = 0
         if largest < demand.least_bytes:
             rank = 2
         elif min(need.room_high, largest) < least:
-            rank = max(rank, 1 if need.room_expected >= least else 2)
+            rank = 1 if need.room_expected >= least else 2
         room = need.room_high if need.room_high >= least else need.room_expected
         kv_cache = max(0, min(largest, room)) // demand.pool.bytes_per_block * demand.pool.bytes_per_block
         at_once = demand.num_seqs * self.roles.num_engines(candidate.step) * min(1.0, kv_cache / enough)
-        shortfall = KV_SHORTFALL * (1 - min(1.0, at_once / self.budget.workload.num_rollouts_per_step))
-        return Rated(candidate, need, kv_cache, rank, candidate.handicap + shortfall)
+        return kv_cache, rank, KV_SHORTFALL * (1 - min(1.0, at_once / self.budget.workload.num_rollouts_per_step))
 
     def _host_is_full(self, need: Fit) -> bool:
         capacity = self.setting.host_capacity
@@ -140,7 +146,9 @@ class GpuSearch:
         if one.candidate.step.has_rollouts:
             demand, _, _ = self.roles.demand(one.candidate)
             kv = KvReport.of(demand, one.kv_cache, one.candidate.engine.tp)
-        verdict = Verdict.of(ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory)
+        verdict = Verdict.of(
+            ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory
+        )
         return Budget(
             self.budget,
             self.setting,

@@ -39,7 +39,9 @@ class RoleTable:
             longest = self.longest.peak(action, "steady")
             self.expected[inside] = sum(self.usual.peak(action, "steady").values())
             self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
-            self.expected[after] = self.high[after] = sum(self.usual.resident(action, "steady").values())
+            resident = self.usual.resident(action, "steady")
+            self.expected[after] = sum(resident.values())
+            self.high[after] = sum(spread(kind, size)[1] for kind, size in resident.items())
             self.host[inside] = self.host[after] = sum(host_bytes(self.usual, action, "steady").values())
             if self.full is not None:
                 held = (self.full.peak(action, "steady"), self.full.resident(action, "steady"))

@@ -5,6 +5,7 @@ states are DeepSpeed's for the number of parameters that the trace finds. Left o
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from rlplan.planner.budget import gpus_of
 from rlplan.runtime.tracing import LOSSES, trace_peak
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.model import Parameter
-from rlplan.spec.models.catalogue import model_path
 from rlplan.spec.models.config import read_config
 from rlplan.vocabulary import Dtype, MemoryKind
 
@@ -95,13 +95,6 @@ def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
 
 
 def _whole_config(name: str) -> dict[str, Any]:
-    """The config at a path. The catalogue keeps only the keys that the formulas read. Raises: SpecError."""
-    path = model_path(name)
-    if path is None:
-        raise SpecError(
-            f"model '{name}' is no path",
-            where="model",
-            rule="a trace builds the model from its own whole config.json",
-            way_out="give the path of its config.json, or leave --trace out: the formulas know the bundled models",
-        )
+    """The config at a path: the catalogue keeps only the keys that the formulas read. Raises: SpecError."""
+    path = Path(name).expanduser()
     return read_config(path / "config.json" if path.is_dir() else path)

@@ -91,12 +91,12 @@ def _rule(error: ErrorDetails) -> str:
 
 def _key_path(loc: tuple[int | str, ...], data: Any) -> str:
     """Dotted path of the keys that stand in the file: pydantic also names the member of a union."""
-    parts = []
+    parts: list[str] = []
     for position, part in enumerate(loc):
         inside = (isinstance(data, dict) and part in data) or (
             isinstance(data, list) and isinstance(part, int) and part < len(data)
         )
-        if inside or position == len(loc) - 1:
+        if inside or (position == len(loc) - 1 and (isinstance(data, dict) or not parts)):
             parts.append(str(part))
             data = data[part] if inside else None
     return ".".join(parts) or "(top level)"

@@ -122,7 +122,7 @@ class BudgetTraining(Spec):
     sequence.
     """
 
-    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.BFLOAT16
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
     logits: Literal["plain", "chunked", "fused", "in_place"] = "in_place"
@@ -143,7 +143,7 @@ class BudgetRollout(Spec):
     tp: ranks that share one engine. sleep_level: 0 stays, 1 keeps weights on the host, 2 drops them.
     """
 
-    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.BFLOAT16
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
     quantization: str | None = Field(default=None, max_length=40)
     kv_dtype: Literal["auto", "fp8"] = "auto"
     tp: int | Literal["auto"] = "auto"
@@ -175,7 +175,7 @@ class BudgetPlacement(Spec):
 
 
 class BudgetSpec(Spec):
-    """What memory is asked for. Nested parts are documented on their own classes and in docs/memory-model.md.
+    """What memory is asked for. Nested parts are documented on their own classes and in docs/budgets.md.
 
     model: an id of the catalogue, or a path to a Hugging Face folder or `config.json`. value_model, reward_model: the
     same; the value model is the policy's shape with one output unless given, and there is no reward model unless given.
@@ -190,7 +190,7 @@ class BudgetSpec(Spec):
     algorithm: str = "grpo"
     kl_coef: float | None = Field(default=None, ge=0)
     gpus: str = Field(min_length=1, max_length=200)
-    memory: ByteCount | None = None
+    memory: ByteCount | None = Field(default=None, ge=1 << 30)
     workload: BudgetWorkload = BudgetWorkload()
     training: BudgetTraining = BudgetTraining()
     rollout: BudgetRollout = BudgetRollout()
@@ -246,4 +246,4 @@ def make_budget(answers: dict[str, Any], overrides: Sequence[str] = ()) -> Budge
     return validate(BudgetSpec, apply_overrides(given, overrides), file="command line", way_out=WAY_OUT)
 
 
-WAY_OUT = "docs/memory-model.md shows a whole budget"
+WAY_OUT = "docs/budgets.md shows every key and a whole budget"

@@ -43,7 +43,7 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "rocm": GpuProfile,
     "node": NodeProfile,
 }
-_GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*×]\s*([A-Za-z0-9 _.-]+?)\s*$")
+_GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
 
 
 def profile_folder() -> Path:

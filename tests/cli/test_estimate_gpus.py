@@ -11,6 +11,10 @@ from tests.factories import EXAMPLES
 ASKED = ("estimate", "--model", "Qwen/Qwen2.5-7B", "--algorithm", "grpo", "--gpus", "8xH100")
 
 
+MODEL = ("--model", "Qwen/Qwen2.5-7B")
+HALF = ("training.dtype=float16", "rollout.dtype=float16")
+
+
 def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
     answer = rlplan(*ASKED)
     assert (answer.exit_code, answer.err) == (0, "")
@@ -53,12 +57,45 @@ def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
     assert json.loads(rlplan("estimate", path, "gpus=4xH200", "--json").out)["gpu"] == "h200-sxm"
 
 
+def test_options_lie_over_a_file(rlplan: Call) -> None:
+    path = "examples/budgets/grpo-7b-8xh100.yaml"
+    answer = json.loads(rlplan("estimate", path, "--algorithm", "ppo", "--gpus", "8xH200", "--json").out)
+    assert (answer["budget"]["algorithm"], answer["gpu"]) == ("ppo", "h200-sxm")
+
+
+@pytest.mark.parametrize("content", ["5", "gpus", "", "[gpus]"])
+def test_a_file_that_is_no_mapping_is_one_message(rlplan: Call, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "strange.yaml"
+    path.write_text(content)
+    answer = rlplan("estimate", path)
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert len(answer.err.splitlines()) == 4
+
+
+def test_a_single_gpu_that_is_too_small_still_gets_its_page(rlplan: Call) -> None:
+    answer = rlplan("estimate", *MODEL, "--gpus", "1xRTX4090")
+    assert answer.exit_code == 1
+    assert "does not fit" in answer.out
+    assert "Each of these lines alone helps" in answer.out
+
+
+def test_quantised_bases_need_less(rlplan: Call) -> None:
+    fixed = ("--gpus", "8xH100", "training.zero_stage=2", "placement.placement=hybrid", "--json")
+
+    def weights(base: str) -> int:
+        answer = json.loads(rlplan("estimate", *MODEL, *fixed, f"training.lora={{rank: 16, base: {base}}}").out)
+        held = [row for row in answer["rows"] if row["process"] == "policy_trainer/0" and row["kind"] == "weights"]
+        return max(row["resident_bytes"] for row in held)
+
+    assert weights("nf4") < 0.5 * weights("bfloat16")
+
+
 def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None:
     asked = ("estimate", "--model", "Qwen/Qwen2.5-32B", "--gpus", "16xH100")
     answer = rlplan(*asked, "training.zero_stage=2", "placement.parks=false")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
-    assert "Each of these alone makes it fit" in answer.out
+    assert "Each of these lines alone helps" in answer.out
     assert "error: Qwen/Qwen2.5-32B needs" in answer.err
     assert "way out: training.zero_stage=3" in answer.err
     assert rlplan(*asked, "training.zero_stage=3", "placement.parks=false").exit_code == 0
@@ -68,7 +105,8 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
     fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "training.offloads_parameters=true")
     answer = rlplan("estimate", "--model", "meta-llama/Llama-3.1-70B", "--gpus", "8xA100", *fixed)
     assert answer.exit_code == 1
-    assert "of a host's memory in" in answer.err
+    assert "of a host's memory, 1.12 TiB available" in answer.err
+    assert "a host's memory: " in answer.out
 
 
 @pytest.mark.parametrize(
@@ -85,6 +123,21 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.quantization=fp9"), "fp9"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.tp=3"), "3"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "3xH100", "placement.placement=hybrid"), "does not divide"),
+        ((*MODEL, "--gpus", "8xB200", "rollout.tp=16"), "num_heads 28 does not divide over tp 16"),
+        ((*MODEL, "--gpus", "6xB200", "rollout.tp=4", "placement.placement=hybrid"), "does not divide the 6 GPUs"),
+        ((*MODEL, "--gpus", "8xH100", "training.ulysses=8"), "the model has 28 attention heads"),
+        ((*MODEL, "--gpus", "8xH100", "workload.max_response_len=200000"), "the model's limit is 131,072"),
+        ((*MODEL, "--gpus", "1xT4"), "bfloat16, which a t4 does not compute"),
+        ((*MODEL, "--gpus", "1xT4", *HALF, "rollout.kv_dtype=fp8"), "fp8 on a t4"),
+        ((*MODEL, "--gpus", "8xH100", "memory=0"), "memory"),
+        ((*MODEL, "--gpus", "8xH100", "memory=500GiB"), "at most what the driver reports"),
+        ((*MODEL, "--gpus", "8xH100", "training.offloads_optimizer=yes"), "training.offloads_optimizer is 'yes'"),
+        ((*MODEL, "--gpus", "8xH100", "training.zero_stage=2", "training.offloads_parameters=true"), "only ZeRO-3"),
+        ((*MODEL, "--gpus", "8xH100", "training.zero_stage=0", "training.offloads_optimizer=true"), "ZeRO-1, 2 and 3"),
+        ((*MODEL, "--gpus", "8xH100", "training.optimizer=muon", "training.offloads_optimizer=true"), "CPU Adam"),
+        ((*MODEL, "--gpus", "8xH100", "training.lora={rank: 8, base: nf4}", "training.zero_stage=3"), "nf4"),
+        ((*MODEL, "--gpus", "8xH100", "rollout.sleep_level=1", "placement.placement=hybrid"), "colocated"),
+        (("examples/quickstart.yaml", "--algorithm", "ppo"), "--algorithm goes with a budget"),
         ((), "nothing to estimate"),
     ],
 )
@@ -98,7 +151,8 @@ def test_a_wrong_question_is_one_message(rlplan: Call, arguments: tuple[str, ...
 
 
 def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: Call) -> None:
-    asked = ("--model", "examples/models/decoder-160m", "--gpus", "8xH100", "workload.max_response_len=100")
+    short = ("workload.max_prompt_len=400", "workload.max_response_len=100")
+    asked = ("--model", "examples/models/decoder-160m", "--gpus", "8xH100", *short)
     answer = rlplan("estimate", "--trace", *asked)
     assert answer.exit_code == 0
     assert "fits  examples/models/decoder-160m on 8x h100-sxm" in answer.out
@@ -148,4 +202,5 @@ def test_a_config_that_was_fetched_once_is_read_from_the_cache(
     folder = tmp_path / "rlplan" / "configs" / "someone--model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes((EXAMPLES / "models" / "decoder-160m" / "config.json").read_bytes())
-    assert rlplan("estimate", "--model", "someone/model", "--gpus", "1xH100").exit_code == 0
+    short = ("workload.max_prompt_len=100", "workload.max_response_len=100")
+    assert rlplan("estimate", "--model", "someone/model", "--gpus", "1xH100", *short).exit_code == 0

@@ -124,6 +124,7 @@ def owners(engine: Any, earlier: Mapping[int, Any]) -> dict[str, int]:
     """
     import torch
 
+    torch.distributed.barrier()  # a bucket on its way is held by whoever sends it
     everything = reachable()
     zero, inner = engine.optimizer, getattr(engine.optimizer, "optimizer", engine.optimizer)
     states = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]

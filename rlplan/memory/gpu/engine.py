@@ -4,7 +4,8 @@ In: a model, the engine's settings, bytes of its KV cache. Out: bytes by kind. T
 Left out: pipelines, speculative drafts, images.
 
 Asleep (vLLM's sleep mode) the KV cache is gone and the weights are on the host (level 1) or dropped (level 2); context,
-communicator, CUDA graphs and what the driver keeps for kernels stay.
+communicator, CUDA graphs and what the driver keeps for kernels stay. An engine that never sleeps keeps what its
+allocator has cached of its largest batch too: vLLM empties that cache in `sleep` only (device_allocator/cumem.py).
 """
 
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class EngineOnGpu:
             awake = {}
         elif self.choice.sleep_level and action.kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
             del awake[MemoryKind.KV_CACHE]
+        if not self.choice.sleep_level:
+            awake[MemoryKind.FRAGMENTATION] = self.activation_bytes
         return add(self.asleep, awake)
 
     def peak(self, action: Action, moment: Moment) -> Bytes:
@@ -64,6 +67,7 @@ class EngineOnGpu:
             return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
         held = self.resident(action, moment)
         if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE):
+            held.pop(MemoryKind.FRAGMENTATION, None)
             held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
         elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:
             held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
@@ -91,7 +95,9 @@ class EngineOnGpu:
     def asleep(self) -> Bytes:
         """What stays whatever the engine does: context, communicator, graphs, kernels."""
         graphs = cuda_graph_bytes(LATEST, self.rollout.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
-        held = process_overheads(self.overheads, self.choice.tp)
+        held = process_overheads(
+            self.overheads, self.choice.tp, in_transfer_group=self.placement is Placement.DISAGGREGATED
+        )
         held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
         return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
 

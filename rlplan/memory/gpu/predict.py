@@ -101,6 +101,7 @@ def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[Ledge
                 source=f"memory.gpu.{type(process.usual).__name__}",
                 low_bytes=spread(kind, low.get(kind, 0))[0],
                 high_bytes=spread(kind, high.get(kind, 0))[1],
+                resident_high_bytes=spread(kind, resident.get(kind, 0))[1],
                 num_alike=process.num_alike,
             )
     for kind, size in host_bytes(process.usual, action, moment).items():

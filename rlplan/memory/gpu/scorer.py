@@ -47,6 +47,7 @@ class ScorerOnGpu:
         self.has_head = role is Role.REFERENCE
         self.element_bytes, self.loss, self.passes = element_bytes, loss if self.has_head else Loss.NONE, passes
         settings = ZeroSettings(stage=3 if is_sharded else 0, num_ranks=self.num_ranks, weight_bytes=element_bytes)
+        self.largest_layer = element_bytes * (model.num_parameters // model.num_layers)
         self.weights, self.gathered = frozen_parts(model, settings, has_head=self.has_head)
 
     def resident(self, action: Action, moment: Moment) -> Bytes:
@@ -64,7 +65,9 @@ class ScorerOnGpu:
         return add(held, {MemoryKind.COMM_BUFFERS: self.gathered, MemoryKind.LOGITS: self._pass_bytes})
 
     def on_host(self, action: Action, moment: Moment) -> Bytes:
-        """Held in the host's memory: the weights while the role is parked."""
+        """Held in the host's memory: the weights while the role is parked, and while they are loaded."""
+        if action.kind is ActionKind.START_SCORER:
+            return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}
         parked = action.kind is ActionKind.OFFLOAD_ROLE
         return pinned({MemoryKind.WEIGHTS: self.weights}) if parked else {}
 

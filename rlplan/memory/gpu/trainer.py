@@ -17,8 +17,9 @@ from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.nvme import left_on_host, swap_buffer_bytes
 from rlplan.memory.optimizers import Optimizer
+from rlplan.memory.quantization import NF4_DOUBLE, Quantization, weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
-from rlplan.memory.step_peak import Held, Recompute, Work, layer_bytes, moments, score_peak_bytes
+from rlplan.memory.step_peak import Held, Recompute, Work, kept_layer_bytes, layer_bytes, moments, score_peak_bytes
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.budget import BudgetTraining, LoraSpec
@@ -66,9 +67,12 @@ class TrainerOnGpu:
         num_ranks: int,
         overheads: GpuOverheads,
         sync_bucket: int,
+        *,
+        in_transfer_group: bool = False,
     ) -> None:
         self.role, self.model, self.training, self.choice = role, model, training, choice
         self.passes, self.num_ranks, self.overheads, self.sync_bucket = passes, num_ranks, overheads, sync_bucket
+        self.in_transfer_group = in_transfer_group
         self.lora = training.lora if role is Role.POLICY else None
         self.fixed = fixed_parts(model, role, self.lora, zero_settings(training, choice, num_ranks))
 
@@ -94,22 +98,27 @@ class TrainerOnGpu:
             held[MemoryKind.LOGITS] = score_peak_bytes(self.work)
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
         elif action.kind is ActionKind.SYNC_WEIGHTS:
-            held[MemoryKind.SYNC_STAGING] = self.staging
+            gathered = self.staging if self.choice.zero_stage == 3 and self.num_ranks > 1 else 0
+            held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: gathered})
         return held
 
     def on_host(self, action: Action, moment: Moment) -> Bytes:
         """Held in the host's memory for this rank: what ZeRO offloads, and everything while the role is parked.
 
-        Counts: pinned tensors (`host.pinned_bytes`), but for the moments of DeepSpeed's CPU Adam, which it makes with
-        `torch.zeros_like`, and for weights that are being written. Source: DeepSpeed 0.19.8, ops/adam/cpu_adam.py.
+        Counts: `offloaded_states`; while it starts the loaded weights, whole or (stage 3) a layer at a time; weights
+        that are being written. Assumes: `pin_memory` is on.
         """
-        held = pinned(self.fixed.after_step.host, but=MemoryKind.OPTIMIZER)
+        held = self.fixed.offloaded
         if held and self.training.offload_device == "nvme":
-            held = pinned(left_on_host(self.fixed.after_step.host, self.fixed.swap_buffers))
-        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held = left_on_host(held, pinned_bytes(self.fixed.swap_buffers))
+        if action.kind is ActionKind.START_TRAINER:
+            held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.loading})
+        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and self.training.offloads_activations:
+            held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.work))})
+        elif action.kind is ActionKind.OFFLOAD_ROLE:
             held = add(held, pinned(self.fixed.after_step.device))
         elif action.kind is ActionKind.CHECKPOINT:
-            held[MemoryKind.SYNC_STAGING] = self.fixed.share_bytes
+            held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
         return held
 
     @cached_property
@@ -130,6 +139,7 @@ class TrainerOnGpu:
             offloads_activations=training.offloads_activations,
             frozen=frozen_of(self.fixed.adapters) if self.lora else None,
             more=tuple(more),
+            exchanges_heads=training.ulysses > 1,
         )
 
     @cached_property
@@ -164,14 +174,15 @@ class TrainerOnGpu:
         return add(held, self._overheads())
 
     def _overheads(self) -> Bytes:
-        return process_overheads(self.overheads, self.num_ranks)
+        return process_overheads(self.overheads, self.num_ranks, in_transfer_group=self.in_transfer_group)
 
 
 @dataclass(frozen=True)
 class FixedParts:
     """What does not depend on the tokens. gathered: weights at most at a time.
 
-    share_bytes: the rank's own weights. swap_buffers: of NVMe offload.
+    share_bytes: the rank's own weights. swap_buffers: of NVMe offload. offloaded: what ZeRO keeps on the host.
+    loading: on the host while weights are loaded.
     """
 
     adapters: tuple[Parameter, ...]
@@ -182,6 +193,8 @@ class FixedParts:
     gathered: int
     share_bytes: int
     swap_buffers: int
+    offloaded: Bytes
+    loading: int
 
 
 @lru_cache(maxsize=1024)
@@ -189,12 +202,14 @@ def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: Z
     """States of a rank, counted once for all token counts."""
     parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
+    saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base == "nf4" else 0
+    held = held_by_zero(states, sizes)
     return FixedParts(
         adapters,
-        states.after_build(),
-        states.after_backward(),
-        states.after_step(),
-        held_by_zero(states, sizes),
+        _lighter(states.after_build(), saved),
+        _lighter(states.after_backward(), saved),
+        _lighter(states.after_step(), saved),
+        replace(held, resident=_lighter(States(held.resident), saved).device),
         states.gathered_bytes(sizes.layer_weights),
         settings.weight_bytes * states.partition_numel,
         swap_buffer_bytes(
@@ -202,7 +217,24 @@ def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: Z
             swaps_parameters=settings.offloads_parameters,
             element_bytes=settings.weight_bytes,
         ),
+        offloaded_states(states),
+        settings.weight_bytes
+        * (max(sizes.layer_weights, sizes.table) if settings.stage == 3 else model.num_parameters),
     )
+
+
+def _quantized_saving(parameters: tuple[Parameter, ...], element_bytes: int) -> int:
+    """Bytes that a frozen base of 4-bit normal floats (double quantisation) saves, but for one dequantised matrix."""
+    whole = element_bytes * sum(parameter.numel for parameter in parameters)
+    largest = element_bytes * max(parameter.numel for parameter in parameters if parameter.is_linear)
+    return whole - weight_bytes(parameters, element_bytes, Quantization(NF4_DOUBLE)) - largest
+
+
+def _lighter(states: States, saved: int) -> States:
+    """The same with lighter weights."""
+    if not saved:
+        return states
+    return States({**states.device, MemoryKind.WEIGHTS: states.device[MemoryKind.WEIGHTS] - saved}, states.host)
 
 
 @lru_cache(maxsize=64)
@@ -233,18 +265,44 @@ def add(one: Bytes, other: Bytes) -> Bytes:
     return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in (*one, *(k for k in other if k not in one))}
 
 
-def pinned(sizes: Mapping[MemoryKind, int], *, but: MemoryKind | None = None) -> Bytes:
-    """What tensors take in pinned memory, one flat tensor a kind; a kind that is pageable as it is."""
-    return {kind: size if kind is but else pinned_bytes(size) for kind, size in sizes.items()}
+def offloaded_states(states: ZeroStates) -> Bytes:
+    """What ZeRO keeps on the host, as memory is taken: pinned tensors in powers of two, others as they are.
 
-
-def process_overheads(overheads: GpuOverheads, num_ranks: int) -> Bytes:
-    """A CUDA context, and a communicator where a process has peers."""
-    held = {MemoryKind.CONTEXT: overheads.context.value}
-    if num_ranks > 1:
-        pair = overheads.communicator_of_two if num_ranks == 2 else overheads.communicator_of_many
-        held[MemoryKind.COMM_BUFFERS] = pair.value
+    Counts: pinned are gradients and, in stages 1 and 2, master weights and the 16-bit copy; in stage 3 the 16-bit
+    gradients are one tensor, the fp32 ones a tensor a sub-group. Moments (and stage 3's master weights) are pageable.
+    Source: DeepSpeed 0.19.8, stage_1_and_2.py and stage3.py (`pin_memory`), ops/adam/cpu_adam.py.
+    """
+    settings, host = states.settings, states.after_step().host
+    pageable = {MemoryKind.OPTIMIZER} | ({MemoryKind.MASTER_WEIGHTS} if settings.stage == 3 else set())
+    held = {kind: size if kind in pageable else pinned_bytes(size) for kind, size in host.items()}
+    if settings.stage == 3 and MemoryKind.GRADIENTS in held:
+        whole, rest = divmod(states.partition_numel, settings.sub_group_size)
+        groups = whole * pinned_bytes(settings.master_bytes * settings.sub_group_size)
+        groups += pinned_bytes(settings.master_bytes * rest)
+        held[MemoryKind.GRADIENTS] = groups + pinned_bytes(settings.gradient_bytes * states.partition_numel)
     return held
+
+
+def _offloaded_activations(work: Work) -> int:
+    """What recomputation (or nothing) keeps of the layers, which lies on the host instead."""
+    kept = replace(work, offloads_activations=False)
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in kept.kinds)
+
+
+def pinned(sizes: Mapping[MemoryKind, int]) -> Bytes:
+    """What tensors take in pinned memory, one flat tensor a kind."""
+    return {kind: pinned_bytes(size) for kind, size in sizes.items()}
+
+
+def process_overheads(overheads: GpuOverheads, num_ranks: int, *, in_transfer_group: bool = False) -> Bytes:
+    """A CUDA context, and a communicator where a process has peers.
+
+    in_transfer_group: one more, of the trainer's first rank and all engines, which weights pass through.
+    """
+    held = {MemoryKind.CONTEXT: overheads.context.value}
+    pair = overheads.communicator_of_two if num_ranks == 2 else overheads.communicator_of_many
+    groups = pair.value * (num_ranks > 1) + overheads.communicator_of_many.value * in_transfer_group
+    return held | ({MemoryKind.COMM_BUFFERS: groups} if groups else {})
 
 
 def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
