@@ -47,6 +47,24 @@ def _show_verdict(budget: Budget) -> None:
         of, needed, room = budget.shortage
         stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")
     stdout.print(f"  {describe_choice(budget)}", style="dim")
+    stdout.print(f"  {_describe_question(budget)}", style="dim")
+
+
+def _describe_question(budget: Budget) -> str:
+    """What was asked, defaults included, in a line."""
+    work, training = budget.spec.workload, budget.spec.training
+    words = [
+        f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} rollouts a step",
+        f"{work.max_prompt_len:,} + {work.max_response_len:,} tokens ({work.response_lengths.kind} lengths)",
+        f"{training.dtype.value}, {training.optimizer}, {training.logits} loss",
+    ]
+    if training.lora is not None:
+        words.append(f"LoRA rank {training.lora.rank} on {training.lora.base}")
+    if training.ulysses > 1:
+        words.append(f"{training.ulysses} ranks a sequence")
+    if any(model.vision for model in budget.setting.models.values()):
+        words.append("images not counted")
+    return ", ".join(words)
 
 
 def describe_choice(budget: Budget) -> str:
@@ -150,7 +168,11 @@ def _show_risks(budget: Budget) -> None:
             f"vLLM: kv_cache_memory_bytes={kv.kv_cache_memory_bytes}, max_num_seqs={kv.max_num_seqs}",
         )
     if budget.oom_risk:
-        _say("Lengths", f"a step meets a micro-batch too long to fit with probability {budget.oom_risk:.1%}")
+        _say(
+            "Lengths",
+            f"a step meets a micro-batch too long to fit with probability {budget.oom_risk:.1%}, a run of "
+            f"{budget.spec.workload.num_steps} steps with {budget.oom_risk_of_run:.0%}",
+        )
     host = budget.ledger.host_peak()
     is_known = setting.host_capacity is not None
     room = format_bytes(setting.host_capacity or 0) if is_known else "an unknown amount (no node profile: not checked)"

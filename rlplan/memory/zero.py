@@ -230,7 +230,7 @@ class ZeroStates:
             device[MemoryKind.COMM_BUFFERS] = self.bucket_bytes()
         if not settings.offloads_optimizer:
             device.update(states)
-            return States(_positive(device))
+            return States(_positive(device), _positive(self._offload_weights(device)))
         return self._offloaded(device, states)
 
     def _offloaded(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
@@ -246,16 +246,21 @@ class ZeroStates:
         largest = max((parameter.numel for parameter in self.trainable), default=0)
         if settings.stage == 3:
             host[MemoryKind.GRADIENTS] += settings.gradient_bytes * self.partition_numel
-            if settings.offloads_parameters:
-                host[MemoryKind.WEIGHTS] = settings.weight_bytes * (
-                    self.partition_numel + _shares(self.frozen, settings.num_ranks)
-                )
-                device[MemoryKind.WEIGHTS] = settings.weight_bytes * self.persistent_numel
+            host.update(self._offload_weights(device))
         else:
             host[MemoryKind.WEIGHTS] = settings.weight_bytes * self.partition_numel
             host[MemoryKind.COMM_BUFFERS] = settings.weight_bytes * largest
             device[MemoryKind.COMM_BUFFERS] += settings.weight_bytes * largest
         return States(_positive(device), _positive(host))
+
+    def _offload_weights(self, device: Counter[MemoryKind]) -> dict[MemoryKind, int]:
+        """Takes offloaded weights (stage 3) from the device, but for those that stay gathered; what the host holds."""
+        settings = self.settings
+        if settings.stage < 3 or not settings.offloads_parameters:
+            return {}
+        device[MemoryKind.WEIGHTS] = settings.weight_bytes * self.persistent_numel
+        shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
+        return {MemoryKind.WEIGHTS: settings.weight_bytes * shares}
 
     def _sub_groups(self) -> list[int]:
         """Elements of the flat tensors that are stepped one after the other.

@@ -63,9 +63,10 @@ def read_setting(budget: BudgetSpec) -> GpuSetting:
     models = {Role.POLICY: resolve_model(budget.model)}
     for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
         if name:
-            models[role] = resolve_model(name)
-    per_host = min(num_gpus, node.num_gpus) if node else num_gpus
-    return GpuSetting(gpu, num_gpus, capacity, per_host, node.host_memory.value if node else None, models)
+            models[role] = resolve_model(name, where=f"{role.value}_model")
+    per_host = min(num_gpus, budget.gpus_per_host or (node.num_gpus if node else num_gpus))
+    host_memory = budget.host_memory or (node.host_memory.value if node else None)
+    return GpuSetting(gpu, num_gpus, capacity, per_host, host_memory, models)
 
 
 def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
@@ -222,6 +223,11 @@ class Budget:
         return ("a GPU with the longest lengths", high, capacity) if high > capacity else None
 
     @property
+    def oom_risk_of_run(self) -> float:
+        """Probability that some step of the run meets a micro-batch too long to fit."""
+        return 1.0 - (1.0 - self.oom_risk) ** self.spec.workload.num_steps
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Bytes on disk of one checkpoint to resume from, of every trained role."""
         lora = self.spec.training.lora
@@ -259,6 +265,7 @@ class Budget:
             "capacity_bytes": self.setting.capacity,
             "host_capacity_bytes": self.setting.host_capacity,
             "oom_risk_per_step": self.oom_risk,
+            "oom_risk_of_run": self.oom_risk_of_run,
             "gpu": self.setting.gpu.name,
             "num_gpus": self.setting.num_gpus,
             "chosen": {

@@ -67,6 +67,13 @@ def _types(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 def _sizes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
     heads, ways = setting.policy.num_heads, budget.training.ulysses
+    if ways > setting.num_gpus:
+        yield (
+            f"training.ulysses is {ways}, there are {setting.num_gpus} GPUs",
+            "training.ulysses",
+            "ranks that share a sequence are GPUs",
+            "fewer ranks, or more GPUs",
+        )
     if heads % ways:
         yield (
             f"training.ulysses is {ways}, the model has {heads} attention heads",

@@ -95,6 +95,8 @@ def _of_placement(
     for tp, level, parks, trainer in product(
         _tensor_parallel(budget, model, generation), sleeps, waits, _trainers(budget, training, share)
     ):
+        if parks and trainer.offloads_parameters:
+            continue  # DeepSpeed's `offload_states` refuses weights that are offloaded already
         step = GpuStep(
             placement=placement,
             num_training=training,

@@ -64,11 +64,27 @@ def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
     count, gpu, _ = parse_gpus(spec.gpus, where="gpus")
     more = [f"{count * times}x{gpu.name}" for times in MORE_GPUS]
     yield [(f"gpus={gpus}", spec.model_copy(update={"gpus": gpus})) for gpus in more]
-    freed = {"zero_stage": "auto", "recompute": "auto", "offloads_optimizer": "auto"}
-    changed = {key: value for key, value in freed.items() if getattr(training, key) != value}
-    if changed:
-        words, other = _changed(spec, "training", **changed)
+    words, other = _freed(spec)
+    if words:
+        yield [(words, other)]
         yield [(f"{words} gpus={gpus}", other.model_copy(update={"gpus": gpus})) for gpus in more]
+
+
+def _freed(spec: BudgetSpec) -> tuple[str, BudgetSpec]:
+    """Every choice that was made left to the search, and how that is typed; no words where there is none."""
+    keys = (
+        ("training", ("zero_stage", "recompute", "offloads_optimizer", "offloads_parameters")),
+        ("workload", ("micro_batch_size_per_gpu",)),
+        ("rollout", ("tp", "kv_cache_memory")),
+        ("placement", ("placement", "parks")),
+    )
+    words = []
+    for part, names in keys:
+        made = [name for name in names if getattr(getattr(spec, part), name) not in ("auto", False)]
+        if made:
+            text, spec = _changed(spec, part, **dict.fromkeys(made, "auto"))
+            words.append(text)
+    return " ".join(words), spec
 
 
 def _changed(spec: BudgetSpec, part: str, **changes: Any) -> tuple[str, BudgetSpec]:

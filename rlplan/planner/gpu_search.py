@@ -99,7 +99,7 @@ class GpuSearch:
         """(bytes of KV cache a GPU, the rank that they lead to, the handicap of rollouts in turns)."""
         demand, enough, least = self.roles.demand(candidate)
         wanted = self.budget.rollout.kv_cache_memory
-        largest = enough if wanted == "auto" else int(wanted)
+        largest = max(enough, least) if wanted == "auto" else int(wanted)
         least = least if wanted == "auto" else largest
         rank = 0
         if largest < demand.least_bytes:
@@ -176,7 +176,8 @@ class GpuSearch:
         capacity = self.setting.capacity
         where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
         if self._host_is_full(one.need):
-            needed, room = format_bytes(one.need.host), format_bytes(self.setting.host_capacity or 0)
+            needed = format_bytes(one.need.host + DRIVER_HOST_BYTES + self.rollout_buffer)
+            room = format_bytes(self.setting.host_capacity or 0)
             return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")
         if one.rank == 2 and one.need.expected <= capacity:
             return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")

@@ -170,7 +170,7 @@ class BudgetPlacement(Spec):
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
     parks: Choice = "auto"
-    sync_bucket: ByteCount = 512 * MIB
+    sync_bucket: ByteCount = Field(default=512 * MIB, ge=1 << 20)
     generation_share: float = Field(default=0.5, gt=0, lt=1)
 
 
@@ -180,7 +180,8 @@ class BudgetSpec(Spec):
     model: an id of the catalogue, or a path to a Hugging Face folder or `config.json`. value_model, reward_model: the
     same; the value model is the policy's shape with one output unless given, and there is no reward model unless given.
     gpus: as `8xH100`; profile names and short names. kl_coef: 0 does without a reference, None is as usual.
-    memory: bytes of one GPU that may be used, None for all that the driver reports.
+    memory: bytes of one GPU that may be used, None for all that the driver reports. host_memory, gpus_per_host: of one
+    host, None as in the node that is named, or the first bundled one with this GPU.
     """
 
     schema_version: Literal[1] = 1
@@ -191,6 +192,8 @@ class BudgetSpec(Spec):
     kl_coef: float | None = Field(default=None, ge=0)
     gpus: str = Field(min_length=1, max_length=200)
     memory: ByteCount | None = Field(default=None, ge=1 << 30)
+    host_memory: ByteCount | None = Field(default=None, ge=1 << 30)
+    gpus_per_host: int | None = Field(default=None, ge=1, le=1024)
     workload: BudgetWorkload = BudgetWorkload()
     training: BudgetTraining = BudgetTraining()
     rollout: BudgetRollout = BudgetRollout()

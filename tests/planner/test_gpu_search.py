@@ -202,3 +202,35 @@ def test_master_weights_in_sixteen_bits_halve_the_states() -> None:
         return sum(max(row.resident_bytes for row in held if row.kind is kind) for kind in kinds)
 
     assert states("training.master_dtype=bfloat16") == pytest.approx(states() / 2, rel=1e-6)
+
+
+def test_parameters_that_are_offloaded_alone_leave_the_gpu() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=false", "placement.placement=hybrid")
+
+    def weights(space: str, *overrides: str) -> int:
+        ledger = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, *overrides).ledger
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == space]
+        return max((row.resident_bytes for row in rows if row.kind is MemoryKind.WEIGHTS), default=0)
+
+    assert weights("device", "training.offloads_parameters=true") < 0.1 * weights("device")
+    assert weights("host") == 0
+    assert weights("host", "training.offloads_parameters=true") >= weights("device")
+
+
+def test_a_cache_holds_one_longest_sequence_even_where_usual_ones_ask_for_less() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", "rollout.max_num_seqs=1")
+    assert answer.verdict is Verdict.FITS
+    assert answer.kv is not None
+    assert answer.kv.kv_cache_memory_bytes >= answer.kv.least_bytes
+
+
+def test_memory_that_gpu_and_host_share_is_counted_once() -> None:
+    answer = found("Qwen/Qwen2.5-1.5B", "1xgb10", "grpo", "training.lora={rank: 16}")
+    high = answer.interval()[1]
+    assert answer.verdict is Verdict.FITS
+    assert high + answer.ledger.host_peak().num_bytes <= answer.setting.capacity
+
+
+def test_hosts_are_as_they_are_said_to_be() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xRTX4090", "grpo", "host_memory=512GiB", "gpus_per_host=8")
+    assert (answer.setting.host_capacity, answer.setting.gpus_per_host) == (512 << 30, 8)

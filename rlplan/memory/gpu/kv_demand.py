@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rlplan.memory.serving_kv import CachePool
 from rlplan.spec.lengths import Lengths
+from rlplan.spec.models.parts import FULL
 from rlplan.units import ceil_div
 
 ENOUGH = 0.99
@@ -30,23 +31,28 @@ class KvDemand:
 
     @property
     def prompt_blocks(self) -> int:
-        """Blocks of the prompts of c sequences: each prompt's whole blocks once for its group.
+        """Blocks of the prompts of c sequences in one group of full layers: a prompt's whole blocks once for its group.
 
-        Counts: ceil(c / n) groups; `CachePool.blocks_of_group` with responses of no length.
+        Counts: ceil(c / n) * floor(P / B). Source: vLLM's prefix caching, as in `CachePool.blocks_of_group`.
         """
-        groups = ceil_div(self.num_seqs, self.num_samples)
-        together = min(self.num_samples, self.num_seqs)
-        return groups * self.pool.blocks_of_group(self.prompt_len, 0, together)
+        return ceil_div(self.num_seqs, self.num_samples) * (self.prompt_len // self._block)
+
+    def fixed_blocks(self, share: float) -> int:
+        """Blocks of windows and recurrent states: each sequence's own, hardly more for longer ones."""
+        length = self.prompt_len + int(self.lengths.sum_quantile(share, self.num_seqs) / self.num_seqs)
+        windows = (group.num_blocks(length) for group in self.pool.groups if group.kind != FULL)
+        return self.num_seqs * sum(windows)
 
     def bytes_at(self, share: float) -> int:
         """Bytes that the demand does not exceed in a share of steps; 0.5 is the expected demand.
 
-        Counts: the prompts' blocks, the responses' blocks at the quantile of their sum, and half a block each for what
-        a last block leaves empty. Assumes: independent lengths (spec/lengths.py).
+        Counts: for each group of full layers the prompts' blocks, the responses' at the quantile of their sum, half a
+        block a sequence for what its last block leaves empty; windows and states as they are.
+        Assumes: independent lengths (spec/lengths.py).
         """
-        tokens = self.lengths.sum_quantile(share, self.num_seqs)
-        blocks = self.prompt_blocks + ceil_div(int(tokens), self._block) * len(self.pool.groups) + self.num_seqs // 2
-        return blocks * self.pool.bytes_per_block
+        tokens = int(self.lengths.sum_quantile(share, self.num_seqs))
+        full = self.prompt_blocks + ceil_div(tokens, self._block) + self.num_seqs // 2
+        return (self._num_full * full + self.fixed_blocks(share)) * self.pool.bytes_per_block
 
     @property
     def least_bytes(self) -> int:
@@ -56,9 +62,15 @@ class KvDemand:
 
     def preemption_risk(self, kv_cache: int) -> float:
         """Probability that c sequences at full length need more than the cache: some wait, or start anew."""
-        groups = len(self.pool.groups)
-        blocks = self.pool.num_blocks(kv_cache) - self.prompt_blocks - self.num_seqs // 2
-        return 1.0 - self.lengths.sum_at_most(max(0, blocks) // groups * self._block, self.num_seqs)
+        left = self.pool.num_blocks(kv_cache) - self.fixed_blocks(0.5)
+        if not self._num_full:
+            return float(left < 0)
+        blocks = left // self._num_full - self.prompt_blocks - self.num_seqs // 2
+        return 1.0 - self.lengths.sum_at_most(max(0, blocks) * self._block, self.num_seqs)
+
+    @property
+    def _num_full(self) -> int:
+        return sum(group.kind == FULL for group in self.pool.groups)
 
     @property
     def _block(self) -> int:

@@ -28,6 +28,8 @@ from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
+CAPPED = ("Gemma2ForCausalLM",)
+"""Families whose logits pass a tanh, which saves them once more (transformers 5.19, `final_logit_softcapping`)."""
 Bytes = dict[MemoryKind, int]
 
 
@@ -140,6 +142,7 @@ class TrainerOnGpu:
             frozen=frozen_of(self.fixed.adapters) if self.lora else None,
             more=tuple(more),
             exchanges_heads=training.ulysses > 1,
+            softcaps_logits=self.model.architecture in CAPPED,
         )
 
     @cached_property

@@ -67,12 +67,14 @@ def find_model(name: str) -> ModelSpec:
     return model_from_config(entry.config, where=f"catalogue: {name}")
 
 
-def resolve_model(name: str) -> ModelSpec:
+def resolve_model(name: str, *, where: str = "model") -> ModelSpec:
     """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
 
     A checkpoint beside the config must hold what the config says. Raises: SpecError.
     """
     path = model_path(name)
+    if path is None and name not in load_catalogue():
+        raise _unknown(name, where)
     if path is None:
         return find_model(name)
     model = read_model(path)
@@ -92,7 +94,7 @@ def model_path(name: str) -> Path | None:
         return None
 
 
-def _unknown(name: str) -> SpecError:
+def _unknown(name: str, where: str = "model") -> SpecError:
     known = load_catalogue()
     wanted = name[:MAX_ID].lower()
     near = next((known_name for known_name in known if known_name.lower() == wanted), "")
@@ -101,7 +103,7 @@ def _unknown(name: str) -> SpecError:
     hint = f" Did you mean '{near}'?" if near else did_you_mean(name[:MAX_ID], known)
     return SpecError(
         f"model {shorten(name)} is neither a path nor a bundled model",
-        where="model",
+        where=where,
         rule=f"a folder, a config.json, or one of {len(known)} ids, written as on the hub (case matters).{hint}",
         way_out="download its config.json and give that path",
     )

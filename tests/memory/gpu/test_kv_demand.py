@@ -35,3 +35,12 @@ def test_a_cache_of_the_median_demand_is_too_small_half_of_the_time() -> None:
 def test_one_longest_sequence_is_the_least() -> None:
     one = demand(Lengths(ConstantLengths(value=160), 640))
     assert one.least_bytes == ((320 + 640) // 16 + 1) * 1000
+
+
+def test_windows_do_not_grow_with_the_responses() -> None:
+    pool = CachePool(1000, (CacheGroup("full", 4, 16), CacheGroup("sliding", 4, 16, window=64)))
+    short = KvDemand(pool, 64, 160, 320, 8, Lengths(ConstantLengths(value=160), 6400))
+    long = KvDemand(pool, 64, 160, 320, 8, Lengths(ConstantLengths(value=1600), 6400))
+    assert short.fixed_blocks(0.5) == long.fixed_blocks(0.5) == 64 * 5  # ceil(63 / 16) + 1
+    assert long.bytes_at(0.5) == (80 + 6400 + 32 + 64 * 5) * 1000
+    assert long.preemption_risk(long.bytes_at(0.99)) == 0.0
