@@ -230,7 +230,8 @@ class ZeroStates:
             device[MemoryKind.COMM_BUFFERS] = self.bucket_bytes()
         if not settings.offloads_optimizer:
             device.update(states)
-            return States(_positive(device), _positive(self._offload_weights(device)))
+            weights = self._offload_weights(device)
+            return States(_positive(device), _positive(weights))
         return self._offloaded(device, states)
 
     def _offloaded(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
