@@ -7,11 +7,11 @@ Left out: how settings are read (training_settings.py), trainers' defaults (trai
 
 from dataclasses import replace
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training_held import hold
-from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_run import Run, read_run
 from rlplan.accuracy.training_settings import RunSettings
 from rlplan.accuracy.training_zero import steady_bytes_by_count
@@ -40,7 +40,7 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
     """What a rank holds between two steps, of a model that has no known shape by its number of parameters alone."""
     settings = RunSettings(point)
     try:
-        trained_model(point)
+        model_of(point)
     except CannotPredict:
         if "params" not in settings:
             raise

@@ -6,10 +6,10 @@ Left out: bytes (training_held.py, training_points.py).
 
 from dataclasses import dataclass, replace
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_adapters import Adapters, read_adapters
-from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_settings import (
     Precision,
     RunSettings,
@@ -103,7 +103,7 @@ class Run:
 
 def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     """The run of a point. has_passes: tokens and recomputation are needed. Raises: CannotPredict."""
-    settings, trainer, model = RunSettings(point), trainer_of(point), trained_model(point)
+    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
     pp = settings.ways("pp", "pipeline_parallel")
     tokens, recompute = Tokens(1, 1), Recompute.NONE
     if has_passes:

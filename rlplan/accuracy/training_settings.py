@@ -2,7 +2,7 @@
 
 In: a point. Out: tokens, ranks, what is recomputed, how weights are stored and trained, as far as they are stated.
 Raises CannotPredict where a setting that decides the peak is missing: nothing is guessed.
-Left out: what a trainer does by default (training_trainers.py), models (training_models.py).
+Left out: what a trainer does by default (training_trainers.py), models (named_models.py).
 """
 
 import re

@@ -78,6 +78,8 @@ GPTQ_8 = WeightFormat("gptq-8", 8, block=(1, 128), scale_bytes=2, zero_bits=8, c
 """GPTQ with 8 bits. Source: as GPTQ."""
 INT4_GROUP_32 = WeightFormat("int4-g32", 4, block=(1, 32), scale_bytes=2)
 """4.5 bits a weight, symmetric: a bf16 scale for 32. Source: compressed-tensors pack-quantized (Kimi-K2-Thinking)."""
+INT4_GROUP_128 = WeightFormat("int4-g128", 4, block=(1, 128), scale_bytes=2)
+"""4.125 bits a weight, symmetric: a bf16 scale for 128. Source: compressed-tensors W4A16."""
 MXFP4 = WeightFormat("mxfp4", 4, block=(1, 32), scale_bytes=1)
 """4.25 bits a weight: an E8M0 scale for 32. Source: OCP Microscaling Formats 1.0, section 5."""
 NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
@@ -87,7 +89,7 @@ FORMATS = {
     form.name: form
     for form in (
         *(FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, INT8_CHANNEL, NF4, NF4_DOUBLE),
-        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, MXFP4, NVFP4),
+        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, INT4_GROUP_128, MXFP4, NVFP4),
     )
 }
 """Every format by its name."""
