@@ -103,6 +103,8 @@ def _by_torch(run: Run, sizes: Sizes) -> Held:
 
 
 def _by_fsdp(run: Run, sizes: Sizes) -> Held:
+    if run.ep > 1:
+        raise CannotPredict("expert parallelism under FSDP is not modelled")
     counts = run.statistic.value in ("reserved", "process")
     master = run.adapters.element_bytes if run.adapters else run.precision.stored
     scales = scale_bytes(run)

@@ -19,7 +19,7 @@ ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_pr
 class Trainer:
     """One trainer. words: what its addresses and names contain.
 
-    loss, recompute: by default; recompute None: it must be stated. repeats_keys, views_fused, held_logit_bytes: see
+    loss, recompute: by default; recompute None: it must be stated. selective: what `selective` alone means. repeats_keys, views_fused, held_logit_bytes: see
     `step_peak.Work`. has_master: weights are kept in fp32 and cast to bf16 for the passes. targets, rank, dropout,
     adapter_bytes: of LoRA by default. keeps_inputs: its bitsandbytes keeps the inputs of frozen products.
     quantizes_head: 4-bit loading takes the language head too. replicates_scales: scales of 4-bit weights are whole on
@@ -31,6 +31,7 @@ class Trainer:
     words: tuple[str, ...]
     loss: Loss = Loss.PLAIN
     recompute: Recompute | None = None
+    selective: Recompute | None = None
     repeats_keys: bool = False
     views_fused: bool = False
     held_logit_bytes: int = 0
@@ -63,6 +64,7 @@ TORCHTUNE = Trainer(
 TORCHTITAN = Trainer(
     "torchtitan",
     ("torchtitan",),
+    selective=Recompute.SELECTIVE,
     repeats_keys=True,
     has_master=True,
     is_sharded=True,
