@@ -5,12 +5,12 @@ In: points. Out: predictions. Left out: what a trainer really holds (training po
 
 import re
 
-from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.named_models import config_of, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings
 from rlplan.spec.base import shorten
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.adapters import linear_layers, lora_parameters, value_head_parameters
 
 _SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12, "thousand": 10**3, "million": 10**6, "billion": 10**9}
@@ -22,7 +22,7 @@ HEADS = ("head", "value_head", "reward_head", "critic", "role")
 @predicts("param_count")
 def predict_parameters(point: MeasuredPoint) -> Prediction:
     """Numbers stored, active a token, or trained by adapters, as the unit says."""
-    settings, model = Settings(point), _with_positions(model_of(point), point)
+    settings, model = Settings(point), _with_positions(point)
     words = point.measured.unit.lower()
     rank = next((settings.count(key) for key in RANKS if key in settings), None)
     if rank is not None and "total" not in words:
@@ -42,6 +42,8 @@ def predict_parameters(point: MeasuredPoint) -> Prediction:
 def _num_adapted(settings: Settings, model: ModelSpec, rank: int) -> int:
     """Trained numbers of LoRA; DoRA has a magnitude for every row of an adapted layer beside them."""
     stated = next((settings.raw(key) for key in TARGETS if key in settings), "all-linear")
+    if not isinstance(stated, str | list):
+        raise CannotPredict(f"the adapted layers are {shorten(stated)}, neither a name nor a list of names")
     named = re.split(r"[\s,]+", stated.strip()) if isinstance(stated, str) else [str(name) for name in stated]
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     names = [name if name in known or f"{name}_proj" not in known else f"{name}_proj" for name in named]
@@ -60,7 +62,9 @@ def _named(name: str, names: list[str]) -> bool:
 def _has_value_head(settings: Settings, words: str) -> bool:
     """Whether one row stands where the language head was."""
     values = [settings.raw(key) for key in HEADS]
-    said = any(value is True for value in values) or any(isinstance(value, str) and _is_scalar(value) for value in values)
+    said = any(value is True for value in values) or any(
+        isinstance(value, str) and _is_scalar(value) for value in values
+    )
     return said or _is_scalar(words)
 
 
@@ -68,12 +72,12 @@ def _is_scalar(text: str) -> bool:
     return re.search(r"\b(value|reward|critic|scalar|score)\b", text.lower()) is not None
 
 
-def _with_positions(model: ModelSpec, point: MeasuredPoint) -> ModelSpec:
+def _with_positions(point: MeasuredPoint) -> ModelSpec:
     """llm-foundry's benchmarks have as many learned positions as the sequence is long (`max_seq_len`)."""
-    settings = Settings(point)
-    if not (point.model or "").endswith("-bench") or "seq" not in settings:
-        return model
-    return ModelSpec(**{**dict(model), "max_position_embeddings": settings.count("seq")})
+    settings, name = Settings(point), point.model or ""
+    if "config" in settings or not name.endswith("-bench") or "seq" not in settings:
+        return model_of(point)
+    return model_from_config({**config_of(name), "n_positions": settings.count("seq")}, where=point.id)
 
 
 @predicts("zero_model_states")

@@ -35,7 +35,7 @@ SHAPELESS = frozenset(
 )
 """Words of a name that change no shape."""
 OTHER_MODELS = re.compile(
-    r"embed|rerank|reward|draft|eagle|medusa|speculat|prun|minitron|vision|gguf|merge|depth|upscal|moe|mtp|adapter|lora"
+    r"^tiny$|embed|rerank|reward|draft|eagle|medusa|speculat|prun|minitron|vision|gguf|merge|depth|upscal|moe|mtp|adapter|lora"
 )
 """Words of names whose owner has another shape than the model that they name too."""
 QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
@@ -47,6 +47,8 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     config = point.settings.get("config")
     if isinstance(config, dict):
         return model_from_config(config, where=f"{point.id}: config")
+    if point.settings.get("is_tiny") is True:
+        raise CannotPredict("a dry run's model is cut down to a size that the point does not state")
     if not point.model:
         raise CannotPredict("the model is not named")
     return model_by_name(point.model)

@@ -38,7 +38,7 @@ class Settings:
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """A whole number, also as digits. default: where the key is missing or null; without one the point is refused."""
+        """A whole number, also as digits. default: where the key is missing or null; without one it is refused."""
         value = self._values.get(key)
         if value is None:
             value = default

@@ -67,9 +67,7 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     return Adapters(numbers, frozen, 4, _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0)
 
 
-def _with_products(
-    frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int
-) -> Frozen:
+def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int) -> Frozen:
     """What a method keeps of outputs and of changed weights, averaged over the layers."""
     if not (method.outputs or method.output_copies or method.changes):
         return frozen

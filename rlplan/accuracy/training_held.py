@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_run import Run
 from rlplan.accuracy.training_trainers import MEGATRON
-from rlplan.accuracy.training_zero import read_stage, read_zero
+from rlplan.accuracy.training_zero import has_own_adam, read_stage, read_zero
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import Quantization, weight_bytes
 from rlplan.memory.sharding import (
@@ -162,4 +162,6 @@ def _by_zero(run: Run) -> Held:
         is_tied=run.model.has_tied_embeddings,
         adapters=trained if run.adapters else (),
     )
-    return held_by_zero(ZeroStates(zero, trained, share if run.adapters else ()), sizes)
+    return held_by_zero(
+        ZeroStates(zero, trained, share if run.adapters else ()), sizes, has_fused_step=has_own_adam(run.settings)
+    )

@@ -40,7 +40,7 @@ DORA = Method("dora", outputs=1, output_copies=1, is_lora=True)
 _DENSE = Method("dense", changes=1)
 """A dense change of the weights, which the product keeps: loha, lokr, fourierft, waveft (`get_delta_weight`)."""
 _LIKE_LORA = Method("like lora")
-"""Reads the inputs of the same layers into fewer or shared numbers; what a rank's width keeps is left out: r/h of it."""
+"""Reads the inputs of the same layers into fewer or shared numbers; what a rank's width keeps is left out (r/h)."""
 _WITHOUT_INPUTS = Method("tokens", reads_inputs=False)
 _TOKENS = Method("virtual tokens", reads_inputs=False, adds_tokens=True)
 

@@ -113,9 +113,7 @@ def read_tokens(settings: RunSettings) -> Tokens:
     return Tokens(settings.required(BATCH, "micro-batch size"), length)
 
 
-def read_recompute(
-    settings: RunSettings, default: Recompute | None, selective: Recompute | None = None
-) -> Recompute:
+def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
     """What the backward pass computes anew. default: of the trainer; without one it must be stated. selective: what the
     trainer means by the bare word.
     """
