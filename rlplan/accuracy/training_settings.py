@@ -179,6 +179,8 @@ def read_optimizer(settings: RunSettings) -> Optimizer:
     word = str(settings.raw("optimizer") or "adamw").lower()
     if settings.says("adamw8bit", "adamw_8bit"):
         return Optimizer.ADAMW_8BIT
+    if re.search(r"4-?bit|mini|galore|apollo|lomo", word):
+        raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
     if "8bit" in word or "8-bit" in word:
         return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
     if "adam" in word:

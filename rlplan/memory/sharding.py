@@ -175,13 +175,15 @@ def held_by_megatron(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
     expert_numel: int = 0,
     has_distributed_optimizer: bool = True,
 ) -> Held:
     """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
 
     Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
-    ranks, their states over dp/ep. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
+    ranks and etp (expert tensor parallel, tp unless given), their states over what is left of the stage's ranks.
+    Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
     >>> held = held_by_megatron(sizes, tp=2, dp=4)
@@ -189,8 +191,9 @@ def held_by_megatron(
     7200
     """
     dense = (sizes.num_trainable - expert_numel) // (tp * pp)
-    experts = expert_numel // (tp * pp * ep)
-    over, over_experts = (dp, max(1, dp // ep)) if has_distributed_optimizer else (1, 1)
+    split = ep * (tp if etp is None else etp)
+    experts = expert_numel // (pp * split)
+    over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
     updated = ceil_div(dense, over) + ceil_div(experts, over_experts)
     return Held(
         {
