@@ -9,8 +9,9 @@ from rlplan.accuracy.named_models import model_of, quantization_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
+from rlplan.errors import SpecError
 from rlplan.memory.serving import EngineMemory, EngineSettings, engine_memory, engine_pool, limits_of, logged_tokens
-from rlplan.memory.serving_versions import parse_version
+from rlplan.memory.serving_versions import VllmVersion, parse_version
 from rlplan.spec.base import shorten
 from rlplan.units import GIB
 
@@ -18,8 +19,14 @@ ANY_TOTAL = 80 * GIB
 """Stands in where the GPU does not matter for what is asked: weights, and tokens of a known budget."""
 
 
-def engine_settings(point: MeasuredPoint, *, needs_gpu: bool) -> EngineSettings:
-    """A point's settings as the engine's. needs_gpu: the answer depends on the GPU's size. Raises: CannotPredict."""
+OLD = VllmVersion(0, 6, 0, is_v0=True)
+"""Stands in for older engines where only weights or the tokens of a known cache are asked for: they count alike."""
+
+
+def engine_settings(point: MeasuredPoint, *, needs_gpu: bool, needs_profile: bool = True) -> EngineSettings:
+    """A point's settings as the engine's. needs_gpu: the answer depends on the GPU's size. needs_profile: and on what
+    the engine's profile run counts. Raises: CannotPredict, SpecError for a version whose profile is not modelled.
+    """
     settings, gpu = Settings(point), gpu_of(point)
     utilization = settings.number("gpu_memory_utilization", 0.0, high=1.0)
     limit = settings.number("non_torch_gib", -1.0, low=-1.0, high=1e6)
@@ -53,8 +60,17 @@ def engine_settings(point: MeasuredPoint, *, needs_gpu: bool) -> EngineSettings:
         non_torch_bytes=int(limit * GIB) if limit >= 0 else None,
         context_bytes=context.context.value if context else usual.context_bytes,
         communicator_bytes=context.communicator_of_many.value if context else usual.communicator_bytes,
-        version=parse_version(settings.word("vllm", settings.word("version"))),
+        version=_version_of(settings, needs_profile),
     )
+
+
+def _version_of(settings: Settings, needs_profile: bool) -> VllmVersion:
+    try:
+        return parse_version(settings.word("vllm", settings.word("version")))
+    except SpecError:
+        if needs_profile:
+            raise
+        return OLD
 
 
 def memory_of(point: MeasuredPoint, *, needs_gpu: bool = True) -> EngineMemory:
@@ -65,13 +81,14 @@ def memory_of(point: MeasuredPoint, *, needs_gpu: bool = True) -> EngineMemory:
 @predicts("vllm_weights")
 def predict_weights(point: MeasuredPoint) -> Prediction:
     """What `Model loading took` says of a rank."""
-    return _sized(point, memory_of(point, needs_gpu=False).model_bytes)
+    settings = engine_settings(point, needs_gpu=False, needs_profile=False)
+    return _sized(point, engine_memory(model_of(point), settings).model_bytes)
 
 
 @predicts("kv_per_token")
 def predict_tokens(point: MeasuredPoint) -> Prediction:
     """Tokens in a cache of known size; or bytes of a token, where the unit is a size."""
-    settings, model = engine_settings(point, needs_gpu=False), model_of(point)
+    settings, model = engine_settings(point, needs_gpu=False, needs_profile=False), model_of(point)
     pool = engine_pool(model, settings)
     if point.measured.bytes_per_unit is not None:
         return _sized(point, pool.bytes_per_block * len(pool.groups) / pool.block_size)

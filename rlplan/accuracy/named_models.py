@@ -1,11 +1,17 @@
-"""Models by the names that logs and papers use: quantised checkpoints, older spellings, words such as `1.5B-class`.
+"""Models by the names that logs and papers use: quantised checkpoints, fine-tunes, spellings such as `Llama 2 7B`.
 
-In: a point. Out: its ModelSpec and what the checkpoint quantises. Left out: anything that is not in the catalogue, a
-file or a config given with the point: it is refused, never guessed.
+In: a point. Out: its ModelSpec and what the checkpoint quantises. Left out: anything that is not in the catalogue, in
+data/model_shapes.json, a file, or a config given with the point: it is refused, never guessed.
+
+A name is taken literally first. Then as its key: the last part, lower case, without spaces, dashes and the words that
+change no shape. A fine-tune that names its base (`Hermes-3-Llama-3.1-8B`) has the base's shape.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
@@ -19,9 +25,19 @@ from rlplan.memory.quantized_checkpoints import (
 )
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, model_from_config
-from rlplan.spec.models.catalogue import find_model, load_catalogue
+from rlplan.spec.models.catalogue import load_catalogue
 
-_TAILS = re.compile(r"-(class|instruct|chat|it|hf|base|pt|v\d(\.\d)?|\d{4})$")
+SHAPELESS = frozenset(
+    {
+        *("meta", "class", "instruct", "chat", "it", "hf", "base", "pt", "thinking", "params", "model"),
+        *("beta", "terminus", "preview", "reasoning", "1m"),
+    }
+)
+"""Words of a name that change no shape."""
+OTHER_MODELS = re.compile(
+    r"^tiny$|embed|rerank|reward|draft|eagle|medusa|speculat|prun|minitron|vision|gguf|merge|depth|upscal|moe|mtp|adapter|lora"
+)
+"""Words of names whose owner has another shape than the model that they name too."""
 QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
 """Settings that name a format of weights."""
 
@@ -31,38 +47,105 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     config = point.settings.get("config")
     if isinstance(config, dict):
         return model_from_config(config, where=f"{point.id}: config")
+    if point.settings.get("is_tiny") is True:
+        raise CannotPredict("a dry run's model is cut down to a size that the point does not state")
     if not point.model:
         raise CannotPredict("the model is not named")
     return model_by_name(point.model)
 
 
+@cache
 def model_by_name(name: str) -> ModelSpec:
-    """The bundled model that a name means: exactly, without its quantisation, or one with the same shape.
+    """The model that a name means: exactly, by its key, without its quantisation, or the base that it names.
 
-    >>> [model_by_name(name).num_layers for name in ("Qwen/Qwen3-32B-FP8", "Qwen2.5-1.5B-class")]
-    [64, 28]
+    >>> [model_by_name(name).num_layers for name in ("Qwen/Qwen3-32B-FP8", "Qwen2.5-1.5B-class", "Llama 2 7B")]
+    [64, 28, 32]
     """
-    if len(name) > 200:
-        raise CannotPredict(f"model {shorten(name)} is not in the catalogue")
-    known = load_catalogue()
-    if name in known:
-        return find_model(name)
-    by_last = {known_name.lower().rpartition("/")[2]: known_name for known_name in reversed(known)}
-    for wanted in _spellings(unquantized_name(name).lower().rpartition("/")[2]):
-        if wanted in by_last:
-            return find_model(by_last[wanted])
+    return model_from_config(dict(config_of(name)), where=f"model {shorten(name)}")
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The config of the model that a name means. Raises: CannotPredict.
+
+    >>> config_of("NousResearch/Hermes-3-Llama-3.1-8B") == config_of("meta-llama/Llama-3.1-8B")
+    True
+    """
+    if len(name) <= 200:
+        configs = _configs()
+        if name in configs:
+            return configs[name]
+        by_key, plain = _by_key(), unquantized_name(name)
+        for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False)):
+            if wanted in by_key:
+                return configs[by_key[wanted]]
+        if base := _base_of(plain):
+            return configs[base]
     raise CannotPredict(f"model {shorten(name)} is not in the catalogue; give its config.json as the setting `config`")
 
 
-def _spellings(last: str) -> Iterator[str]:
-    """Names to try, nearest first: as it is, without its tail, with the tails of siblings of the same shape."""
-    names = [last]
-    while (shorter := _TAILS.sub("", names[-1])) != names[-1]:
-        names.append(shorter)
-    for name in names:
-        for spelling in (name, name.removeprefix("meta-"), f"meta-{name}"):
-            yield spelling
-            yield from (f"{spelling}-{tail}" for tail in ("instruct", "hf", "it", "base", "v0.1"))
+def key_of(name: str, *, has_dates: bool = True) -> str:
+    """What a name comes down to. has_dates: dates and releases of one shape (`2507`, `v1.0`) stay part of it.
+
+    >>> key_of("meta-llama/Meta-Llama-3.1-8B-Instruct"), key_of("Llama3.1 8B"), key_of("vicuna-7b-v1.5")
+    ('llama3.18b', 'llama3.18b', 'vicuna7bv1.5')
+    >>> key_of("Mistral-Small-24B-Instruct-2501", has_dates=False)
+    'mistralsmall24b'
+    """
+    words = [word for word in _words(name) if word not in SHAPELESS]
+    if not has_dates:
+        words = [word for word in words if not re.fullmatch(r"\d{4}|v\d+(\.\d+)*", word)]
+    return "".join(words)
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\s\-_()]+", name.lower().rstrip("/").rpartition("/")[2]) if word]
+
+
+def _base_of(name: str) -> str | None:
+    """The longest known model that the words of a name spell out in order, with its size. A size makes it a model."""
+    words = [word for word in _words(name) if word not in SHAPELESS]
+    if any(OTHER_MODELS.search(word) for word in words):
+        return None
+    by_key = _by_key()
+    spans = ((first, last) for first in range(len(words)) for last in range(first + 2, len(words) + 1))
+    for first, last in sorted(spans, key=lambda span: span[0] - span[1]):
+        part = words[first:last]
+        has_size = any(re.fullmatch(r"(\d+x)?\d+(\.\d+)?[bm]", word) for word in part)
+        if has_size and (known := by_key.get("".join(part))):
+            return known
+    return None
+
+
+@cache
+def _configs() -> dict[str, dict[str, Any]]:
+    """Configs by name: the catalogue's, and those of data/model_shapes.json."""
+    configs = {name: entry.config for name, entry in load_catalogue().items()}
+    shapes = shape_entries()
+
+    def merged(name: str) -> dict[str, Any]:
+        if name not in shapes:
+            return configs[name]
+        entry = shapes[name]
+        base = merged(entry["like"]) if "like" in entry else {}
+        return {**base, **entry.get("config", {})}
+
+    return configs | {name: merged(name) for name in shapes if name not in configs}
+
+
+@cache
+def shape_entries() -> dict[str, dict[str, Any]]:
+    """The entries of data/model_shapes.json: `config`, `like`, and `num_parameters` where it is published."""
+    text = (resources.files("rlplan.accuracy") / "data" / "model_shapes.json").read_text("utf-8")
+    models: dict[str, dict[str, Any]] = json.loads(text)["models"]
+    return models
+
+
+@cache
+def _by_key() -> dict[str, str]:
+    """Names by key; of several with one key the first, and a key without dates only where nobody has it as it is."""
+    names = list(_configs())
+    undated = {key_of(name, has_dates=False): name for name in reversed(names)}
+    return undated | {key_of(name): name for name in reversed(names)}
 
 
 def quantization_of(point: MeasuredPoint) -> Quantization | None:

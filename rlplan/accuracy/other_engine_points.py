@@ -22,6 +22,9 @@ def predict_trtllm(point: MeasuredPoint) -> Prediction:
     settings = Settings(point)
     if "sequence" not in point.measured.unit.lower():
         raise CannotPredict(f"unit {shorten(point.measured.unit)} is not a number of sequences")
+    for key in ("pp", "attention_dp", "dp"):
+        if settings.count(key, 1) > 1:
+            raise CannotPredict(f"TensorRT-LLM with {key} {settings.count(key)} is not modelled")
     longest = settings.count("max_seq_len", settings.count("isl", 0, at_least=0) + settings.count("osl", 0, at_least=0))
     engine = TrtllmSettings(
         total_bytes(point),
@@ -44,6 +47,9 @@ def predict_eager_peak(point: MeasuredPoint) -> Prediction:
     engine = settings.word("engine", "eager").lower()
     if "eager" not in engine and "hf" not in engine and "litgpt" not in engine:
         raise CannotPredict(f"engine {shorten(engine)} is not modelled; eager generation is")
+    for key in ("tp", "devices", "gpus", "num_gpus"):
+        if settings.count(key, 1) > 1:
+            raise CannotPredict(f"eager generation over {settings.count(key)} GPUs is not modelled")
     peak = eager_generation_bytes(
         model_of(point),
         element_bytes=settings.element_bytes("dtype", "precision"),

@@ -19,6 +19,11 @@ MAX_COUNT = 1 << 40
 """Beyond any token count, batch or length that a machine could hold."""
 
 
+LEAST_OF_NAME, MOST_OF_NAME = 0.85, 1.05
+"""What a driver reports of the size in a GPU's name: an L4 of 24 GB 92 %, a T4 of 16 GB 91 % (ECC, firmware). A name
+with another size is another GPU."""
+
+
 class Settings:
     """The settings of one point. Every reader raises CannotPredict where the value is of no use."""
 
@@ -33,10 +38,12 @@ class Settings:
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
-        """A whole number. default: where the key is missing or null; without one the point is refused."""
+        """A whole number, also as digits. default: where the key is missing or null; without one it is refused."""
         value = self._values.get(key)
         if value is None:
             value = default
+        if isinstance(value, str) and re.fullmatch(r"\s*\d[\d,]{0,15}\s*", value):
+            value = int(value.replace(",", ""))
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_COUNT:
@@ -64,10 +71,12 @@ class Settings:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """True or false, also as a word."""
         value = self._values.get(key)
         if value is None:
             return default
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.strip().lower(), value)
         if not isinstance(value, bool):
             raise CannotPredict(self._complaint(key, value, "true or false"))
         return value
@@ -89,15 +98,19 @@ class Settings:
 
 
 ELEMENT_BYTES = {
-    **dict.fromkeys(("fp32", "float32"), 4),
-    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "half", "amp_bf16"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "int8"), 1),
+    **dict.fromkeys(("fp32", "float32", "32-true"), 4),
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "16-true", "half", "amp_bf16"), 2),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "int8"), 1),
     "none": 0,
 }
 """Bytes of an element by the names that logs and flags use; `none` is for a default that the caller replaces."""
 
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
-_NOISE = re.compile(r"\(.*?\)|,.*$|-?class\b|\b\d+\s*x\s+|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b", re.IGNORECASE)
+_NOISE = re.compile(
+    r"\(.*?\)|,.*$|-?class\b|\b\d+\s*[x*]\s*(?=[a-z])|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b"
+    r"|\b(nvidia|geforce|blackwell|workstation|server|edition|generation)\b",
+    re.IGNORECASE,
+)
 
 
 def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
@@ -108,16 +121,18 @@ def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
     """
     text = (point.gpu or "").lower().replace("_", "-")
     base = re.sub(r"\s+", " ", _NOISE.sub(" ", text)).strip(" -")
-    size = re.search(r"(\d+)\s*gb?\b", base)
+    size = re.search(r"(?<![a-z\d])(\d+)\s*gb?\b", base)
     bare = re.sub(r"[ -]*\d+\s*gb?\b", "", base).strip(" -")
     sized = [f"{bare}-{size.group(1)}gb", f"{bare}-sxm-{size.group(1)}gb"] if size else []
     spelled = (*sized, base, bare, f"rtx-{bare}", bare.replace("-sxm", ""), f"{bare}-80gb")
     joined = [re.sub(r"sxm\d", "sxm", name) for name in spelled]
     for name in joined:
         try:
-            return get_gpu(name.replace(" ", "-"), where=point.id)
+            profile = get_gpu(name.replace(" ", "-"), where=point.id)
         except SpecError:
             continue
+        if size is None or LEAST_OF_NAME <= profile.memory.value / (int(size.group(1)) * GIB) <= MOST_OF_NAME:
+            return profile
     return None
 
 

@@ -1,33 +1,21 @@
 """Adapters of a training point: which layers are adapted, by what rank, and what that saves.
 
 In: a model, the words of the method. Out: trained tensors and `Frozen`; None where everything is trained.
-Raises CannotPredict for methods whose own tensors are not modelled (dense changes of weights, rotations, spectra).
+Left out: what each method keeps (training_methods.py). Raises CannotPredict for what is not stated or not described.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.training_methods import DORA, Method, method_of
 from rlplan.accuracy.training_settings import RunSettings
 from rlplan.accuracy.training_trainers import Trainer
 from rlplan.memory.frozen import Frozen
-from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
 
-LORA = ("qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda")
-"""Two matrices beside each layer, of one rank: they differ in how they start."""
-LIKE_LORA = ("adalora", "lorafa", "lora-fa", "lora_fa", "vera", "vblora", "delora", "randlora", "bone", "miss")
-"""Methods that read the inputs of the same layers, into fewer or shared numbers; what they keep of a rank's width is
-left out, which is at most r/h of what is counted."""
-SCALING = ("ia3", "ia-3")
-"""Vectors that scale keys, values and the MLP's product, of which the last is the wide one."""
-WITHOUT_INPUTS = (
-    *("prompt", "prompt_tuning", "ptuning", "p-tuning", "p_tuning", "prefix", "prefix_tuning"),
-    *("trainable_tokens", "trainable-tokens"),
-)
-"""Trained tokens: no layer's input is kept for them."""
 TARGETS = (
     ("q_proj", "v_proj"),
     ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -46,64 +34,72 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is trained beside a frozen model."""
+    """What is trained beside a frozen model. num_virtual_tokens: trained tokens that stand before each sequence."""
 
     parameters: tuple[Parameter, ...]
     frozen: Frozen
     element_bytes: int
+    num_virtual_tokens: int = 0
 
 
 def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:
     """Adapters of a point; None for full training. Raises: CannotPredict."""
     settings = RunSettings(point)
-    method = method_of(settings)
-    if method == "full":
+    method = method_of(settings, f"{point.id} {point.source}")
+    if method is None:
         return None
-    keeps = trainer.keeps_inputs and is_quantized
-    if method == "ln_tuning":
+    keeps, element = trainer.keeps_inputs and is_quantized, trainer.adapter_bytes
+    if method.trains_norms:
         norms = tuple(p for p in model.parameters if len(p.shape) == 1 and "norm" in p.name)
-        return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), trainer.adapter_bytes)
-    if method in WITHOUT_INPUTS:
-        return Adapters((Parameter("prompt", (settings.count("trainable_params"),)),), Frozen(keeps_inputs=keeps), 4)
-    if method in SCALING:
-        scales = (Parameter("scales", (settings.count("trainable_params"),)),)
-        reads = Frozen(adapts_down=True, adapter_bytes=trainer.adapter_bytes, keeps_inputs=keeps)
-        return Adapters(scales, reads, trainer.adapter_bytes)
-    if method in LIKE_LORA:
-        numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
-        return Adapters(numbers, _inputs(model, trainer.targets, trainer, trainer.adapter_bytes, keeps), 4)
-    targets, rank = _targets(settings, point, model, trainer)
-    element = trainer.adapter_bytes
-    return Adapters(
-        lora_parameters(model, rank, _names(model, targets)),
-        _inputs(model, targets, trainer, element, keeps),
-        element,
+        return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), element)
+    if method.is_lora:
+        targets, rank = _targets(settings, point, model, trainer, method)
+        return Adapters(
+            lora_parameters(model, rank, _names(model, targets)),
+            _with_products(_inputs(model, targets, trainer, keeps), method, model, targets, element),
+            element,
+        )
+    numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
+    if method.scales:
+        return Adapters(numbers, Frozen(adapts_down=True, adapter_bytes=element, keeps_inputs=keeps), element)
+    frozen = _inputs(model, trainer.targets, trainer, keeps) if method.reads_inputs else Frozen(keeps_inputs=keeps)
+    frozen = _with_products(frozen, method, model, trainer.targets, element)
+    return Adapters(numbers, frozen, 4, _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0)
+
+
+def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int) -> Frozen:
+    """What a method keeps of outputs and of changed weights, averaged over the layers."""
+    if not (method.outputs or method.output_copies or method.changes):
+        return frozen
+    names = set(_names(model, targets))
+    shapes = [t.shape for t in linear_layers(model) if t.name.removesuffix(".weight").rpartition(".")[2] in names]
+    outputs = sum(shape[0] for shape in shapes) // model.num_layers
+    weights = sum(shape[0] * shape[1] for shape in shapes) // model.num_layers
+    return replace(
+        frozen,
+        more_token_bytes=outputs * (method.outputs * element + method.output_copies * 2),
+        more_layer_bytes=weights * method.changes * element,
     )
 
 
-def method_of(settings: RunSettings) -> str:
-    """What is trained: `full`, `lora`, `ln_tuning`, a kind of prompt. Raises: CannotPredict for the rest.
+def _num_virtual(model: ModelSpec, trainable: int) -> int:
+    """Trained tokens before each sequence: rows of h, behind P-tuning's encoder of three h*h layers where it has one.
 
-    >>> point = MeasuredPoint(id="a", kind="k", settings={"method": "qlora nf4"}, measured={"value": 1, "unit": "GiB"})
-    >>> method_of(RunSettings(point))
-    'lora'
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("meta-llama/Llama-3.2-3B")
+    >>> _num_virtual(model, 20 * 3072), _num_virtual(model, 20 * 3072 + 3 * (3072 * 3072 + 3072))
+    (20, 20)
     """
-    text = settings.text
-    words = re.findall(r"[a-z0-9_\-]+", text)
-    if any(word in ("dora", "qdora") for word in words) or settings.raw("use_dora"):
-        raise CannotPredict("DoRA's normalised weights are not modelled")
-    for word in words:
-        if word in ("ln_tuning", *LIKE_LORA, *SCALING, *WITHOUT_INPUTS):
-            return str(word)
-    if any(word in LORA for word in words):
-        return "lora"
-    if "method" in settings and not ({"full", "sft", "pretrain", "pretraining", "fft", "finetune"} & set(words)):
-        raise CannotPredict(f"method {shorten(settings.raw('method'))} is not modelled")
-    return "full"
+    h = model.hidden_size
+    encoder = 3 * (h * h + h)
+    rows = trainable - encoder if trainable >= encoder else trainable
+    if rows % h or rows // h > 4096:
+        raise CannotPredict(f"how many tokens of width {h} are {trainable:,} trainable parameters is not stated")
+    return rows // h
 
 
 def _targets(
-    settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer
+    settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer, method: Method
 ) -> tuple[tuple[str, ...], int]:
     """Adapted layers and rank: stated, else those that give the stated number of parameters, else the default."""
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
@@ -112,7 +108,7 @@ def _targets(
     rank = settings.count(stated) if stated else int(match.group(1)) if match else None
     listed = _listed(text)
     if listed is None and "trainable_params" in settings:
-        return _counted(model, settings.count("trainable_params"), rank)
+        return _counted(model, settings.count("trainable_params"), rank, method)
     return listed or trainer.targets, rank or trainer.rank
 
 
@@ -127,12 +123,14 @@ def _listed(text: str) -> tuple[str, ...] | None:
     return None
 
 
-def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
+def _counted(model: ModelSpec, trainable: int, rank: int | None, method: Method) -> tuple[tuple[str, ...], int]:
     """The first usual set of layers that gives the number, at the stated rank or at a power of two."""
     for targets in TARGETS:
-        each = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
-        found = trainable // each
-        if trainable == each * found and (found == rank if rank else found.bit_count() == 1):
+        pairs = lora_parameters(model, 1, _names(model, targets))
+        each = sum(p.numel for p in pairs)
+        magnitudes = sum(p.shape[0] for p in pairs if p.shape[1] == 1) if method is DORA else 0
+        found = (trainable - magnitudes) // each
+        if trainable - magnitudes == each * found and (found == rank if rank else found.bit_count() == 1):
             return targets, found
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
@@ -149,7 +147,7 @@ def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     return sorted(found)
 
 
-def _inputs(model: ModelSpec, targets: tuple[str, ...], trainer: Trainer, element: int, keeps: bool) -> Frozen:
+def _inputs(model: ModelSpec, targets: tuple[str, ...], trainer: Trainer, keeps: bool) -> Frozen:
     """Modules by what they read; a fused projection is one module."""
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     is_fused = trainer.views_fused or not set(targets) <= known
@@ -159,7 +157,7 @@ def _inputs(model: ModelSpec, targets: tuple[str, ...], trainer: Trainer, elemen
         adapts_output=count["output"] > 0,
         mlp_inputs=count["mlp"],
         adapts_down=count["down"] > 0,
-        adapter_bytes=element,
+        adapter_bytes=trainer.adapter_bytes,
         has_dropout=trainer.dropout,
         keeps_inputs=keeps,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_run import Run
 from rlplan.accuracy.training_trainers import MEGATRON
-from rlplan.accuracy.training_zero import read_stage, read_zero
+from rlplan.accuracy.training_zero import has_own_adam, read_stage, read_zero
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import Quantization, weight_bytes
 from rlplan.memory.sharding import (
@@ -28,6 +28,10 @@ from rlplan.vocabulary import MemoryKind
 
 COMPUTE_BYTES = 2
 """Bytes of a weight in the passes: every table of these sources trains in bf16 or fp16."""
+
+
+ETP = ("etp", "expert_tensor_parallel")
+"""Keys of Megatron's expert tensor parallelism."""
 
 
 def hold(run: Run) -> Held:
@@ -96,13 +100,15 @@ def _by_torch(run: Run, sizes: Sizes) -> Held:
         casts_weights=run.precision.stored > run.precision.compute and run.adapters is None,
         optimizer=run.optimizer,
         steps_in_backward=run.steps_in_backward,
-        has_fused_step=run.trainer.has_fused_step,
+        has_fused_step=run.trainer.has_fused_step or "fused" in str(run.settings.raw("optimizer")).lower(),
         keeps_states_on_host=run.optimizer is Optimizer.PAGED_ADAMW_8BIT,
     )
     return replace(held, layer_passing=held.layer_passing + _dequantized_bytes(run))
 
 
 def _by_fsdp(run: Run, sizes: Sizes) -> Held:
+    if run.ep > 1:
+        raise CannotPredict("expert parallelism under FSDP is not modelled")
     counts = run.statistic.value in ("reserved", "process")
     master = run.adapters.element_bytes if run.adapters else run.precision.stored
     scales = scale_bytes(run)
@@ -146,11 +152,15 @@ def _with_whole_stage(run: Run, held: Held, sizes: Sizes) -> Held:
 def _by_megatron(run: Run) -> Held:
     sizes = rank_sizes(run)
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
-    return held_by_megatron(sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, expert_numel=experts)
+    stated = run.settings.ways(*ETP) if run.settings.first(ETP) else run.tp
+    etp = stated if stated * run.ep <= run.data_ranks * run.tp else 1  # more would not fit the stage's ranks
+    return held_by_megatron(sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=etp, expert_numel=experts)
 
 
 def _by_zero(run: Run) -> Held:
     """A DeepSpeed rank; tensor parallelism cuts the model first. Raises: CannotPredict."""
+    if run.quantization is not None:
+        raise CannotPredict("quantised weights under DeepSpeed are not modelled")
     share: tuple[Parameter, ...] = tuple(p for p in run.model.held_tensors(Layout(tp=run.tp)) if not p.is_buffer)
     trained = run.adapters.parameters if run.adapters else share
     zero = read_zero(run.settings, run.data_ranks, run.optimizer, run.precision.compute)
@@ -160,4 +170,6 @@ def _by_zero(run: Run) -> Held:
         is_tied=run.model.has_tied_embeddings,
         adapters=trained if run.adapters else (),
     )
-    return held_by_zero(ZeroStates(zero, trained, share if run.adapters else ()), sizes)
+    return held_by_zero(
+        ZeroStates(zero, trained, share if run.adapters else ()), sizes, has_fused_step=has_own_adam(run.settings)
+    )

@@ -5,13 +5,14 @@ Left out: how settings are read (training_settings.py), trainers' defaults (trai
 (training_held.py), the largest model that trains (training_limits.py).
 """
 
+import re
 from dataclasses import replace
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training_held import hold
-from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_run import Run, read_run
 from rlplan.accuracy.training_settings import RunSettings
 from rlplan.accuracy.training_zero import steady_bytes_by_count
@@ -22,10 +23,15 @@ from rlplan.memory.step_peak import Held, Moment, Work, layer_bytes, moments
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
 
+TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
+"""Units of a statistic over steps that is no peak."""
+
 
 @predicts("train_peak")
 def predict_peak(point: MeasuredPoint) -> Prediction:
     """The peak of a training step on one GPU; a mean over log points is what is there when a step ends."""
+    if TYPICAL_RESERVED.search(point.measured.unit.lower()):
+        raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     run = read_run(point)
     held = hold(run)
     found = [moment for work in works_of(run) for moment in _moments(run, held, work)]
@@ -40,7 +46,7 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
     """What a rank holds between two steps, of a model that has no known shape by its number of parameters alone."""
     settings = RunSettings(point)
     try:
-        trained_model(point)
+        model_of(point)
     except CannotPredict:
         if "params" not in settings:
             raise

@@ -4,12 +4,13 @@ In: a point. Out: a Run. Raises CannotPredict for what is missing or not modelle
 Left out: bytes (training_held.py, training_points.py).
 """
 
+import re
 from dataclasses import dataclass, replace
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_adapters import Adapters, read_adapters
-from rlplan.accuracy.training_models import trained_model
 from rlplan.accuracy.training_settings import (
     Precision,
     RunSettings,
@@ -34,7 +35,7 @@ from rlplan.memory.block import Block, Layers, Norm
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.logits import Loss
 from rlplan.memory.optimizers import Optimizer
-from rlplan.memory.quantization import NF4, NF4_DOUBLE, WeightFormat
+from rlplan.memory.quantization import HQQ, NF4, NF4_DOUBLE, WeightFormat
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
@@ -103,14 +104,17 @@ class Run:
 
 def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     """The run of a point. has_passes: tokens and recomputation are needed. Raises: CannotPredict."""
-    settings, trainer, model = RunSettings(point), trainer_of(point), trained_model(point)
+    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
     pp = settings.ways("pp", "pipeline_parallel")
     tokens, recompute = Tokens(1, 1), Recompute.NONE
     if has_passes:
         tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
-        recompute = read_recompute(settings, trainer.recompute)
+        recompute = read_recompute(settings, trainer.recompute, trainer.selective)
     compiled = bool(settings.says("compile"))
     quantization = _quantization(settings, trainer)
+    adapters = read_adapters(point, model, trainer, is_quantized=quantization is not None)
+    if adapters:
+        tokens = replace(tokens, length=tokens.length + adapters.num_virtual_tokens)
     layers = layers_of(model, trainer)
     return Run(
         settings=settings,
@@ -124,7 +128,7 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
         precision=read_precision(settings, has_master=trainer.has_master),
         statistic=point.measured.statistic,
         quantization=quantization,
-        adapters=read_adapters(point, model, trainer, is_quantized=quantization is not None),
+        adapters=adapters,
         num_ranks=num_ranks(settings),
         tp=settings.ways("tp", "tensor_parallel"),
         pp=pp,
@@ -148,7 +152,9 @@ def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: in
 
 
 def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
-    """How the loss is taken; a fused kernel where it is named (Liger, Unsloth, cut cross-entropy)."""
+    """How the loss is taken: as stated, a fused kernel where it is named (Liger, cut cross-entropy), the trainer's."""
+    if "loss" in settings and (stated := stated_loss(settings.word("loss"))):
+        return stated
     if settings.says("liger", "liger_kernel", "fused_ce", "cut_cross_entropy"):
         return Loss.FUSED
     loss = trainer.loss
@@ -160,14 +166,30 @@ def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
     return loss
 
 
+def stated_loss(word: str) -> Loss | None:
+    """The implementation that a setting `loss` names; None for the name of an objective such as `cross_entropy`.
+
+    >>> stated_loss("in_place"), stated_loss("Chunked CE"), stated_loss("cross_entropy")
+    (<Loss.IN_PLACE: 'in_place'>, <Loss.CHUNKED: 'chunked'>, None)
+    """
+    text = re.sub(r"[\s\-]+", "_", word.strip().lower())
+    if text in [loss.value for loss in Loss]:
+        return Loss(text)
+    if any(name in text for name in ("liger", "cut_cross", "fused")):
+        return Loss.FUSED
+    return Loss.CHUNKED if "chunk" in text else None
+
+
 def _quantization(settings: RunSettings, trainer: Trainer) -> WeightFormat | None:
     """The format of frozen weights: torchtune's NF4 and `-dq` quantise the scales too."""
     text = settings.text
-    if "int8" in text or "8bit" in text or "hqq" in text:
-        raise CannotPredict("only 4-bit normal floats are modelled as frozen weights")
-    if not ("nf4" in text or "qlora" in text or "4bit" in text):
+    if "hqq" in text:
+        return HQQ
+    if any(name in text for name in ("int8", "8bit", "gptq", "awq", "fp8")):
+        raise CannotPredict("only 4-bit floats and HQQ are modelled as frozen weights")
+    if not any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")):
         return None
-    double = "dq" in text or "double" in text or (trainer is not FSDP_QLORA and "nf4" not in text)
+    double = "dq" in text or "double" in text or (trainer is not FSDP_QLORA and not re.search("nf4|fp4", text))
     return NF4_DOUBLE if double or trainer is TORCHTUNE else NF4
 
 

@@ -2,7 +2,7 @@
 
 In: a point. Out: tokens, ranks, what is recomputed, how weights are stored and trained, as far as they are stated.
 Raises CannotPredict where a setting that decides the peak is missing: nothing is guessed.
-Left out: what a trainer does by default (training_trainers.py), models (training_models.py).
+Left out: what a trainer does by default (training_trainers.py), models (named_models.py).
 """
 
 import re
@@ -27,7 +27,7 @@ BATCH = (
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
 MAX_RANKS = 1 << 16
-METHODS = ("method", "peft", "quant", "quantize", "quantization")
+METHODS = ("method", "finetuning_type", "peft", "quant", "quantize", "quantization")
 
 
 class RunSettings(Settings):
@@ -36,7 +36,8 @@ class RunSettings(Settings):
     def __init__(self, point: MeasuredPoint) -> None:
         super().__init__(point)
         self.gpu = point.gpu or ""
-        techniques = self.raw("cumulative_techniques") or self.raw("techniques") or ()
+        key = self.first(("cumulative_techniques", "techniques"))
+        self.lists_techniques, techniques = key is not None, self.raw(key) if key else ()
         known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
         self.techniques = frozenset(word.lower().replace("-", "_").replace(" ", "_") for word in known)
 
@@ -65,9 +66,10 @@ class RunSettings(Settings):
             if word in self.techniques:
                 return True
             value = self.raw(word)
+            value = {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
             if isinstance(value, bool):
                 return value
-        return False if self.techniques else None
+        return False if self.lists_techniques else None
 
     @property
     def text(self) -> str:
@@ -105,22 +107,25 @@ class Tokens:
 
 def read_tokens(settings: RunSettings) -> Tokens:
     """Tokens of the largest micro-batch: every sequence at the longest. Raises: CannotPredict where not stated."""
-    if "packed" not in settings.techniques and settings.techniques and settings.first(SEQUENCE) == "max_seq":
+    if settings.lists_techniques and "packed" not in settings.techniques and settings.first(SEQUENCE) == "max_seq":
         raise CannotPredict("the samples are not packed and the length of the longest is not stated")
     length = settings.required(SEQUENCE, "sequence length")
     return Tokens(settings.required(BATCH, "micro-batch size"), length)
 
 
-def read_recompute(settings: RunSettings, default: Recompute | None) -> Recompute:
-    """What the backward pass computes anew. default: of the trainer; without one it must be stated."""
-    if settings.techniques:
+def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
+    """What the backward pass computes anew. default: of the trainer; without one it must be stated. selective: what the
+    trainer means by the bare word.
+    """
+    if settings.lists_techniques:
         return Recompute.FULL if settings.says("act_ckpt", "activation_checkpointing") else Recompute.NONE
     key = settings.first(RECOMPUTE)
     if key is None:
         if default is None:
             raise CannotPredict("whether activations are recomputed is not stated")
         return default
-    return recompute_of(settings.raw(key), key)
+    found = recompute_of(settings.raw(key), key)
+    return selective if selective is not None and found is Recompute.ATTENTION else found
 
 
 def recompute_of(value: Any, key: str = "recompute") -> Recompute:
@@ -130,7 +135,7 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
     ['full', 'selective', 'full', 'none', 'alternate']
     """
     word = str(value).lower()
-    if value is False or word in ("none", "off", "no", "false"):
+    if value is False or word in ("none", "off", "no", "false", "no ac", "disabled"):
         return Recompute.NONE
     if "selective" in word:
         if "op" in word:
@@ -174,6 +179,8 @@ def read_optimizer(settings: RunSettings) -> Optimizer:
     word = str(settings.raw("optimizer") or "adamw").lower()
     if settings.says("adamw8bit", "adamw_8bit"):
         return Optimizer.ADAMW_8BIT
+    if re.search(r"4-?bit|mini|galore|apollo|lomo", word):
+        raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
     if "8bit" in word or "8-bit" in word:
         return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
     if "adam" in word:

@@ -1,7 +1,8 @@
 """Trainers: what each of them does where a table does not say it, and how its kernels save and copy.
 
 In: a point. Out: the Trainer that made it. Left out: what is stated (training_settings.py), bytes (rlplan/memory).
-Every field below is read in the trainer's source or in the default recipe of the table; none is fitted.
+Every field below follows the trainer's source or the default recipe of the table; none is fitted. Sources are from
+knowledge of them: but for DeepSpeed and transformers none of these trainers was installed here.
 """
 
 import re
@@ -19,18 +20,19 @@ ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_pr
 class Trainer:
     """One trainer. words: what its addresses and names contain.
 
-    loss, recompute: by default; recompute None: it must be stated. repeats_keys, views_fused, held_logit_bytes: see
-    `step_peak.Work`. has_master: weights are kept in fp32 and cast to bf16 for the passes. targets, rank, dropout,
-    adapter_bytes: of LoRA by default. keeps_inputs: its bitsandbytes keeps the inputs of frozen products.
-    quantizes_head: 4-bit loading takes the language head too. replicates_scales: scales of 4-bit weights are whole on
-    every rank. is_sharded: several GPUs mean FSDP. gathers_root: embeddings and head are gathered as one, and stay.
-    has_fused_step: the optimizer makes no temporary copies.
+    loss, recompute: by default; recompute None: it must be stated. selective: what `selective` alone means.
+    repeats_keys, views_fused, held_logit_bytes: see `step_peak.Work`. has_master: weights are kept in fp32 and cast to
+    bf16 for the passes. targets, rank, dropout, adapter_bytes: of LoRA by default. keeps_inputs: its bitsandbytes keeps
+    the inputs of frozen products. quantizes_head: 4-bit loading takes the language head too. replicates_scales: scales
+    of 4-bit weights are whole on every rank. is_sharded: several GPUs mean FSDP. gathers_root: embeddings and head are
+    gathered as one, and stay. has_fused_step: the optimizer makes no temporary copies.
     """
 
     name: str
     words: tuple[str, ...]
     loss: Loss = Loss.PLAIN
     recompute: Recompute | None = None
+    selective: Recompute | None = None
     repeats_keys: bool = False
     views_fused: bool = False
     held_logit_bytes: int = 0
@@ -63,6 +65,7 @@ TORCHTUNE = Trainer(
 TORCHTITAN = Trainer(
     "torchtitan",
     ("torchtitan",),
+    selective=Recompute.SELECTIVE,
     repeats_keys=True,
     has_master=True,
     is_sharded=True,

@@ -73,6 +73,15 @@ def is_offloaded(settings: RunSettings, key: str) -> bool:
     return value is True or (isinstance(value, str) and value.lower() not in ("", "none", "no", "false"))
 
 
+def has_own_adam(settings: RunSettings) -> bool:
+    """Whether DeepSpeed steps with its own kernel: unless the optimizer is said to be torch's, and not fused.
+
+    Source: DeepSpeed 0.19.8 runtime/engine.py (`_configure_basic_optimizer`, `torch_adam`).
+    """
+    word = str(settings.raw("optimizer") or "").lower()
+    return not (settings.says("torch_adam") or ("torch" in word and "fused" not in word))
+
+
 def steady_bytes_by_count(settings: RunSettings) -> int:
     """Bytes that a rank holds between two steps of a model of which only the number of parameters is known.
 

@@ -27,7 +27,8 @@ class Frozen:
     adapter_bytes: of an element of adapters, which read a copy of their input where it differs from the model's.
     has_dropout: before each adapter, which then reads its own copy. trains_norms: the norms' weights are trained.
     keeps_inputs: the frozen product keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
-    `ctx.tensors = (A, B)`).
+    `ctx.tensors = (A, B)`). more_token_bytes: what adapters keep of a token beside their inputs (DoRA's products).
+    more_layer_bytes: what they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes).
     """
 
     attention_inputs: int = 0
@@ -38,13 +39,15 @@ class Frozen:
     has_dropout: bool = False
     trains_norms: bool = False
     keeps_inputs: bool = False
+    more_token_bytes: int = 0
+    more_layer_bytes: int = 0
 
 
 def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
     """Bytes that a layer with frozen weights saves for its backward pass.
 
     Counts: what norms, attention and the activation function need for their own gradients; linear layers save no input
-    of their own; adapters theirs (`adapter_input_bytes`).
+    of their own; adapters theirs (`adapter_input_bytes`), and what a method keeps beside them.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
     >>> frozen_layer_bytes(block, Frozen(), 1, 2)  # norms 2*(4*64 + 4), attention 8*64 + 16, MLP 3*2*128
@@ -55,7 +58,8 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     attention = attention_saved_bytes(block, e)
     if not frozen.trains_norms and block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
-    return num_tokens * (norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e))
+    each = norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
+    return num_tokens * each + frozen.more_layer_bytes
 
 
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:

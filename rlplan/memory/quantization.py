@@ -70,6 +70,10 @@ NF4 = WeightFormat("nf4", 4, scale_bytes=4)
 """4.5 bits a weight: an fp32 scale for 64. Source: QLoRA section 3, bitsandbytes 0.45."""
 NF4_DOUBLE = WeightFormat("nf4-dq", 4, scale_bytes=1, scale_group=NF4_SCALE_GROUP, tensor_bytes=4)
 """4.127 bits a weight: 8-bit scales, an fp32 scale for 256 of them, one offset. Source: as NF4."""
+HQQ = WeightFormat("hqq", 4, block=(1, 64), scale_bytes=1, zero_bits=8, scale_group=64)
+"""4.258 bits a weight: 8-bit scale and 8-bit zero for 64, each 128 of them behind a 16-bit scale and zero, which is 4
+bytes for 64 pairs. Source: HQQ's `BaseQuantizeConfig(quant_zero=True, quant_scale=True)` as fsdp_qlora has it, from
+knowledge of the source, not installed here."""
 AWQ = WeightFormat("awq", 4, block=(1, 128), scale_bytes=2, zero_bits=4)
 """4.156 bits a weight: fp16 scale and 4-bit zero for 128. Source: AutoAWQ `qweight`, `scales`, `qzeros`, group 128."""
 GPTQ = WeightFormat("gptq", 4, block=(1, 128), scale_bytes=2, zero_bits=4, column_bytes=4)
@@ -78,6 +82,8 @@ GPTQ_8 = WeightFormat("gptq-8", 8, block=(1, 128), scale_bytes=2, zero_bits=8, c
 """GPTQ with 8 bits. Source: as GPTQ."""
 INT4_GROUP_32 = WeightFormat("int4-g32", 4, block=(1, 32), scale_bytes=2)
 """4.5 bits a weight, symmetric: a bf16 scale for 32. Source: compressed-tensors pack-quantized (Kimi-K2-Thinking)."""
+INT4_GROUP_128 = WeightFormat("int4-g128", 4, block=(1, 128), scale_bytes=2)
+"""4.125 bits a weight, symmetric: a bf16 scale for 128. Source: compressed-tensors W4A16."""
 MXFP4 = WeightFormat("mxfp4", 4, block=(1, 32), scale_bytes=1)
 """4.25 bits a weight: an E8M0 scale for 32. Source: OCP Microscaling Formats 1.0, section 5."""
 NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
@@ -86,8 +92,8 @@ NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
 FORMATS = {
     form.name: form
     for form in (
-        *(FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, INT8_CHANNEL, NF4, NF4_DOUBLE),
-        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, MXFP4, NVFP4),
+        *(FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, INT8_CHANNEL, NF4, NF4_DOUBLE, HQQ),
+        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, INT4_GROUP_128, MXFP4, NVFP4),
     )
 }
 """Every format by its name."""

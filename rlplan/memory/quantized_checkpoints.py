@@ -32,7 +32,8 @@ _NAMES: tuple[tuple[str, Quantization | None], ...] = (
     (r"-gptq-int8$", Quantization(q.GPTQ_8)),
     (r"-gptq(-int4)?$", Quantization(q.GPTQ)),
     (r"-(bnb-4bit|nf4)$", Quantization(q.NF4_DOUBLE)),
-    (r"-(int8|w8a8|quantized\.w8a8)$", Quantization(q.INT8_CHANNEL)),
+    (r"-(int8|w8a8|w8a16|quantized\.w8a8|quantized\.w8a16)$", Quantization(q.INT8_CHANNEL)),
+    (r"-(quantized\.)?w4a16(-g128)?$", Quantization(q.INT4_GROUP_128)),
 )
 """Published names, most particular first. Source: each checkpoint's `quantization_config` on the Hugging Face hub:
 Llama-3.1-405B-Instruct-FP8 (fbgemm_fp8) leaves attention, layer 0 and layer 125 alone; gpt-oss quantises its experts;
@@ -41,6 +42,9 @@ Kimi-K2-Thinking (compressed-tensors, groups of 32) its routed experts; Qwen and
 _WORDS: dict[str, Quantization] = {
     "fp8": Quantization(q.FP8_TENSOR),
     "fp8_block": Quantization(q.FP8_BLOCK),
+    "fbgemm_fp8": Quantization(q.FP8_CHANNEL),
+    "w8a8": Quantization(q.INT8_CHANNEL),
+    "w4a16": Quantization(q.INT4_GROUP_128),
     "int8": Quantization(q.INT8_CHANNEL),
     "nf4": Quantization(q.NF4),
     "nf4-dq": Quantization(q.NF4_DOUBLE),
@@ -52,6 +56,11 @@ _WORDS: dict[str, Quantization] = {
     "mxfp4": Quantization(q.MXFP4),
     "nvfp4": Quantization(q.NVFP4),
     "bitsandbytes": Quantization(q.NF4_DOUBLE),
+    "4bit": Quantization(q.NF4_DOUBLE),
+    "fp4": Quantization(q.NF4),
+    "fp4-dq": Quantization(q.NF4_DOUBLE),
+    "int4_wo": Quantization(q.INT4_GROUP_128),
+    "int8_wo": Quantization(q.INT8_CHANNEL),
 }
 _NONE = (
     "",
@@ -69,10 +78,14 @@ _NONE = (
     "half",
 )
 _SUFFIX = re.compile(
-    r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8|w8a8"
-    r"|quantized\.w8a8)$",
+    r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8"
+    r"|(quantized\.)?(w8a8|w8a16|w4a16(-g128)?))$",
     re.IGNORECASE,
 )
+
+
+_SPELLINGS = re.compile(r"^bnb[. ]|(?<=.)[ -.](w8a8|int4|4-?bit)$")
+"""litgpt's prefix, and what only repeats the bits of AWQ, GPTQ and fp8: `bnb.nf4`, `AWQ 4-bit`, `fp8 W8A8`."""
 
 
 def quantization_by_name(name: str) -> Quantization | None:
@@ -102,7 +115,7 @@ def quantization_by_word(word: str, *, where: str) -> Quantization | None:
     >>> quantization_by_word("nf4-dq", where="here").form.name, quantization_by_word("bf16", where="here")
     ('nf4-dq', None)
     """
-    text = word.strip().lower()
+    text = _SPELLINGS.sub("", word.strip().lower())
     if text in _NONE:
         return None
     if text not in _WORDS:

@@ -175,13 +175,15 @@ def held_by_megatron(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
     expert_numel: int = 0,
     has_distributed_optimizer: bool = True,
 ) -> Held:
     """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
 
     Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
-    ranks, their states over dp/ep. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
+    ranks and etp (expert tensor parallel, tp unless given), their states over what is left of the stage's ranks.
+    Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
     >>> held = held_by_megatron(sizes, tp=2, dp=4)
@@ -189,8 +191,9 @@ def held_by_megatron(
     7200
     """
     dense = (sizes.num_trainable - expert_numel) // (tp * pp)
-    experts = expert_numel // (tp * pp * ep)
-    over, over_experts = (dp, max(1, dp // ep)) if has_distributed_optimizer else (1, 1)
+    split = ep * (tp if etp is None else etp)
+    experts = expert_numel // (pp * split)
+    over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
     updated = ceil_div(dense, over) + ceil_div(experts, over_experts)
     return Held(
         {
@@ -204,11 +207,13 @@ def held_by_megatron(
     )
 
 
-def held_by_zero(states: ZeroStates, sizes: Sizes) -> Held:
-    """A DeepSpeed rank.
+def held_by_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = True) -> Held:
+    """A DeepSpeed rank. has_fused_step: DeepSpeed's own Adam, which it takes for type `Adam` and `AdamW`; an optimizer
+    object of torch's, or `torch_adam`, is not.
 
     Counts: `ZeroStates`; in stages 1 and 2 the bucket and its flat copy in the passes; in stage 3 gathered weights and
-    the gradients of a layer (or of the vocabulary table) before they are reduced.
+    the gradients of a layer (or of the vocabulary table) before they are reduced; where the step is not fused its
+    denominators beside the gradients in the master's type (`unfused_step_bytes`).
     Source: stage_1_and_2.py (`average_tensor` copies what it reduces), stage3.py (`__add_grad_to_ipg_bucket`).
     """
     settings = states.settings
@@ -229,8 +234,29 @@ def held_by_zero(states: ZeroStates, sizes: Sizes) -> Held:
         head_gradient=head,
         layer_gradient=settings.gradient_bytes * sizes.layer if settings.stage < 2 else 0,
         passing=passing,
-        step_copies=states.step_copy_bytes(),
+        step_copies=states.step_copy_bytes() if has_fused_step else unfused_step_bytes(states),
     )
+
+
+def unfused_step_bytes(states: ZeroStates) -> int:
+    """Bytes of the copies inside a DeepSpeed step whose optimizer is torch's multi-tensor Adam, of the part it steps at
+    once.
+
+    Counts: gradients in the master's type m, which are still there, and the denominators m (`step_copy_bytes` of
+    optimizers.py); the conversion before it, g + m, where that is larger.
+
+    >>> from rlplan.memory.zero import ZeroSettings
+    >>> unfused_step_bytes(ZeroStates(ZeroSettings(1, 2), (Parameter("a", (1000,)),)))  # 500 * (4 + 4), over 500 * 6
+    4000
+    """
+    settings, converted = states.settings, states.step_copy_bytes()
+    if settings.offloads_optimizer:
+        return 0
+    part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
+    stepped = step_copy_bytes(settings.optimizer, [part], settings.master_bytes)
+    same = settings.gradient_bytes == settings.master_bytes
+    gradients = converted if same or not converted else settings.master_bytes * part
+    return max(converted, gradients + stepped)
 
 
 def _is_in_layer(parameter: Parameter) -> bool:

@@ -1,0 +1,97 @@
+"""Methods of parameter-efficient training by the names that tables use, and what each keeps for its backward pass.
+
+In: the words of a method. Out: a Method, None for full training. Raises CannotPredict for those not described here.
+Left out: bytes of a point (training_adapters.py).
+
+Symbols: i and o the input and output width of an adapted layer, a bytes of an adapter's element.
+Source: PEFT 0.18's tuners, from knowledge of the source, not installed here.
+"""
+
+import re
+from dataclasses import dataclass
+
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.training_settings import RunSettings
+from rlplan.spec.base import shorten
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is trained. reads_inputs: each adapted layer keeps its input. outputs: elements of a's type that it keeps of
+    every output; output_copies: those that are kept in the model's type. changes: dense changes of its weights (i*o)
+    in a's type that are kept. adds_tokens: trained tokens stand before every sequence. scales: IA3's vectors.
+    """
+
+    name: str
+    reads_inputs: bool = True
+    outputs: int = 0
+    output_copies: int = 0
+    changes: int = 0
+    adds_tokens: bool = False
+    trains_norms: bool = False
+    scales: bool = False
+    is_lora: bool = False
+
+
+LORA = Method("lora", is_lora=True)
+"""Two matrices beside each layer, of one rank: they differ in how they start."""
+DORA = Method("dora", outputs=1, output_copies=1, is_lora=True)
+"""tuners/lora/dora.py: `(scale - 1) * base_result + scale * lora_result` keeps both products."""
+_DENSE = Method("dense", changes=1)
+"""A dense change of the weights, which the product keeps: loha, lokr, fourierft, waveft (`get_delta_weight`)."""
+_LIKE_LORA = Method("like lora")
+"""Reads the inputs of the same layers into fewer or shared numbers; what a rank's width keeps is left out (r/h)."""
+_WITHOUT_INPUTS = Method("tokens", reads_inputs=False)
+_TOKENS = Method("virtual tokens", reads_inputs=False, adds_tokens=True)
+
+METHODS: dict[str, Method] = {
+    **dict.fromkeys(("qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "loraga", "arrow"), LORA),
+    **dict.fromkeys(("dora", "qdora"), DORA),
+    **dict.fromkeys(("adalora", "vblora", "delora", "bone", "miss", "oft", "c3a", "gralora"), _LIKE_LORA),
+    "lorafa": _WITHOUT_INPUTS,
+    **dict.fromkeys(("vera", "pvera"), Method("vera", reads_inputs=False, outputs=1)),
+    "road": Method("road", reads_inputs=False, outputs=2),
+    "randlora": Method("randlora", outputs=1, changes=1),
+    **dict.fromkeys(("loha", "lokr", "fourierft", "waveft"), _DENSE),
+    "ia3": Method("ia3", scales=True),
+    "lntuning": Method("ln_tuning", trains_norms=True),
+    **dict.fromkeys(("prompt", "prompttuning", "ptuning"), _TOKENS),
+    **dict.fromkeys(("prefix", "prefixtuning", "trainabletokens"), _WITHOUT_INPUTS),
+}
+"""Methods by name without dashes. LoRA-FA's first matrix is frozen, so its input is not kept; VeRA's matrices are, and
+its scales multiply outputs; RoAd turns outputs, in two products; RandLoRA's bases are as wide as the narrower side."""
+FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
+PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
+_BACKENDS = ("custom", "bnb", "hqq")
+"""How fsdp_qlora writes its own modules: `hqq_lora`."""
+
+
+def method_of(settings: RunSettings, hint: str = "") -> Method | None:
+    """What is trained beside frozen weights; None for full training. hint: the point's id, which may say the variant.
+
+    >>> from rlplan.accuracy.points import MeasuredPoint
+    >>> point = MeasuredPoint(id="a", kind="k", settings={"method": "qlora nf4"}, measured={"value": 1, "unit": "GiB"})
+    >>> method_of(RunSettings(point)).name, method_of(RunSettings(point), "rank32-dora").name
+    ('lora', 'dora')
+    """
+    words = [*_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
+    if found := PREFERENCE & set(words):
+        raise CannotPredict(f"{sorted(found)[0].upper()} has more passes than one, which are not modelled here")
+    named = next((METHODS[word] for word in words if word in METHODS), None)
+    if named is LORA:
+        variants = [*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])]
+        return next((METHODS[word] for word in variants if word in ("dora", "qdora", "lorafa")), LORA)
+    if named is None and "method" in settings and not (FULL & set(words)):
+        raise CannotPredict(f"method {shorten(settings.raw('method'))} is not modelled")
+    return named
+
+
+def _words(text: str) -> list[str]:
+    """Words without dashes; `full-finetuning` and `hqq_lora` are two, `p-tuning` is one."""
+    found: list[str] = []
+    for word in re.findall(r"[a-z0-9_\-]+", text.lower()):
+        joined = re.sub(r"[_\-]", "", word)
+        parts = re.split(r"[_\-]", word)
+        is_split = joined not in METHODS and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))
+        found += parts if is_split else [joined]
+    return found

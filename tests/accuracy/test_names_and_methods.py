@@ -1,0 +1,150 @@
+"""Names of models and GPUs as sources write them, methods of adapters, losses, passes without gradient."""
+
+from typing import Any
+
+import pytest
+
+from rlplan.accuracy.compare import load_predictors, predict
+from rlplan.accuracy.named_models import model_by_name, shape_entries
+from rlplan.accuracy.points import Measured, MeasuredPoint
+from rlplan.accuracy.reading import bundled_points
+from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
+from rlplan.accuracy.settings import gpu_of
+from rlplan.memory.sharding import held_by_zero, sizes_of
+from rlplan.memory.zero import ZeroSettings, ZeroStates
+
+POINTS = {point.id: point for point in bundled_points()}
+PEFT = POINTS["peft-lora-rank10-target-mlp"].model_copy(update={"id": "peft"})
+GIB = Measured(value=1.0, unit="GiB max allocated")
+
+
+@pytest.fixture(autouse=True)
+def predictors() -> None:
+    load_predictors()
+
+
+def value_of(point: MeasuredPoint) -> float:
+    answer = predict(point)
+    assert isinstance(answer, Prediction), answer
+    assert isinstance(answer.value, int | float)
+    return float(answer.value)
+
+
+def peft(method: str, trainable: int = 9_175_040, **update: Any) -> MeasuredPoint:
+    settings = {**PEFT.settings, "method": method, "trainable_params": trainable}
+    return PEFT.model_copy(update={"settings": settings, "source": "https://github.com/huggingface/peft", **update})
+
+
+@pytest.mark.parametrize("name", [name for name, entry in shape_entries().items() if "num_parameters" in entry])
+def test_a_shape_beside_the_catalogue_has_its_published_number_of_parameters(name: str) -> None:
+    assert model_by_name(name).num_parameters == shape_entries()[name]["num_parameters"]
+
+
+def test_every_shape_beside_the_catalogue_is_read() -> None:
+    assert all(model_by_name(name).num_parameters > 10**7 for name in shape_entries())
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ("Llama 2 7B", "meta-llama/Llama-2-7b-hf"),
+        ("llama3.1-70b instruct", "meta-llama/Llama-3.1-70B"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistralai/Mistral-Small-24B-Base-2501"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("casperhansen/llama-3-70b-instruct-awq", "meta-llama/Meta-Llama-3-70B"),
+        ("lmsys/vicuna-13b-v1.3", "meta-llama/Llama-2-13b-hf"),
+    ],
+)
+def test_a_model_is_known_by_its_spellings_and_its_fine_tunes(spelled: str, meant: str) -> None:
+    assert model_by_name(spelled).num_parameters == model_by_name(meant).num_parameters
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3-Embedding-8B", "7B", "llama", "Qwen/Qwen2.5-0.5B (tiny)", "Llama-3.1-8B-draft"]
+)
+def test_a_name_that_may_be_another_shape_is_refused(name: str) -> None:
+    with pytest.raises(CannotPredict, match="not in the catalogue"):
+        model_by_name(name)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile"),
+    [
+        ("4xH100", "h100-sxm"),
+        ("NVIDIA A10G", "a10g"),
+        ("RTX PRO 6000 Blackwell", "rtx-pro-6000"),
+        ("GH200 144GB", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_spellings_and_never_by_another_size(gpu: str, profile: str | None) -> None:
+    found = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
+    assert (found.name if found else None) == profile
+
+
+def test_methods_keep_what_their_own_products_read() -> None:
+    lora, dora = value_of(peft("lora")), value_of(peft("lora", 9_289_728, id="peft-rank32-dora"))
+    frozen_first, dense = value_of(peft("lora-fa")), value_of(peft("loha"))
+    token = 28 * (3072 + 1024) * (4 + 2)  # both products of every adapted output
+    assert dora - lora == pytest.approx(token * 4 * 768, rel=0.1)
+    assert dense - lora == pytest.approx(28 * (3072 + 1024) * 3072 * 4, rel=0.1)
+    assert frozen_first < lora < dense
+
+
+def test_virtual_tokens_lengthen_every_sequence() -> None:
+    longer = value_of(peft("prompt-tuning", 200 * 3072))
+    assert longer > 1.1 * value_of(peft("prefix-tuning", 200 * 28 * 2 * 1024))
+    assert isinstance(predict(peft("ptuning", 12345)), Refusal)
+
+
+def test_an_average_of_reserved_memory_is_refused() -> None:
+    unit = Measured(value=1.0, unit="bytes, avg reserved")
+    assert isinstance(predict(PEFT.model_copy(update={"measured": unit})), Refusal)
+
+
+def test_a_stated_loss_decides_the_logits() -> None:
+    settings = {"micro_batch": 1, "seq": 4096, "act_ckpt": True, "method": "full", "framework": "torch"}
+    point = MeasuredPoint(id="a", kind="train_peak", model="Qwen/Qwen2.5-0.5B", measured=GIB)
+    plain, in_place, fused = (
+        value_of(point.model_copy(update={"settings": settings | {"loss": loss}}))
+        for loss in ("plain", "in_place", "fused")
+    )
+    assert plain > in_place > fused
+    assert plain - in_place == pytest.approx(151_936 * 4096 * 6 / 2**30, rel=0.01)  # 12 bytes a word against 6
+
+
+def test_a_scoring_pass_holds_weights_and_logits_and_a_value_model_no_logits() -> None:
+    point = MeasuredPoint(
+        id="a", kind="logprob_peak", model="Qwen/Qwen2.5-0.5B", measured=GIB, settings={"micro_batch": 1, "seq": 4096}
+    )
+    reference, value = (
+        value_of(point.model_copy(update={"settings": {**point.settings, "role": role}}))
+        for role in ("reference", "value")
+    )
+    weights = value_of(point.model_copy(update={"kind": "logprob_steady"}))
+    assert weights == pytest.approx(2 * 494_032_768 / 2**30)
+    assert reference - weights == pytest.approx(6 * 151_936 * 4095 / 2**30, rel=0.01)
+    assert value < reference
+    tiny = point.model_copy(update={"settings": {**point.settings, "is_tiny": True}})
+    assert isinstance(predict(tiny), Refusal)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_step_of_torchs_own_adam_makes_denominators_under_zero(stage: int) -> None:
+    model = model_by_name("Qwen/Qwen2.5-0.5B")
+    states = ZeroStates(ZeroSettings(stage, 4), model.parameters)
+    sizes = sizes_of(model.parameters, model.num_layers, is_tied=True)
+    fused, unfused = (held_by_zero(states, sizes, has_fused_step=is_fused) for is_fused in (True, False))
+    assert unfused.step_copies - fused.step_copies == pytest.approx(2 * states.partition_numel, rel=0.01)
+
+
+def test_old_engines_load_the_same_weights_and_their_profile_is_refused() -> None:
+    point = MeasuredPoint(
+        id="a",
+        kind="vllm_weights",
+        model="Llama-2-7b",
+        settings={"vllm": "0.4.2"},
+        measured=Measured(value=1, unit="GiB"),
+    )
+    assert value_of(point) == pytest.approx(12.55, abs=0.01)
+    assert isinstance(predict(point.model_copy(update={"kind": "vllm_activation_peak"})), Refusal)
