@@ -94,10 +94,12 @@ class MemoryLedger:
     schema_version: int = LEDGER_SCHEMA_VERSION
 
     def process_peak(self, process: str) -> Peak:
-        """The largest sum of one process's rows inside any action."""
+        """The largest sum of one process's rows inside any action: on its device, or on the host if it has none."""
         totals: dict[tuple[Moment, str], list[LedgerRow]] = defaultdict(list)
-        for row in self.rows:
-            if row.process == process:
+        mine = [row for row in self.rows if row.process == process]
+        space = "device" if any(row.space == "device" for row in mine) else "host"
+        for row in mine:
+            if row.space == space:
                 totals[(row.moment, row.action_id)].append(row)
         moment, rows = max(totals.items(), key=lambda item: sum(row.peak_bytes for row in item[1]))
         return _peak(process, moment, [(row, row.peak_bytes) for row in rows])

@@ -262,6 +262,11 @@ class Budget:
             "shortage": self.shortage
             and dict(zip(("of", "needed_bytes", "available_bytes"), self.shortage, strict=True)),
             "peak_bytes": {"low": low, "expected": self.binding.num_bytes, "high": high},
+            "binding": {
+                "device": self.binding.scope,
+                "moment": self.binding.moment,
+                "action_id": self.binding.action_id,
+            },
             "capacity_bytes": self.setting.capacity,
             "host_capacity_bytes": self.setting.host_capacity,
             "oom_risk_per_step": self.oom_risk,
