@@ -103,7 +103,7 @@ def num_prompt_tokens(trainable: int, hidden: int) -> int | None:
 
     >>> num_prompt_tokens(614_400, 3072), num_prompt_tokens(20 * 3072 + 3 * (3072 * 3072 + 3072), 3072)
     (200, 20)
-    >>> num_prompt_tokens(20 * 64 + 100 + 10 * 130 + 64, 64), num_prompt_tokens(1_000_001, 3072)
+    >>> num_prompt_tokens(20 * 64 + 128 * 128 + 128 * 130 + 64, 64), num_prompt_tokens(1_000_001, 3072)
     (20, None)
     """
     if trainable % hidden == 0 and trainable // hidden <= LIKELY_PROMPT:
@@ -111,13 +111,15 @@ def num_prompt_tokens(trainable: int, hidden: int) -> int | None:
     for tokens in range(1, LONGEST_PROMPT):
         rest = trainable - hidden - tokens * hidden
         units = math.isqrt(max(0, (hidden + 1) ** 2 + rest)) - (hidden + 1)
-        if units > 0 and units * units + units * (2 * hidden + 2) == rest:
+        if units > 0 and units % UNITS == 0 and units * units + units * (2 * hidden + 2) == rest:
             return tokens
     return trainable // hidden if trainable % hidden == 0 and trainable // hidden <= LONGEST_PROMPT else None
 
 
 LIKELY_PROMPT, LONGEST_PROMPT = 512, 4096
 """Tokens up to which a whole number of rows is taken for a prompt without an encoder; beyond any prompt."""
+UNITS = 64
+"""Encoders are a multiple of this wide: any width would give a number of tokens for too many numbers of parameters."""
 
 
 def _words(text: str) -> list[str]:

@@ -175,7 +175,12 @@ def test_fsdp_s_denominators_are_of_the_share() -> None:
 
 @pytest.mark.parametrize(
     ("trainable", "tokens"),
-    [(200 * 3072, 200), (4_485_120, 20), (20 * 3072 + 3 * (3072 * 3072 + 3072), 20), (1_000_001, None)],
+    [
+        (200 * 3072, 200),
+        (20 * 3072 + 128 * (128 + 6146) + 3072, 20),
+        (20 * 3072 + 3 * (3072 * 3072 + 3072), 20),
+        (1_000_001, None),
+    ],
 )
 def test_the_number_of_parameters_tells_how_long_a_prompt_is(trainable: int, tokens: int | None) -> None:
     assert num_prompt_tokens(trainable, 3072) == tokens
