@@ -76,7 +76,9 @@ class Run:
     def has_fused_step(self) -> bool:
         """Whether the optimizer's step makes no copies: as its name says, else as the trainer has it."""
         word = str(self.settings.raw("optimizer")).lower()
-        return self.trainer.has_fused_step or "fused" in word or self.optimizer is not Optimizer.ADAMW
+        if "fused" in word or self.optimizer is not Optimizer.ADAMW:
+            return True
+        return self.trainer.has_fused_step and not re.search(r"adamw_torch|torch\.optim|foreach", word)
 
     @property
     def data_ranks(self) -> int:

@@ -184,3 +184,13 @@ def test_fsdp_s_denominators_are_of_the_share() -> None:
 )
 def test_the_number_of_parameters_tells_how_long_a_prompt_is(trainable: int, tokens: int | None) -> None:
     assert num_prompt_tokens(trainable, 3072) == tokens
+
+
+def test_the_name_of_an_optimizer_says_whether_its_step_is_fused() -> None:
+    common = {"micro_batch": 1, "seq": 128, "act_ckpt": True, "method": "full", "framework": "trl"}
+    point = PEFT.model_copy(update={"source": "", "measured": GIB})
+    fused, plain = (
+        value_of(point.model_copy(update={"settings": common | {"optimizer": word}}))
+        for word in ("adamw_torch_fused", "adamw_torch")
+    )
+    assert fused < plain == pytest.approx(10 * 3_212_749_824 / (1 << 30), rel=0.001)
