@@ -43,10 +43,10 @@ def engine_settings(point: MeasuredPoint, *, needs_gpu: bool, needs_profile: boo
     return EngineSettings(
         total,
         gpu_memory_utilization=utilization or None,
-        tp=settings.count("tp", settings.count("tensor_parallel_size", 1)),
-        pp=settings.count("pp", 1),
-        ep=settings.count("ep", 1),
-        context_ranks=settings.count("decode_context_parallel", settings.count("dcp", 1)),
+        tp=settings.ways("tp", "tensor_parallel_size"),
+        pp=settings.ways("pp", "pipeline_parallel_size"),
+        ep=settings.ways("ep"),
+        context_ranks=settings.ways("decode_context_parallel", "dcp", "decode_context_parallel_size"),
         element_bytes=element_bytes,
         kv_element_bytes=kv_element_bytes,
         quantization=quantization_of(point),
@@ -96,6 +96,8 @@ def predict_tokens(point: MeasuredPoint) -> Prediction:
     length = settings.max_model_len or model.max_position_embeddings
     batched = limits_of(model, settings).max_num_batched_tokens
     blocks = pool.num_blocks(budget)
+    if re.search(r"\bblocks?\b", point.measured.unit.lower()):
+        return Prediction(blocks)
     if "concurren" in point.measured.unit.lower():
         return Prediction(blocks / pool.blocks_of_sequence(length, batched * settings.version.num_batches_in_flight))
     return Prediction(logged_tokens(pool, blocks, settings, length, batched))

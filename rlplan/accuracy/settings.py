@@ -24,6 +24,10 @@ LEAST_OF_NAME, MOST_OF_NAME = 0.85, 1.05
 with another size is another GPU."""
 
 
+MAX_RANKS = 1 << 16
+"""Beyond any degree of parallelism."""
+
+
 class Settings:
     """The settings of one point. Every reader raises CannotPredict where the value is of no use."""
 
@@ -49,6 +53,18 @@ class Settings:
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_COUNT:
             raise CannotPredict(self._complaint(key, value, f"a whole number from {at_least}"))
         return value
+
+    def first(self, keys: tuple[str, ...]) -> str | None:
+        """The first key that is stated."""
+        return next((key for key in keys if key in self), None)
+
+    def ways(self, *keys: str) -> int:
+        """A degree of parallelism; 1 where it is not stated."""
+        key = self.first(keys)
+        ways = self.count(key) if key else 1
+        if ways > MAX_RANKS:
+            raise CannotPredict(f"setting '{key}' is {ways}; no machine has more than {MAX_RANKS} ranks")
+        return ways
 
     def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e15) -> float:
         """A number, also at the start of a text such as `0.90 (assumed default)`."""
@@ -86,7 +102,7 @@ class Settings:
         key = next((key for key in keys if key in self), keys[0])
         word = self.word(key, default).lower().replace("torch.", "").split()[0:1]
         text = word[0] if word else default
-        text = default if text == "auto" else text
+        text = default if text in ("auto", "none") else text
         if text not in ELEMENT_BYTES:
             raise CannotPredict(self._complaint(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
         return ELEMENT_BYTES[text]
@@ -101,9 +117,11 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("fp32", "float32", "32-true"), 4),
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "fp16", "float16", "16-true", "half", "amp_bf16"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "int8"), 1),
+    **dict.fromkeys(("mxfp4", "nvfp4", "fp4", "nf4", "awq", "gptq", "int4"), 2),
     "none": 0,
 }
-"""Bytes of an element by the names that logs and flags use; `none` is for a default that the caller replaces."""
+"""Bytes of an element by the names that logs and flags use; a format of 4 bits names the weights, beside
+which everything is bf16; `none` is for a default that the caller replaces."""
 
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(
@@ -119,10 +137,10 @@ def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
     >>> gpu_of(MeasuredPoint(id="a", kind="k", gpu="2x RTX 4090", measured={"value": 1, "unit": "GiB"})).name
     'rtx-4090'
     """
-    text = (point.gpu or "").lower().replace("_", "-")
+    text = re.sub(r"\brtx(?=\d)", "rtx-", (point.gpu or "").lower().replace("_", "-"))
     base = re.sub(r"\s+", " ", _NOISE.sub(" ", text)).strip(" -")
-    size = re.search(r"(?<![a-z\d])(\d+)\s*gb?\b", base)
-    bare = re.sub(r"[ -]*\d+\s*gb?\b", "", base).strip(" -")
+    size = re.search(r"(?<![a-z\d])(\d+)\s*gb?\b", base) or re.search(r"(?<=\d)-(\d\d)$", base)
+    bare = re.sub(r"[ -]*\d+\s*gb?\b|(?<=\d)-\d\d$", "", base).strip(" -")
     sized = [f"{bare}-{size.group(1)}gb", f"{bare}-sxm-{size.group(1)}gb"] if size else []
     spelled = (*sized, base, bare, f"rtx-{bare}", bare.replace("-sxm", ""), f"{bare}-80gb")
     joined = [re.sub(r"sxm\d", "sxm", name) for name in spelled]

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training_methods import DORA, Method, method_of
+from rlplan.accuracy.training_methods import DORA, Method, method_of, num_prompt_tokens
 from rlplan.accuracy.training_settings import RunSettings
 from rlplan.accuracy.training_trainers import Trainer
 from rlplan.memory.frozen import Frozen
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
 
+MODEL_BYTES = 2
+"""An element of a frozen weight and of what it gives."""
 TARGETS = (
     ("q_proj", "v_proj"),
     ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -34,12 +36,15 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is trained beside a frozen model. num_virtual_tokens: trained tokens that stand before each sequence."""
+    """What is trained beside a frozen model. num_virtual_tokens: trained tokens that stand before each sequence.
+    copies_table: the language head multiplies with a copy of the vocabulary table, into which trained rows are put.
+    """
 
     parameters: tuple[Parameter, ...]
     frozen: Frozen
     element_bytes: int
     num_virtual_tokens: int = 0
+    copies_table: bool = False
 
 
 def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:
@@ -63,13 +68,16 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     if method.scales:
         return Adapters(numbers, Frozen(adapts_down=True, adapter_bytes=element, keeps_inputs=keeps), element)
     frozen = _inputs(model, trainer.targets, trainer, keeps) if method.reads_inputs else Frozen(keeps_inputs=keeps)
+    if method.shares_inputs:
+        frozen = replace(frozen, adapter_bytes=MODEL_BYTES)
     frozen = _with_products(frozen, method, model, trainer.targets, element)
-    return Adapters(numbers, frozen, 4, _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0)
+    virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
+    return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
 
 
 def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int) -> Frozen:
     """What a method keeps of outputs and of changed weights, averaged over the layers."""
-    if not (method.outputs or method.output_copies or method.changes):
+    if not (method.outputs or method.output_copies or method.changes or method.change_copies):
         return frozen
     names = set(_names(model, targets))
     shapes = [t.shape for t in linear_layers(model) if t.name.removesuffix(".weight").rpartition(".")[2] in names]
@@ -77,25 +85,18 @@ def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tu
     weights = sum(shape[0] * shape[1] for shape in shapes) // model.num_layers
     return replace(
         frozen,
-        more_token_bytes=outputs * (method.outputs * element + method.output_copies * 2),
-        more_layer_bytes=weights * method.changes * element,
+        more_token_bytes=outputs * (method.outputs * element + method.output_copies * MODEL_BYTES),
+        more_layer_bytes=weights * (method.changes * element + method.change_copies * MODEL_BYTES),
     )
 
 
 def _num_virtual(model: ModelSpec, trainable: int) -> int:
-    """Trained tokens before each sequence: rows of h, behind P-tuning's encoder of three h*h layers where it has one.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> model = find_model("meta-llama/Llama-3.2-3B")
-    >>> _num_virtual(model, 20 * 3072), _num_virtual(model, 20 * 3072 + 3 * (3072 * 3072 + 3072))
-    (20, 20)
-    """
-    h = model.hidden_size
-    encoder = 3 * (h * h + h)
-    rows = trainable - encoder if trainable >= encoder else trainable
-    if rows % h or rows // h > 4096:
-        raise CannotPredict(f"how many tokens of width {h} are {trainable:,} trainable parameters is not stated")
-    return rows // h
+    """Trained tokens before each sequence. Raises: CannotPredict."""
+    tokens = num_prompt_tokens(trainable, model.hidden_size)
+    if tokens is None:
+        width = model.hidden_size
+        raise CannotPredict(f"how many tokens of width {width} are {trainable:,} trainable parameters is not stated")
+    return tokens
 
 
 def _targets(

@@ -100,10 +100,11 @@ def _by_torch(run: Run, sizes: Sizes) -> Held:
         casts_weights=run.precision.stored > run.precision.compute and run.adapters is None,
         optimizer=run.optimizer,
         steps_in_backward=run.steps_in_backward,
-        has_fused_step=run.trainer.has_fused_step or "fused" in str(run.settings.raw("optimizer")).lower(),
+        has_fused_step=run.has_fused_step,
         keeps_states_on_host=run.optimizer is Optimizer.PAGED_ADAMW_8BIT,
     )
-    return replace(held, layer_passing=held.layer_passing + _dequantized_bytes(run))
+    table = COMPUTE_BYTES * sizes.largest_table if run.adapters and run.adapters.copies_table else 0
+    return replace(held, layer_passing=held.layer_passing + _dequantized_bytes(run), head_passing=table)
 
 
 def _by_fsdp(run: Run, sizes: Sizes) -> Held:
@@ -124,6 +125,7 @@ def _by_fsdp(run: Run, sizes: Sizes) -> Held:
         is_on_host=run.offloads_states,
         gathers_tables_apart=not run.trainer.gathers_root,
         counts_every_stream=counts and run.trainer.has_master,
+        has_fused_step=run.has_fused_step,
     )
     held = held_by_fsdp(replace(sizes, frozen_bytes=sizes.frozen_bytes - scales), fsdp)
     resident = dict(held.resident)

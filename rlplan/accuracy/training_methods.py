@@ -7,6 +7,7 @@ Symbols: i and o the input and output width of an adapted layer, a bytes of an a
 Source: PEFT 0.18's tuners, from knowledge of the source, not installed here.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -17,9 +18,10 @@ from rlplan.spec.base import shorten
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained. reads_inputs: each adapted layer keeps its input. outputs: elements of a's type that it keeps of
-    every output; output_copies: those that are kept in the model's type. changes: dense changes of its weights (i*o)
-    in a's type that are kept. adds_tokens: trained tokens stand before every sequence. scales: IA3's vectors.
+    """What is trained. reads_inputs: each adapted layer keeps its input; shares_inputs: as it is, in the model's type.
+    outputs: elements of a's type that it keeps of every output; output_copies: those in the model's type. changes:
+    dense changes of its weights (i*o) in a's type that are kept; change_copies: in the model's. adds_tokens: trained
+    tokens stand before every sequence. copies_table: a tied head reads a copy of the table. scales: IA3's vectors.
     """
 
     name: str
@@ -27,6 +29,9 @@ class Method:
     outputs: int = 0
     output_copies: int = 0
     changes: int = 0
+    change_copies: int = 0
+    shares_inputs: bool = False
+    copies_table: bool = False
     adds_tokens: bool = False
     trains_norms: bool = False
     scales: bool = False
@@ -47,8 +52,9 @@ _TOKENS = Method("virtual tokens", reads_inputs=False, adds_tokens=True)
 METHODS: dict[str, Method] = {
     **dict.fromkeys(("qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "loraga", "arrow"), LORA),
     **dict.fromkeys(("dora", "qdora"), DORA),
-    **dict.fromkeys(("adalora", "vblora", "delora", "bone", "miss", "oft", "c3a", "gralora"), _LIKE_LORA),
-    "lorafa": _WITHOUT_INPUTS,
+    **dict.fromkeys(("adalora", "vblora", "delora", "oft", "c3a", "gralora"), _LIKE_LORA),
+    **dict.fromkeys(("lorafa", "bone", "miss"), _WITHOUT_INPUTS),
+    "shira": Method("shira", shares_inputs=True, change_copies=1),
     **dict.fromkeys(("vera", "pvera"), Method("vera", reads_inputs=False, outputs=1)),
     "road": Method("road", reads_inputs=False, outputs=2),
     "randlora": Method("randlora", outputs=1, changes=1),
@@ -56,10 +62,13 @@ METHODS: dict[str, Method] = {
     "ia3": Method("ia3", scales=True),
     "lntuning": Method("ln_tuning", trains_norms=True),
     **dict.fromkeys(("prompt", "prompttuning", "ptuning"), _TOKENS),
-    **dict.fromkeys(("prefix", "prefixtuning", "trainabletokens"), _WITHOUT_INPUTS),
+    **dict.fromkeys(("prefix", "prefixtuning"), _WITHOUT_INPUTS),
+    "trainabletokens": Method("rows", reads_inputs=False, copies_table=True),
 }
-"""Methods by name without dashes. LoRA-FA's first matrix is frozen, so its input is not kept; VeRA's matrices are, and
-its scales multiply outputs; RoAd turns outputs, in two products; RandLoRA's bases are as wide as the narrower side."""
+"""Methods by name without dashes. LoRA-FA's first matrix is frozen, so its input is not kept; Bone and MiSS sum theirs
+up to a rank's width first; SHiRA adds its sparse change to the weights in their own type; VeRA's matrices are frozen,
+and its scales multiply outputs; RoAd turns outputs, in two products; RandLoRA's bases are as wide as the narrower side;
+trained rows are put into a copy of the table."""
 FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
 PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
 _BACKENDS = ("custom", "bnb", "hqq")
@@ -86,10 +95,37 @@ def method_of(settings: RunSettings, hint: str = "") -> Method | None:
     return named
 
 
+def num_prompt_tokens(trainable: int, hidden: int) -> int | None:
+    """Trained tokens before each sequence by the number of parameters; None where no number of them gives it.
+
+    Counts: rows of h; or p-tuning's, behind an encoder of three layers and e units: n*h + e^2 + e*(2h + 2) + h.
+    Source: PEFT 0.18 tuners/p_tuning/model.py, from knowledge of the source.
+
+    >>> num_prompt_tokens(614_400, 3072), num_prompt_tokens(20 * 3072 + 3 * (3072 * 3072 + 3072), 3072)
+    (200, 20)
+    >>> num_prompt_tokens(20 * 64 + 128 * 128 + 128 * 130 + 64, 64), num_prompt_tokens(1_000_001, 3072)
+    (20, None)
+    """
+    if trainable % hidden == 0 and trainable // hidden <= LIKELY_PROMPT:
+        return trainable // hidden
+    for tokens in range(1, LONGEST_PROMPT):
+        rest = trainable - hidden - tokens * hidden
+        units = math.isqrt(max(0, (hidden + 1) ** 2 + rest)) - (hidden + 1)
+        if units > 0 and units % UNITS == 0 and units * units + units * (2 * hidden + 2) == rest:
+            return tokens
+    return trainable // hidden if trainable % hidden == 0 and trainable // hidden <= LONGEST_PROMPT else None
+
+
+LIKELY_PROMPT, LONGEST_PROMPT = 512, 4096
+"""Tokens up to which a whole number of rows is taken for a prompt without an encoder; beyond any prompt."""
+UNITS = 64
+"""Encoders are a multiple of this wide: any width would give a number of tokens for too many numbers of parameters."""
+
+
 def _words(text: str) -> list[str]:
-    """Words without dashes; `full-finetuning` and `hqq_lora` are two, `p-tuning` is one."""
+    """Words without dashes; `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
     found: list[str] = []
-    for word in re.findall(r"[a-z0-9_\-]+", text.lower()):
+    for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined = re.sub(r"[_\-]", "", word)
         parts = re.split(r"[_\-]", word)
         is_split = joined not in METHODS and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))

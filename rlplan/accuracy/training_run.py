@@ -73,8 +73,19 @@ class Run:
     replicates: bool = False
 
     @property
+    def has_fused_step(self) -> bool:
+        """Whether the optimizer's step makes no copies: as its name says, else as the trainer has it."""
+        word = str(self.settings.raw("optimizer")).lower()
+        if "fused" in word or self.optimizer is not Optimizer.ADAMW:
+            return True
+        return self.trainer.has_fused_step and not re.search(r"adamw_torch|torch\.optim|foreach", word)
+
+    @property
     def data_ranks(self) -> int:
-        """Ranks over which states are sharded."""
+        """Ranks over which states are sharded: as stated (and those that share a sequence), else all that are left."""
+        stated = self.settings.raw("fsdp")
+        if type(stated) is int and 0 < stated * self.cp * self.tp * self.pp <= self.num_ranks:
+            return stated * self.cp
         return max(1, self.num_ranks // (self.tp * self.pp))
 
     @property
@@ -137,9 +148,10 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
         ulysses=settings.ways("sp", "ulysses", "ulysses_sp"),
         is_compiled=compiled,
         offloads_activations=bool(settings.says("act_offload", "activation_offloading")),
-        offloads_states="offload" in settings.text or bool(settings.says("cpu_offload", "fsdp_cpu_offload")),
+        offloads_states=re.search(r"(?<!no )(?<!no_)(?<!no-)(cpu.?)?offload", settings.text) is not None
+        or bool(settings.says("cpu_offload", "fsdp_cpu_offload")),
         steps_in_backward=bool(settings.says("optimizer_in_bwd", "optim_in_bwd", "fused_optimizer_backward")),
-        replicates="ddp" in settings.text,
+        replicates="ddp" in settings.text or ("ddp" in settings and "fsdp" not in settings),
     )
 
 

@@ -26,8 +26,28 @@ BATCH = (
 )
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
-MAX_RANKS = 1 << 16
 METHODS = ("method", "finetuning_type", "peft", "quant", "quantize", "quantization")
+
+
+TECHNIQUES = (
+    (r"pack", "packed"),
+    (r"compile", "compile"),
+    (r"chunk", "chunked_ce"),
+    (r"act\w*_offload|offload\w*_act", "act_offload"),
+    (r"act\w*_(ckpt|checkpoint)|^grad\w*_checkpoint", "act_ckpt"),
+    (r"optim\w*_(step_)?in\w*_(bwd|backward)|fused?_optim", "optimizer_in_bwd"),
+    (r"8_?bit", "adamw8bit"),
+)
+"""Techniques in the words of tables, and the word for each here."""
+
+
+def _technique(word: str) -> str:
+    """The word for a technique; its own where it is none of those above.
+
+    >>> [_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
+    ['act_ckpt', 'optimizer_in_bwd', 'liger']
+    """
+    return next((name for pattern, name in TECHNIQUES if re.search(pattern, word)), word)
 
 
 class RunSettings(Settings):
@@ -39,11 +59,7 @@ class RunSettings(Settings):
         key = self.first(("cumulative_techniques", "techniques"))
         self.lists_techniques, techniques = key is not None, self.raw(key) if key else ()
         known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
-        self.techniques = frozenset(word.lower().replace("-", "_").replace(" ", "_") for word in known)
-
-    def first(self, keys: tuple[str, ...]) -> str | None:
-        """The first key that is stated."""
-        return next((key for key in keys if key in self), None)
+        self.techniques = frozenset(_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
 
     def required(self, keys: tuple[str, ...], meaning: str) -> int:
         """A count under one of several keys; refused where none is stated."""
@@ -51,14 +67,6 @@ class RunSettings(Settings):
         if key is None:
             raise CannotPredict(f"the {meaning} is not stated")
         return self.count(key)
-
-    def ways(self, *keys: str) -> int:
-        """A degree of parallelism; 1 where it is not stated."""
-        key = self.first(keys)
-        ways = self.count(key) if key else 1
-        if ways > MAX_RANKS:
-            raise CannotPredict(f"setting '{key}' is {ways}; no machine has more than {MAX_RANKS} ranks")
-        return ways
 
     def says(self, *words: str) -> bool | None:
         """Whether a technique is on: a flag of that name, or a word in the list of techniques; None if neither is."""
@@ -183,7 +191,7 @@ def read_optimizer(settings: RunSettings) -> Optimizer:
         raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
     if "8bit" in word or "8-bit" in word:
         return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
-    if "adam" in word:
+    if "adam" in word or "lora" in word:  # LoRA+ and LoRA-FA are AdamW with rates or frozen halves of their own
         return Optimizer.ADAMW
     if "muon" in word:
         return Optimizer.MUON

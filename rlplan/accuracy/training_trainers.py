@@ -115,10 +115,14 @@ FOUNDRY = Trainer("llm-foundry", ("llm-foundry", "llmfoundry", "mosaicml"), has_
 MEGATRON = Trainer("megatron", ("megatron", "mbridge", "nemo"), loss=Loss.MEGATRON, recompute=Recompute.NONE)
 """Source: Megatron-LM arguments.py (`recompute_granularity` None); Megatron-Core 0.14 tensor_parallel/cross_entropy.py,
 fusions/fused_bias_gelu.py (one kernel for GELU)."""
-HUGGING_FACE = Trainer("transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"))
-"""Source: transformers 5.19 trainer.py."""
+HUGGING_FACE = Trainer(
+    "transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"), has_fused_step=True
+)
+"""Source: transformers 5.19 trainer.py, training_args.py (`default_optim` is `adamw_torch_fused`)."""
 DEEPSPEED = Trainer("deepspeed", ("deepspeed",))
 """Source: DeepSpeed 0.19.8."""
+TORCH = Trainer("torch", ())
+"""A loop of one's own around torch 2.13, and whatever else is not named."""
 TRAINERS = (TORCHTUNE, TORCHTITAN, LITGPT, FSDP_QLORA, PEFT, FOUNDRY, MEGATRON, HUGGING_FACE, DEEPSPEED)
 
 
@@ -135,4 +139,4 @@ def trainer_of(point: MeasuredPoint) -> Trainer:
         for trainer in TRAINERS:
             if any(re.search(rf"(^|[^a-z]){re.escape(word)}", text.lower()) for word in trainer.words):
                 return trainer
-    return HUGGING_FACE
+    return TORCH

@@ -22,7 +22,7 @@ def eager_generation_bytes(
     """Allocated bytes at the peak.
 
     Counts: weights; keys and values of the longest sequence; the larger of one layer's prefill and the logits with
-    their fp32 copy; of 4- and 8-bit weights also the largest matrix, dequantised for its product.
+    their fp32 copy; of 4-bit weights also the largest matrix, dequantised for its product.
     Source: litgpt tutorials/resource-tables.md and generate/base.py; bitsandbytes autograd/_functions.py MatMul4Bit.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -36,6 +36,6 @@ def eager_generation_bytes(
     logits = batch_size * prompt_len * model.vocab_size * (element_bytes + 4)
     passing = max(prefill_peak_bytes(model, 1, batch_size * prompt_len, element_bytes), logits)
     widest = 0
-    if scheme is not None:
+    if scheme is not None and scheme.form.bits < 8:
         widest = max((tensor.numel for tensor in model.tensors if scheme.covers(tensor)), default=0) * element_bytes
     return weights + cache + passing + widest

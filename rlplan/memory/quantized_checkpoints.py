@@ -62,6 +62,21 @@ _WORDS: dict[str, Quantization] = {
     "int4_wo": Quantization(q.INT4_GROUP_128),
     "int8_wo": Quantization(q.INT8_CHANNEL),
 }
+_FORMATS: tuple[tuple[str, Quantization], ...] = (
+    (r"nf4.*(dq|double)", Quantization(q.NF4_DOUBLE)),
+    (r"nf4", Quantization(q.NF4)),
+    (r"gptq.*(8bit|int8)|w8a16", Quantization(q.GPTQ_8)),
+    (r"gptq", Quantization(q.GPTQ)),
+    (r"w4a16(?!.*awq)|int4wo", Quantization(q.INT4_GROUP_128)),
+    (r"awq", Quantization(q.AWQ)),
+    (r"mxfp4", Quantization(q.MXFP4)),
+    (r"nvfp4", Quantization(q.NVFP4)),
+    (r"(fp8|float8).*block", Quantization(q.FP8_BLOCK)),
+    (r"(fp8|float8).*(channel|dynamic|row)", Quantization(q.FP8_CHANNEL)),
+    (r"fp8|float8", Quantization(q.FP8_TENSOR)),
+    (r"int8|w8a8", Quantization(q.INT8_CHANNEL)),
+)
+"""What words in a longer text mean, without its spaces, dashes, dots and underscores; most particular first."""
 _NONE = (
     "",
     "none",
@@ -70,6 +85,8 @@ _NONE = (
     "bf16",
     "bfloat16",
     "bf16-true",
+    "16-true",
+    "32-true",
     "amp_bf16",
     "fp16",
     "float16",
@@ -114,18 +131,23 @@ def quantization_by_word(word: str, *, where: str) -> Quantization | None:
 
     >>> quantization_by_word("nf4-dq", where="here").form.name, quantization_by_word("bf16", where="here")
     ('nf4-dq', None)
+    >>> [quantization_by_word(word, where="here").form.name for word in ("fp8 dynamic", "w4a16_awq", "gptq int4")]
+    ['fp8-channel', 'awq', 'gptq']
     """
     text = _SPELLINGS.sub("", word.strip().lower())
+    text = text.removeprefix("torch.")
     if text in _NONE:
         return None
-    if text not in _WORDS:
+    squeezed = re.sub(r"[\s._\-]+", "", text)
+    found = _WORDS.get(text) or next((form for pattern, form in _FORMATS if re.search(pattern, squeezed)), None)
+    if found is None:
         raise SpecError(
             f"quantisation '{shorten(word)[1:-1]}' is unknown",
             where=where,
             rule=f"known: {', '.join(_WORDS)}, or none",
             way_out="use one of them, or the checkpoint's published name",
         )
-    return _WORDS[text]
+    return found
 
 
 def quantization_of_spec(spec: QuantizationSpec, *, where: str) -> Quantization:

@@ -92,6 +92,8 @@ def parse_version(text: str) -> VllmVersion:
     says_v0 = re.search(r"\bV0\b(?!\.)", text, re.IGNORECASE) is not None
     says_v1 = re.search(r"\bV1\b(?!\.)", text, re.IGNORECASE) is not None
     if match is None:
+        if re.search(r"\b(main|nightly|latest)\b", text, re.IGNORECASE):
+            return LATEST
         if says_v0:
             return VllmVersion(0, 7, 3, is_v0=True)
         return VllmVersion(*(UNNUMBERED_V1 if says_v1 else UNSTATED))

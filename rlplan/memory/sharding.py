@@ -123,6 +123,7 @@ class FsdpSettings:
     (`cpu_offload`). gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole
     at a time. counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of
     their own stream, before they are copied; no other stream reuses either, so they count at every moment.
+    has_fused_step: the optimizer makes no copies.
     """
 
     num_ranks: int
@@ -134,13 +135,15 @@ class FsdpSettings:
     is_on_host: bool = False
     gathers_tables_apart: bool = False
     counts_every_stream: bool = False
+    has_fused_step: bool = True
 
 
 def held_by_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> Held:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
-    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced.
+    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced; the
+    denominators m*P/N of a step that is not fused.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
@@ -164,6 +167,7 @@ def held_by_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> Held:
         passing=layer + pools + (0 if fsdp.gathers_tables_apart else root),
         head_passing=root if fsdp.gathers_tables_apart else 0,
         layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // ways,
+        step_copies=0 if fsdp.has_fused_step else kept,
         accumulates=fsdp.counts_every_stream,
     )
 

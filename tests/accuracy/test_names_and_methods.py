@@ -10,8 +10,10 @@ from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.reading import bundled_points
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import gpu_of
-from rlplan.memory.sharding import held_by_zero, sizes_of
+from rlplan.accuracy.training_methods import num_prompt_tokens
+from rlplan.memory.sharding import FsdpSettings, held_by_fsdp, held_by_zero, sizes_of
 from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.spec.models.catalogue import find_model
 
 POINTS = {point.id: point for point in bundled_points()}
 PEFT = POINTS["peft-lora-rank10-target-mlp"].model_copy(update={"id": "peft"})
@@ -148,3 +150,47 @@ def test_old_engines_load_the_same_weights_and_their_profile_is_refused() -> Non
     )
     assert value_of(point) == pytest.approx(12.55, abs=0.01)
     assert isinstance(predict(point.model_copy(update={"kind": "vllm_activation_peak"})), Refusal)
+
+
+def refusal(kind: str, **settings: Any) -> str:
+    measured = Measured(value=1.0, unit="GiB")
+    point = MeasuredPoint(id="a", kind=kind, model="Qwen/Qwen3-8B", gpu="H100", settings=settings, measured=measured)
+    answer = predict(point)
+    assert isinstance(answer, Refusal), answer
+    return answer.reason
+
+
+@pytest.mark.parametrize("key", ["tp", "pp", "ep", "dcp"])
+def test_more_ranks_than_any_machine_has_are_refused(key: str) -> None:
+    for kind in ("vllm_weights", "kv_per_token"):
+        assert "ranks" in refusal(kind, available_kv_gib=20.0, **{key: 10**9})
+
+
+def test_fsdp_s_denominators_are_of_the_share() -> None:
+    sizes = sizes_of(find_model("Qwen/Qwen2.5-0.5B").parameters, 24, is_tied=True)
+    held = held_by_fsdp(sizes, FsdpSettings(4, has_fused_step=False))
+    assert held.step_copies == held.gradients
+    assert held_by_fsdp(sizes, FsdpSettings(4)).step_copies == 0
+
+
+@pytest.mark.parametrize(
+    ("trainable", "tokens"),
+    [
+        (200 * 3072, 200),
+        (20 * 3072 + 128 * (128 + 6146) + 3072, 20),
+        (20 * 3072 + 3 * (3072 * 3072 + 3072), 20),
+        (1_000_001, None),
+    ],
+)
+def test_the_number_of_parameters_tells_how_long_a_prompt_is(trainable: int, tokens: int | None) -> None:
+    assert num_prompt_tokens(trainable, 3072) == tokens
+
+
+def test_the_name_of_an_optimizer_says_whether_its_step_is_fused() -> None:
+    common = {"micro_batch": 1, "seq": 128, "act_ckpt": True, "method": "full", "framework": "trl"}
+    point = PEFT.model_copy(update={"source": "", "measured": GIB})
+    fused, plain = (
+        value_of(point.model_copy(update={"settings": common | {"optimizer": word}}))
+        for word in ("adamw_torch_fused", "adamw_torch")
+    )
+    assert fused < plain == pytest.approx(10 * 3_212_749_824 / (1 << 30), rel=0.001)

@@ -112,7 +112,7 @@ def test_samples_of_unknown_length_are_refused() -> None:
     assert "not packed" in reason_of(changed(base, cumulative_techniques=["compile"]))
 
 
-@pytest.mark.parametrize("method", ["boft", "shira", "qlora int8", "something new", "lora dpo"])
+@pytest.mark.parametrize("method", ["boft", "hra", "qlora int8", "something new", "lora dpo"])
 def test_a_method_whose_tensors_are_not_modelled_is_refused(method: str) -> None:
     assert "modelled" in reason_of(changed(PEFT, method=method))
 
