@@ -12,7 +12,10 @@ from tests.documentation import DOCS, EXAMPLES, keys_of, read, rows, section, wo
 from tests.test_docs_memory_model import public_names
 
 PAGE = read(DOCS / "budgets.md")
-MODULES = ("host", "nvme", "gpu.spread", "gpu.trainer", "gpu.scorer", "gpu.engine", "gpu.kv_demand", "gpu.predict")
+MODULES = (
+    *("host", "nvme", "gpu.spread", "gpu.process", "gpu.states", "gpu.trainer", "gpu.scorer", "gpu.engine"),
+    *("gpu.kv_demand", "gpu.predict"),
+)
 
 
 def test_every_key_is_documented_and_every_documented_key_exists() -> None:

@@ -8,7 +8,7 @@ from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.frozen import Frozen
-from rlplan.memory.gpu.trainer import frozen_of
+from rlplan.memory.gpu.states import frozen_of
 from rlplan.memory.logits import Loss, probability_slice_bytes
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of

@@ -230,8 +230,8 @@ class ZeroStates:
             device[MemoryKind.COMM_BUFFERS] = self.bucket_bytes()
         if not settings.offloads_optimizer:
             device.update(states)
-            weights = self._offload_weights(device)
-            return States(_positive(device), _positive(weights))
+            host = self._offload_weights(device)
+            return States(_positive(device), host)
         return self._offloaded(device, states)
 
     def _offloaded(self, device: Counter[MemoryKind], states: dict[MemoryKind, int]) -> States:
@@ -256,12 +256,11 @@ class ZeroStates:
 
     def _offload_weights(self, device: Counter[MemoryKind]) -> dict[MemoryKind, int]:
         """Takes offloaded weights (stage 3) from the device, but for those that stay gathered; what the host holds."""
-        settings = self.settings
-        if settings.stage < 3 or not settings.offloads_parameters:
+        if self.settings.stage < 3 or not self.settings.offloads_parameters:
             return {}
-        device[MemoryKind.WEIGHTS] = settings.weight_bytes * self.persistent_numel
-        shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
-        return {MemoryKind.WEIGHTS: settings.weight_bytes * shares}
+        device[MemoryKind.WEIGHTS] = self.settings.weight_bytes * self.persistent_numel
+        shares = self.partition_numel + _shares(self.frozen, self.settings.num_ranks)
+        return {MemoryKind.WEIGHTS: self.settings.weight_bytes * shares}
 
     def _sub_groups(self) -> list[int]:
         """Elements of the flat tensors that are stepped one after the other.

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
-from rlplan.memory.gpu.trainer import fixed_parts, zero_settings
+from rlplan.memory.gpu.states import fixed_parts, zero_settings
 from rlplan.memory.host import checkpoint_bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.memory.nvme import on_disk_bytes

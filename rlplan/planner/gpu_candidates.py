@@ -11,7 +11,7 @@ from itertools import product
 
 from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.trainer import TrainerChoice
+from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Placement, Role

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.gpu.trainer import TrainerChoice, add, process_overheads, zero_settings
+from rlplan.memory.gpu.process import add, process_overheads
+from rlplan.memory.gpu.states import TrainerChoice, zero_settings
 from rlplan.memory.zero import ZeroStates
 from rlplan.planner.budget import gpus_of
 from rlplan.runtime.tracing import LOSSES, trace_peak

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.engine_tensors import rotary_table_bytes
-from rlplan.memory.gpu.trainer import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.ledger import Moment
 from rlplan.memory.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving_kv import CachePool, cache_pool

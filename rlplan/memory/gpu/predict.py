@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
+from rlplan.memory.gpu.process import Bytes
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.gpu.trainer import Bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.units import GIB
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role

@@ -8,7 +8,8 @@ from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.block_families import blocks_of
-from rlplan.memory.gpu.trainer import Bytes, Passes, add, pinned, process_overheads
+from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads
+from rlplan.memory.gpu.trainer import Passes
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Work, score_peak_bytes

@@ -5,7 +5,8 @@ import pytest
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.trainer import Passes, TrainerChoice, TrainerOnGpu
+from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.logits import Loss
 from rlplan.spec.budget import BudgetRollout, BudgetTraining, LoraSpec
