@@ -16,8 +16,10 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
+from rlplan.accuracy.points import Measured
 from rlplan.accuracy.reading import bundled_points
 from rlplan.report.style import FAINT, INK, MUTED, RC
+from rlplan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "accuracy"
@@ -126,11 +128,12 @@ def _percent(value: float | None) -> str:
 
 
 def draw(report: AccuracyReport, path: Path) -> None:
-    """A panel a kind: predicted over measured, the diagonal between."""
+    """A panel a kind: predicted over measured, the diagonal between; sizes in GiB, apart from counts of tokens."""
     kinds: dict[str, list[Comparison]] = {}
     for point in report.points:
         if isinstance(point.predicted, int | float) and isinstance(point.measured, int | float | tuple):
-            kinds.setdefault(point.kind, []).append(point)
+            unit = "GiB" if _bytes_per_unit(point) else "tokens" if point.kind == "vllm_kv" else ""
+            kinds.setdefault(f"{point.kind}, {unit}".removesuffix(", "), []).append(point)
     rows = -(-len(kinds) // COLUMNS)
     with mpl.rc_context(RC):
         figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.6 * COLUMNS, 2.6 * rows), squeeze=False)
@@ -146,8 +149,9 @@ def draw(report: AccuracyReport, path: Path) -> None:
 
 
 def _panel(axes: Any, kind: str, points: list[Comparison]) -> None:
-    measured = [_middle(point.measured) for point in points]
-    predicted = [float(point.predicted) for point in points if not isinstance(point.predicted, str | None)]
+    scales = [(_bytes_per_unit(point) or GIB) / GIB for point in points]
+    measured = [_middle(point.measured) * scale for point, scale in zip(points, scales, strict=True)]
+    predicted = [float(point.predicted or 0) * scale for point, scale in zip(points, scales, strict=True)]
     low, high = min(measured + predicted) * 0.8, max(measured + predicted) * 1.25
     axes.plot((low, high), (low, high), color=MUTED, linewidth=0.8, zorder=1)
     axes.fill_between((low, high), (low * 0.95, high * 0.95), (low * 1.05, high * 1.05), color=FAINT, zorder=0)
@@ -155,9 +159,15 @@ def _panel(axes: Any, kind: str, points: list[Comparison]) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{kind} ({len(points)})")
     if high < 200 * low:
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 8 * low else MaxNLocator(4))
+            axis.set_major_locator(
+                LogLocator(subs=(1, 2, 5)) if high > 8 * low else MaxNLocator(2 if high > 1e5 else 4)
+            )
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.minorticks_off()
+
+
+def _bytes_per_unit(point: Comparison) -> int | None:
+    return Measured(value=1.0, unit=point.unit).bytes_per_unit
 
 
 def _middle(value: Any) -> float:
