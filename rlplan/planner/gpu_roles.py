@@ -188,9 +188,11 @@ class GpuRoles:
             key = (process, step.num_training, candidate.trainer)
         if key not in self._tables:
             longest = float(self.budget.workload.max_response_len)
+            usual = self.forecast(process, candidate, self.usual_len)
+            is_same = is_engine or self.usual_len >= longest
             self._tables[key] = RoleTable(
-                self.forecast(process, candidate, self.usual_len),
-                self.forecast(process, candidate, longest),
+                usual,
+                usual if is_same else self.forecast(process, candidate, longest),
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]

@@ -36,8 +36,9 @@ class RoleTable:
             inside, after = (action.kind, True), (action.kind, False)
             if process not in action.processes or inside in self.expected:
                 continue
-            longest = self.longest.peak(action, "steady")
-            self.expected[inside] = sum(self.usual.peak(action, "steady").values())
+            usual = self.usual.peak(action, "steady")
+            longest = usual if self.longest is self.usual else self.longest.peak(action, "steady")
+            self.expected[inside] = sum(usual.values())
             self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
             resident = self.usual.resident(action, "steady")
             self.expected[after] = sum(resident.values())
