@@ -1,7 +1,7 @@
 """Training states: what one rank holds between steps under DeepSpeed's ZeRO stages, on the device and on the host.
 
 In: trainable and frozen parameters, the engine's settings. Out: bytes by kind for three moments: after the engine is
-built, between backward and step, after a step. Left out: NVMe, ZenFlow, hierarchical partitions, quantised gathers.
+built, between backward and step, after a step. Left out: NVMe (nvme.py), ZenFlow, hierarchical partitions.
 
 Symbols: P trainable parameters, F frozen ones, N ranks, S = P/N rounded up, e bytes of a weight, g of an accumulated
 gradient, m of a master weight, b elements of the reduction bucket.
@@ -241,8 +241,7 @@ class ZeroStates:
         themselves when they are offloaded too), fp32 gradients m*S, and two staging buffers of the largest tensor.
         """
         settings = self.settings
-        host = Counter(states)
-        host[MemoryKind.OPTIMIZER] = self.optimizer_bytes()
+        host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes()})
         host[MemoryKind.GRADIENTS] = settings.master_bytes * self.partition_numel
         largest = max((parameter.numel for parameter in self.trainable), default=0)
         if settings.stage == 3:

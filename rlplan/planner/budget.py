@@ -295,6 +295,3 @@ class Budget:
             "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
             "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(self.ledger.rows, mode="json"),
         }
-
-
-_SHORTAGE = ("of", "needed_bytes", "available_bytes")

@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 BUCKET = 3000
 ATTENTION_ONLY = ("q_proj.weight", "v_proj.weight")
 LORA_RANK = 4
-NOTHING_MORE = 1024
+NOTHING_MORE = 512
 """Bytes that an engine holds beside the rows: rotary frequencies, gradient norms, flags, the batch."""
 
 Case = dict[str, Any]

@@ -5,7 +5,7 @@ Left out: ranks that differ (the first pipeline stage, uneven experts).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
@@ -84,28 +84,23 @@ def host_bytes(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:
 def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[LedgerRow]:
     resident = process.usual.resident(action, moment)
     low, peak, high = (forecast.peak(action, moment) for forecast in (process.short, process.usual, process.longest))
+    row = _empty_row(action, moment, process)
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0) or high.get(kind, 0):
-            yield LedgerRow(
-                moment=moment,
-                action_id=action.id,
-                phase=action.phase,
-                process=process.name,
-                device=process.device,
-                role=process.role,
+            yield replace(
+                row,
                 kind=kind,
-                space="device",
                 resident_bytes=resident.get(kind, 0),
                 peak_bytes=peak.get(kind, 0),
                 provenance=_PROVENANCES.get(kind, Provenance.DERIVED),
-                source=f"memory.gpu.{type(process.usual).__name__}",
                 low_bytes=spread(kind, low.get(kind, 0))[0],
                 high_bytes=spread(kind, high.get(kind, 0))[1],
                 resident_high_bytes=spread(kind, resident.get(kind, 0))[1],
-                num_alike=process.num_alike,
             )
     for kind, size in host_bytes(process.usual, action, moment).items():
-        yield _host_row(action, moment, process, kind, size)
+        provenance = Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED
+        on_host = replace(row, device=process.host, space="host", kind=kind, provenance=provenance)
+        yield replace(on_host, resident_bytes=size, peak_bytes=size)
 
 
 _PROVENANCES = dict.fromkeys(
@@ -113,19 +108,20 @@ _PROVENANCES = dict.fromkeys(
 )
 
 
-def _host_row(action: Action, moment: Moment, process: GpuProcess, kind: MemoryKind, size: int) -> LedgerRow:
+def _empty_row(action: Action, moment: Moment, process: GpuProcess) -> LedgerRow:
+    """What all rows of a process in an action share."""
     return LedgerRow(
         moment=moment,
         action_id=action.id,
         phase=action.phase,
         process=process.name,
-        device=process.host,
+        device=process.device,
         role=process.role,
-        kind=kind,
-        space="host",
-        resident_bytes=size,
-        peak_bytes=size,
-        provenance=Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED,
+        kind=MemoryKind.PROCESS,
+        space="device",
+        resident_bytes=0,
+        peak_bytes=0,
+        provenance=Provenance.DERIVED,
         source=f"memory.gpu.{type(process.usual).__name__}",
         num_alike=process.num_alike,
     )
