@@ -22,7 +22,8 @@ class GpuStep:
 
     num_mini_batches: with more than one the policy's log-probs are taken anew before its first optimizer step.
     scores_base: the policy's trainer scores with its adapters off. sleeps: the engine sleeps while others work.
-    parks: roles that wait move to the host.
+    parks: roles that wait move to the host. num_scoring: GPUs of the frozen roles' own, 0 where they lie with training.
+    max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside training.
     """
 
     placement: Placement
@@ -37,6 +38,8 @@ class GpuStep:
     scores_base: bool = False
     sleeps: bool = False
     parks: bool = False
+    num_scoring: int = 0
+    max_staleness: int = 0
 
     @property
     def shares_devices(self) -> bool:

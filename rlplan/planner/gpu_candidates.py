@@ -68,8 +68,13 @@ def _split(budget: BudgetSpec, num_gpus: int, placement: Placement) -> tuple[int
     """GPUs that train, and that generate."""
     if placement is not Placement.DISAGGREGATED:
         return num_gpus, num_gpus
-    generation = min(num_gpus - 1, max(1, round(num_gpus * budget.placement.generation_share)))
+    generation = min(num_gpus - 1, max(1, round(num_gpus * _share(budget))))
     return num_gpus - generation, generation
+
+
+def _share(budget: BudgetSpec) -> float:
+    share = budget.placement.generation_share
+    return 0.5 if share == "auto" else share
 
 
 def _cannot(budget: BudgetSpec, training: int, generation: int) -> str:

@@ -6,7 +6,7 @@ choices are `auto`. Left out: data, rewards and deadlines, which memory does not
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,9 @@ from rlplan.units import MIB
 from rlplan.vocabulary import Dtype
 
 Choice = Literal["auto"] | bool
+Ways = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
+Target = Literal["rlplan", "fsdp2", "megatron"]
+Objective = Literal["step_time", "tokens_per_s", "cost", "gpus"]
 
 
 class BudgetWorkload(Spec):
@@ -119,7 +122,7 @@ class BudgetTraining(Spec):
     dtype: of weights in the passes; master weights and moments are fp32 beside 16-bit weights. logits: how the loss is
     taken (memory/logits.py). offloads_optimizer, offloads_parameters: for good, to offload_device (ZeRO-Offload and
     ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights. ulysses: ranks that share one
-    sequence.
+    sequence. tp, pp, cp, ep: tensor, pipeline, context and expert parallel ranks; DeepSpeed has tp (AutoTP) alone.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
@@ -133,6 +136,10 @@ class BudgetTraining(Spec):
     offloads_activations: bool = False
     master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     ulysses: int = Field(default=1, ge=1, le=1024)
+    tp: Ways = 1
+    pp: Ways = 1
+    cp: Ways = 1
+    ep: Ways = 1
     reduce_bucket_size: int = Field(default=50_000_000, ge=1_000, le=MAX_COUNT)
     lora: LoraSpec | None = None
 
@@ -166,12 +173,17 @@ class BudgetPlacement(Spec):
     """Who shares devices with whom. generation_share: of the GPUs, where generation has its own.
 
     parks: whether roles that wait move to the host meanwhile. sync_bucket: bytes of weights handed over at a time.
+    max_staleness: policy versions that a rollout may be behind; from 1 on, generation may run beside training.
+    transport: how weights reach the engine. reward_latency_s: that a rule-based reward of one rollout takes.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
     parks: Choice = "auto"
     sync_bucket: ByteCount = Field(default=512 * MIB, ge=1 << 20)
-    generation_share: float = Field(default=0.5, gt=0, lt=1)
+    generation_share: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = "auto"
+    max_staleness: int = Field(default=0, ge=0, le=1024)
+    transport: Literal["auto", "cuda_ipc", "nccl", "disk", "adapter", "delta"] = "auto"
+    reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
 
 
 class BudgetSpec(Spec):
@@ -179,7 +191,10 @@ class BudgetSpec(Spec):
 
     model: an id of the catalogue, or a path to a Hugging Face folder or `config.json`. value_model, reward_model: the
     same; the value model is the policy's shape with one output unless given, and there is no reward model unless given.
-    gpus: as `8xH100`; profile names and short names. kl_coef: 0 does without a reference, None is as usual.
+    gpus: as `8xH100`; profile names and short names; `8xH100 + 8xL40S` are two groups that do not share devices.
+    kl_coef: 0 does without a reference, None is as usual.
+    target: who trains: rlplan's own runtime (DeepSpeed), or what a plan is exported to. objective: what is made small,
+    or large (tokens per second). price_per_gpu_hour: in dollars, of each group of GPUs alike.
     memory: bytes of one GPU that may be used, None for all that the driver reports. host_memory, gpus_per_host: of one
     host, None as in the node that is named, or the first bundled one with this GPU.
     """
@@ -194,6 +209,9 @@ class BudgetSpec(Spec):
     memory: ByteCount | None = Field(default=None, ge=1 << 30)
     host_memory: ByteCount | None = Field(default=None, ge=1 << 30)
     gpus_per_host: int | None = Field(default=None, ge=1, le=1024)
+    target: Target = "rlplan"
+    objective: Objective = "step_time"
+    price_per_gpu_hour: float | None = Field(default=None, gt=0, le=1e6)
     workload: BudgetWorkload = BudgetWorkload()
     training: BudgetTraining = BudgetTraining()
     rollout: BudgetRollout = BudgetRollout()

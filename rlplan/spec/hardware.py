@@ -1,7 +1,8 @@
 """Hardware profiles: what a host, a GPU or a node offers, each value with its source.
 
 In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.profiles`. Out: frozen profiles, told apart by `kind`.
-Left out: efficiencies (which share of these peaks a workload reaches) and prices.
+Peaks stand beside the share of them that work reaches (`efficiencies`, `serving`), so that both can be replaced by what
+was measured on a machine. Left out: prices, which a budget gives.
 
 Bytes and rates are integers. A rate has one direction: vendors often print the sum of both. FLOP/s are dense: vendors
 often print the figure with 2:4 sparsity, which is twice that.
@@ -54,6 +55,18 @@ class SourcedFlopRate(Sourced):
     """Dense floating-point (or integer) operations per second; a multiply-add is two."""
 
     value: Annotated[int, BeforeValidator(parse_flops_per_s)]
+
+
+class SourcedShare(Sourced):
+    """A part of a peak."""
+
+    value: float = Field(gt=0, le=1)
+
+
+class SourcedSeconds(Sourced):
+    """A duration in seconds."""
+
+    value: float = Field(ge=0, le=3600)
 
 
 class SourcedCount(Sourced):
@@ -144,6 +157,48 @@ class DeviceLink(Spec):
     bytes_per_s: SourcedByteRate
 
 
+class Efficiencies(Spec):
+    """The share of a peak that long-running work reaches.
+
+    matmul: of `dense_flops_per_s`, by large 16-bit matrix products of training and scoring. memory: of
+    `memory_bytes_per_s`, by the elementwise work between them. host_link, device_link: of the links' rates, by large
+    copies and collectives.
+    """
+
+    matmul: SourcedShare
+    memory: SourcedShare
+    host_link: SourcedShare
+    device_link: SourcedShare | None = None
+
+
+class ServingRates(Spec):
+    """What a rollout engine reaches.
+
+    memory: share of `memory_bytes_per_s` of a decode step's reads. matmul: share of `dense_flops_per_s` of a prefill.
+    layer: seconds that a layer takes beyond its bytes and FLOPs, inside a CUDA graph. collective: seconds of one small
+    all-reduce between the ranks of an engine.
+    """
+
+    memory: SourcedShare
+    matmul: SourcedShare
+    layer: SourcedSeconds
+    collective: SourcedSeconds
+
+
+class NodeEfficiencies(Spec):
+    """The share of a peak that work on a whole node reaches.
+
+    network: of `network_bytes_per_s`, by large collectives. network_latency: seconds of one small message between
+    nodes. host_memory_bytes_per_s: that optimizer steps on the host stream. disk_bytes_per_s: that checkpoints are
+    written with.
+    """
+
+    network: SourcedShare
+    network_latency: SourcedSeconds
+    host_memory_bytes_per_s: SourcedByteRate
+    disk_bytes_per_s: SourcedByteRate
+
+
 class GpuOverheads(Spec):
     """Device memory that belongs to no tensor.
 
@@ -176,10 +231,12 @@ class GpuProfile(ProfileBase):
     dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
     host_link: HostLink | None = None
     device_link: DeviceLink | None = None
+    efficiencies: Efficiencies | None = None
     supports_sleep: bool
     supports_peer_access: bool
     shares_host_memory: bool
     overheads: GpuOverheads
+    serving: ServingRates | None = None
 
     def flops_per_s(self, dtype: ComputeDtype) -> int:
         """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or nobody said."""
@@ -213,6 +270,7 @@ class NodeProfile(ProfileBase):
     network_bytes_per_s: SourcedByteRate
     host_memory: SourcedBytes
     num_cores: SourcedCount
+    efficiencies: NodeEfficiencies | None = None
 
 
 Profile = CpuProfile | GpuProfile | NodeProfile

@@ -28,10 +28,17 @@ from rlplan.vocabulary import ActionKind, MemoryKind, Placement
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What is chosen for the engine. tp: ranks of one engine. sleep_level: 0 for one that never sleeps."""
+    """What is chosen for the engine. tp: ranks of one engine. sleep_level: 0 for one that never sleeps.
+
+    max_num_seqs: sequences at once. quantization: of its weights, None as loaded. has_expert_parallel: whole experts
+    lie on its ranks instead of a slice of each.
+    """
 
     tp: int
     sleep_level: int
+    max_num_seqs: int = 256
+    quantization: str | None = None
+    has_expert_parallel: bool = False
 
 
 class EngineOnGpu:

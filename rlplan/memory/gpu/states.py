@@ -23,13 +23,25 @@ from rlplan.vocabulary import MemoryKind, Role
 
 @dataclass(frozen=True)
 class TrainerChoice:
-    """What is chosen for a trained role. micro_batch: rollouts of a pass."""
+    """What is chosen for a trained role. micro_batch: rollouts of a pass. ulysses, tp, pp, cp, ep: ranks that share one
+    sequence, one layer, the layers, one sequence's attention, the experts.
+    """
 
     zero_stage: int
     recomputes: bool
     offloads_optimizer: bool
     offloads_parameters: bool
     micro_batch: int
+    ulysses: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        """Ranks that work on the same micro-batch."""
+        return self.ulysses * self.tp * self.pp * self.cp
 
 
 @dataclass(frozen=True)
