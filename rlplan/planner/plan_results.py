@@ -15,12 +15,54 @@ from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Phase
 
 CHOICES = ("step", "trainer", "engine")
+WAYS = ("ulysses", "tp", "pp", "cp", "ep")
+DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
+    "placement.generation_share": "auto",
+    "placement.parks": "false",
+    "placement.max_staleness": "0",
+    "rollout.sleep_level": "0",
+    "rollout.quantization": "null",
+}
+"""What a key says that a candidate's words leave out."""
 
 
 def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
     parts = {name: asdict(getattr(candidate, name)) for name in CHOICES}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
+
+
+def choice_words(candidate: GpuCandidate) -> dict[str, str]:
+    """A candidate as overrides that would lead to it, by key; what a key's default says too is left out.
+
+    num_scoring has no key of its own, for a budget does not set it.
+    """
+    step, trainer, engine = candidate.step, candidate.trainer, candidate.engine
+    share = step.num_generation / (step.num_training + step.num_generation + step.num_scoring)
+    words: dict[str, Any] = {
+        "training.zero_stage": trainer.zero_stage,
+        "training.recompute": "full" if trainer.recomputes else "none",
+        "training.offloads_optimizer": trainer.offloads_optimizer,
+        "training.offloads_parameters": trainer.offloads_parameters,
+        "workload.micro_batch_size_per_gpu": trainer.micro_batch,
+    }
+    words |= {f"training.{name}": ways for name in WAYS if (ways := getattr(trainer, name)) > 1}
+    if step.has_rollouts:
+        words = {"placement.placement": step.placement, **words, "rollout.tp": engine.tp}
+        words |= {"placement.generation_share": f"{share:.4g}"} if not step.shares_devices else {}
+        words |= {"placement.parks": True} if step.parks else {}
+        words |= {"placement.max_staleness": step.max_staleness} if step.max_staleness else {}
+        words |= {"rollout.sleep_level": engine.sleep_level} if engine.sleep_level else {}
+        words |= {"rollout.quantization": engine.quantization} if engine.quantization else {}
+        words |= {"rollout.max_num_seqs": engine.max_num_seqs}
+    return {key: str(value).lower() for key, value in words.items()}
+
+
+def differences(one: GpuCandidate, other: GpuCandidate) -> str:
+    """What leads to `one` instead of `other`, as it is typed; a key that `one` lacks is said with its default."""
+    mine, others = choice_words(one), choice_words(other)
+    words = {key: mine.get(key, DEFAULTS.get(key, "none")) for key in (*mine, *others)}
+    return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
 
 def phase_costs(timing: StepTiming) -> dict[Phase, Cost]:
