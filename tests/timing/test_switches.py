@@ -39,7 +39,7 @@ def test_waking_the_kv_cache_copies_nothing():
 
 
 def test_the_gpus_of_a_host_share_its_memory():
-    """Where memory streams 80 GB/s, each of eight GPUs gets 10, and one alone the share of its link that copies reach."""
+    """Where memory streams 80 GB/s, each of eight GPUs gets 10, and one alone its own link's share."""
     data = get_node("dgx-h100", where="test").model_dump(mode="json")
     data["efficiencies"]["host_memory_bytes_per_s"]["value"] = 80_000_000_000
     slow, gpu = NodeProfile.model_validate(data), get_gpu("h100", where="test")
