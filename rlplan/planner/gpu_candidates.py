@@ -1,8 +1,7 @@
 """Candidates on GPUs: every combination of choices that a budget leaves open and that the numbers allow.
 
-In: a BudgetSpec, the number of GPUs, the policy's shape. Out: candidates with a handicap each; what cannot be built.
-Left out: bytes (gpu_search.py). The handicap stands in for time until there is a timing model: it orders what is known
-to cost time, and nothing else may be read from it.
+In: a BudgetSpec, the number of GPUs, the policy's shape. Out: candidates; what cannot be built.
+Left out: bytes (gpu_roles.py) and seconds (gpu_times.py).
 """
 
 from collections.abc import Iterator
@@ -19,18 +18,15 @@ from rlplan.vocabulary import Placement, Role
 MAX_AUTO_TOKENS = 32_768
 """Tokens of a micro-batch beyond which `auto` does not go: kernels are long saturated."""
 MAX_TP = 32
-GPUS_IN_A_NODE = 8
-"""Beyond so many ranks tensor parallelism leaves the node, which costs more than it gains while anything else fits."""
 
 
 @dataclass(frozen=True)
 class GpuCandidate:
-    """One combination. step: placement and devices. handicap: what it is known to cost in time, without unit."""
+    """One combination. step: placement and devices."""
 
     step: GpuStep
     trainer: TrainerChoice
     engine: EngineChoice
-    handicap: float
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Impossible:
 def list_gpu_candidates(
     budget: BudgetSpec, num_gpus: int, model: ModelSpec
 ) -> tuple[list[GpuCandidate], list[Impossible]]:
-    """(candidates by handicap, placements that cannot be built)."""
+    """(candidates, placements that cannot be built)."""
     candidates: list[GpuCandidate] = []
     impossible = []
     for placement in _placements(budget):
@@ -54,7 +50,7 @@ def list_gpu_candidates(
             impossible.append(Impossible(placement, reason))
             continue
         candidates += _of_placement(budget, model, placement, training, generation)
-    return sorted(candidates, key=lambda candidate: candidate.handicap), impossible
+    return candidates, impossible
 
 
 def _placements(budget: BudgetSpec) -> tuple[Placement, ...]:
@@ -116,7 +112,7 @@ def _of_placement(
             sleeps=level > 0,
             parks=parks,
         )
-        yield GpuCandidate(step, trainer, EngineChoice(tp, level), _handicap(budget, step, trainer))
+        yield GpuCandidate(step, trainer, EngineChoice(tp, level))
 
 
 def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
@@ -178,21 +174,3 @@ def _micro_batches(budget: BudgetSpec, share: int) -> tuple[int, ...]:
     largest = max(1, min(share, MAX_AUTO_TOKENS * budget.training.ulysses // workload.max_seq_len))
     sizes = (2**power for power in reversed(range(largest.bit_length())))
     return tuple(size for size in sizes if size <= largest) or (1,)
-
-
-def _handicap(budget: BudgetSpec, step: GpuStep, trainer: TrainerChoice) -> float:
-    """What is known to cost time: a third more FLOPs, PCIe traffic, gathers, switches, idle devices, small passes."""
-    tokens = trainer.micro_batch * budget.workload.max_seq_len
-    return (
-        3.0 * trainer.recomputes
-        + 6.0 * trainer.offloads_optimizer
-        + 8.0 * trainer.offloads_parameters
-        + 1.0 * (trainer.zero_stage == 3)
-        + 1.5 * step.parks
-        + 0.5 * step.sleeps
-        + 4.0 * (step.placement is Placement.DISAGGREGATED)
-        + 0.5 * (step.tp.bit_length() - 1)
-        + 4.0 * (step.tp > GPUS_IN_A_NODE)
-        + max(0.0, 3.0 - 0.001 * tokens)
-        - 1e-7 * tokens
-    )

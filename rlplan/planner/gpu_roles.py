@@ -87,6 +87,12 @@ class GpuRoles:
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
         return self._demands[key]
 
+    def engine(self, candidate: GpuCandidate, kv_cache: int = 0) -> EngineOnGpu:
+        """One rank of one engine."""
+        forecast = self.forecast("rollout_engine/0", candidate, self.usual_len, kv_cache)
+        assert isinstance(forecast, EngineOnGpu), "this process is an engine"
+        return forecast
+
     def num_engines(self, step: GpuStep) -> int:
         """Engines that share the rollouts of a step."""
         return max(1, step.num_generation // step.tp)

@@ -1,27 +1,29 @@
-"""Search on GPUs: the candidate with the least handicap whose every moment fits.
+"""Search on GPUs: the fastest candidate whose every moment fits.
 
 In: a BudgetSpec. Out: a Budget: what was chosen, its ledger, verdict and risks, or the nearest that does not fit.
-Left out: time (gpu_candidates.py says what stands in for it).
+Left out: how bytes (gpu_roles.py) and seconds (gpu_times.py) are worked out.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, GpuProcess, predict_gpu_ledger
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.budget import Budget, Considered, GpuSetting, KvReport, Verdict
+from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
 from rlplan.planner.gpu_candidates import GpuCandidate, Impossible, list_gpu_candidates
 from rlplan.planner.gpu_roles import GpuRoles
 from rlplan.planner.gpu_tables import Fit, fit
+from rlplan.planner.gpu_times import GpuTimes
 from rlplan.spec.budget import BudgetSpec
+from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Placement
 
-KV_SHORTFALL = 8.0
-"""Handicap where no rollout can run; none where all of a step run at once. In between they run in turns."""
+NUM_RUNNERS_UP = 5
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Rated:
     need: Fit
     kv_cache: int
     rank: int
-    total: float
+    timing: StepTiming
     excess: float = 0.0
 
     @property
-    def order(self) -> tuple[int, float]:
-        """Better ones first: what fits, then what costs little; among what does not fit, what overflows least."""
-        return self.rank, self.total if self.rank < 2 else self.excess
+    def order(self) -> tuple[int, float, float]:
+        """Better ones first: what fits, then what is fast; among what does not fit, what overflows least."""
+        return self.rank, 0.0 if self.rank < 2 else self.excess, round(self.timing.seconds, 9)
 
 
 class GpuSearch:
@@ -50,6 +52,7 @@ class GpuSearch:
     def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
         self.budget, self.setting = budget, setting
         self.roles = GpuRoles(budget, setting)
+        self.times = GpuTimes(budget, setting, self.roles)
         workload = budget.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
 
@@ -61,21 +64,22 @@ class GpuSearch:
         candidates, impossible = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
         if not candidates:
             raise _nothing_possible(impossible)
-        rated: list[Rated] = []
-        limit = float("inf")
-        for candidate in candidates:
-            if candidate.handicap >= limit:
-                break
-            one = self.rate(candidate)
-            rated.append(one)
-            if one.rank == 0:
-                limit = min(limit, one.total)
+        rated = sorted(map(self.rate, candidates), key=lambda one: one.order)
         considered = [Considered(item.placement, None, item.reason) for item in impossible]
-        best = self._first_that_holds(sorted(rated, key=lambda one: one.order))
+        best = self._first_that_holds(rated)
+        others = [one for one in rated if one.candidate != best.candidate][:NUM_RUNNERS_UP]
+        stats = SearchStats(len(candidates), len(rated))
+        best = best.with_alternatives(tuple(map(self._alternative, others)), (), stats)
         if not with_others:
             return best
-        others = map(self._considered, self._best_of_others(best.candidate.step.placement))
-        return best.with_considered((*considered, *others))
+        rest = map(self._considered, self._best_of_others(best.candidate.step.placement, rated))
+        return best.with_considered((*considered, *rest))
+
+    def _alternative(self, one: Rated) -> Alternative:
+        """A rated candidate that was not chosen."""
+        peak = max(one.need.high, self.setting.capacity - one.need.room_high + one.kv_cache)
+        verdict = list(Verdict)[one.rank]
+        return Alternative(one.candidate, one.timing, one.kv_cache, peak, self.setting.capacity - peak, verdict)
 
     def rate(self, candidate: GpuCandidate) -> Rated:
         """What a candidate needs, how large its KV cache can be, and whether it fits."""
@@ -91,12 +95,15 @@ class GpuSearch:
             rank = 2
         excess = max(need.expected / max(1, capacity), need.host / (self.setting.host_capacity or need.host or 1))
         if not candidate.step.has_rollouts:
-            return Rated(candidate, need, 0, rank, candidate.handicap, excess)
-        kv_cache, kv_rank, shortfall = self._kv_cache(candidate, need)
-        return Rated(candidate, need, kv_cache, max(rank, kv_rank), candidate.handicap + shortfall, excess)
+            return Rated(candidate, need, 0, rank, self._timing(candidate, 0), excess)
+        kv_cache, kv_rank = self._kv_cache(candidate, need)
+        return Rated(candidate, need, kv_cache, max(rank, kv_rank), self._timing(candidate, kv_cache), excess)
 
-    def _kv_cache(self, candidate: GpuCandidate, need: Fit) -> tuple[int, int, float]:
-        """(bytes of KV cache a GPU, the rank that they lead to, the handicap of rollouts in turns)."""
+    def _timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
+        return self.times.timing(candidate, self.times.costs(candidate, kv_cache))
+
+    def _kv_cache(self, candidate: GpuCandidate, need: Fit) -> tuple[int, int]:
+        """(bytes of KV cache a GPU, the rank that they lead to)."""
         demand, enough, least = self.roles.demand(candidate)
         wanted = self.budget.rollout.kv_cache_memory
         largest = max(enough, least) if wanted == "auto" else int(wanted)
@@ -108,8 +115,7 @@ class GpuSearch:
             rank = 1 if need.room_expected >= least else 2
         room = need.room_high if need.room_high >= least else need.room_expected
         kv_cache = max(0, min(largest, room)) // demand.pool.bytes_per_block * demand.pool.bytes_per_block
-        at_once = demand.num_seqs * self.roles.num_engines(candidate.step) * min(1.0, kv_cache / enough)
-        return kv_cache, rank, KV_SHORTFALL * (1 - min(1.0, at_once / self.budget.workload.num_rollouts_per_step))
+        return kv_cache, rank
 
     def _host_is_full(self, need: Fit) -> bool:
         capacity = self.setting.host_capacity
@@ -127,16 +133,11 @@ class GpuSearch:
         assert nearest is not None, "there is a candidate"
         return nearest
 
-    def _best_of_others(self, chosen: Placement) -> Iterator[Rated]:
-        """Of each other placement the first candidate that fits, else the one that needs least."""
-        candidates, _ = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
+    def _best_of_others(self, chosen: Placement, rated: list[Rated]) -> Iterator[Rated]:
+        """Of each other placement the best candidate, of `rated` in order."""
         for placement in Placement:
-            mine = [candidate for candidate in candidates if candidate.step.placement is placement]
-            if placement is not chosen and mine:
-                rated = (self.rate(candidate) for candidate in mine)
-                yield next((one for one in rated if one.rank == 0), None) or min(
-                    map(self.rate, mine), key=lambda one: one.order
-                )
+            mine = (one for one in rated if one.candidate.step.placement is placement is not chosen)
+            yield from islice(mine, 1)
 
     def whole(self, one: Rated) -> Budget:
         """The budget of a rated candidate, with its whole ledger."""
@@ -158,6 +159,7 @@ class GpuSearch:
             verdict,
             kv,
             0.0 if verdict is Verdict.FITS else self.roles.oom_risk(one.candidate, one.kv_cache),
+            one.timing,
         )
 
     def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
@@ -183,7 +185,7 @@ class GpuSearch:
             return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
         if one.rank == 2:
             return Considered(one.candidate.step.placement, one, f"needs {where}")
-        words = "would fit too, and is thought slower" if one.rank == 0 else "would fit in expectation only"
+        words = "would fit too, and is predicted to be slower" if one.rank == 0 else "would fit in expectation only"
         return Considered(one.candidate.step.placement, one, f"{words} ({where})")
 
 
