@@ -1,17 +1,14 @@
 """`rlplan estimate`: how much memory each phase, process and kind will need, of a job or of a budget on GPUs."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan.errors import SpecError
-from rlplan.planner.budget import Budget, Verdict
-from rlplan.planner.search import plan_from_file
-from rlplan.spec.models.catalogue import model_path
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
-from rlplan_cli.render import print_json, show_estimate
-from rlplan_cli.render_budget import show_budget, show_trace
-from rlplan_cli.sources import Question, does_not_fit, needs_budget, read_question
+
+if TYPE_CHECKING:
+    from rlplan.planner.budget import Budget
+    from rlplan_cli.sources import Question
 
 NAME = "estimate"
 
@@ -30,12 +27,18 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
+    from rlplan.planner.search import plan_from_file
+    from rlplan_cli.render import print_json, show_estimate
+    from rlplan_cli.sources import read_question
+    from rlplan_cli.waiting import waiting
+
     answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
     question = read_question(NAME, job, tuple(overrides or ()), answers)
     if trace:
         _show_trace(question, as_json=as_json)
         return
-    budget = question.answered()
+    with waiting("searching"):
+        budget = question.answered()
     if budget is not None:
         _show(budget, as_json=as_json)
         return
@@ -46,8 +49,13 @@ def command(
         show_estimate(plan)
 
 
-def _show(budget: Budget, *, as_json: bool) -> None:
+def _show(budget: "Budget", *, as_json: bool) -> None:
     """A budget on stdout. Raises: NoFeasiblePlanError after it where nothing fits."""
+    from rlplan.planner.budget import Verdict
+    from rlplan_cli.render import print_json
+    from rlplan_cli.render_budget import show_budget
+    from rlplan_cli.sources import does_not_fit
+
     if as_json:
         print_json(budget.as_json())
     else:
@@ -56,7 +64,13 @@ def _show(budget: Budget, *, as_json: bool) -> None:
         raise does_not_fit(budget)
 
 
-def _show_trace(question: Question, *, as_json: bool) -> None:
+def _show_trace(question: "Question", *, as_json: bool) -> None:
+    from rlplan.errors import SpecError
+    from rlplan.spec.models.catalogue import model_path
+    from rlplan_cli.render import print_json
+    from rlplan_cli.render_budget import show_trace
+    from rlplan_cli.sources import needs_budget
+
     spec = question.spec or (question.budget.spec if question.budget else None)
     if spec is None:
         raise needs_budget("--trace", question.needed_job)

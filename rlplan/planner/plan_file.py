@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +20,11 @@ from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.budget import Budget, Considered, Remedy, Verdict, read_setting
+from rlplan.planner.budget import Alternative, Budget, Considered, Remedy, SearchStats, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.plan_results import CHOICES, choice_as_json, speed_as_json
 from rlplan.spec.base import read_json, shorten, validate, writing
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.models.catalogue import model_path
@@ -53,16 +54,16 @@ def dump_gpu_plan(budget: Budget, folder: Path) -> str:
         "spec": _with_models(budget.spec, lambda name: _relative(name, folder)).model_dump(mode="json"),
         "choice": choice_as_json(budget.candidate),
         "totals": totals(budget),
-        "results": {key: value for key, value in budget.as_json().items() if key not in _NOT_STORED},
+        "results": results_as_json(budget),
     }
     head = {"schema_version": GPU_PLAN_SCHEMA_VERSION, "kind": GPU_PLAN_KIND, "rlplan_version": __version__}
     return json.dumps({**head, "digest": _digest(stored), **stored}, indent=1)
 
 
-def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
-    """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(candidate, name)) for name in _PARTS}
-    return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
+def results_as_json(budget: Budget) -> dict[str, Any]:
+    """Everything that follows from what was asked and chosen, but for the rows of the ledger."""
+    ledger = {key: value for key, value in budget.as_json().items() if key not in _NOT_STORED}
+    return speed_as_json(budget) | ledger
 
 
 def totals(budget: Budget) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def totals(budget: Budget) -> dict[str, Any]:
         "host_peak_bytes": budget.ledger.host_peak().num_bytes,
         "kv_cache_memory_bytes": budget.kv.kv_cache_memory_bytes if budget.kv else 0,
         "verdict": budget.verdict.value,
+        "step_s": budget.timing.seconds,
     }
 
 
@@ -94,9 +96,12 @@ def read_gpu_plan(path: Path) -> Budget:
         )
     spec = validate(BudgetSpec, data["spec"], file=f"{path}: spec", way_out=AGAIN)
     spec = _with_models(spec, lambda name: _absolute(name, path.parent))
-    budget = _found_again(spec, data["choice"], path)
+    setting = read_setting(spec)
+    check_budget(spec, setting)
+    search = GpuSearch(spec, setting)
+    budget = search.whole(search.rate(_read_choice(data["choice"], f"{path}: choice")))
     _check_totals(budget, data, path)
-    return _with_the_rest(budget, data["results"])
+    return _with_the_rest(budget, search, data["results"])
 
 
 def _check_head(data: Any, path: Path) -> None:
@@ -124,17 +129,11 @@ def _digest(stored: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
-def _found_again(spec: BudgetSpec, choice: dict[str, Any], path: Path) -> Budget:
-    setting = read_setting(spec)
-    check_budget(spec, setting)
-    step, trainer, engine = (
-        _read_part(kind, choice.get(name), f"{path}: choice.{name}") for name, kind in _PARTS.items()
-    )
-    search = GpuSearch(spec, setting)
-    return search.whole(search.rate(GpuCandidate(step, trainer, engine, 0.0)))
-
-
 _PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": EngineChoice}
+
+
+def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
+    return GpuCandidate(*(_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES))
 
 
 def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:
@@ -172,11 +171,23 @@ def _check_totals(budget: Budget, data: dict[str, Any], path: Path) -> None:
             )
 
 
-def _with_the_rest(budget: Budget, results: dict[str, Any]) -> Budget:
-    """With what the search said about other candidates, which is not worked out anew."""
-    considered = (Considered(Placement(one["placement"]), None, one["reason"]) for one in results["considered"])
-    remedies = (Remedy(one["change"], one["peak_bytes"], Verdict(one["verdict"])) for one in results["remedies"])
-    return budget.with_considered(tuple(considered)).with_remedies(tuple(remedies))
+def _with_the_rest(budget: Budget, search: GpuSearch, results: dict[str, Any]) -> Budget:
+    """With what the search said about other candidates; only their times are worked out anew."""
+    considered = [Considered(Placement(one["placement"]), None, one["reason"]) for one in results["considered"]]
+    remedies = [Remedy(one["change"], one["peak_bytes"], Verdict(one["verdict"])) for one in results["remedies"]]
+    runners_up, pareto = (
+        tuple(_read_alternative(one, search) for one in results[key]) for key in ("runners_up", "pareto")
+    )
+    budget = budget.with_considered(tuple(considered)).with_remedies(tuple(remedies))
+    return budget.with_alternatives(runners_up, pareto, SearchStats(**results["stats"]))
+
+
+def _read_alternative(data: dict[str, Any], search: GpuSearch) -> Alternative:
+    rated = search.rate(_read_choice(data["choice"], "results"))
+    verdict = Verdict(data["verdict"])
+    return Alternative(
+        rated.candidate, rated.timing, rated.kv_cache, data["peak_bytes"], data["headroom_bytes"], verdict
+    )
 
 
 def _with_models(spec: BudgetSpec, changed: Callable[[str], str]) -> BudgetSpec:
