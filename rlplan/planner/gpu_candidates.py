@@ -8,11 +8,12 @@ to cost time, and nothing else may be read from it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.budget import BudgetSpec, fixed_ways
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Placement, Role
 
@@ -81,20 +82,26 @@ def _cannot(budget: BudgetSpec, training: int, generation: int) -> str:
     if training < 1 or generation < 1:
         return "disaggregated needs at least 2 GPUs: some generate, the others train"
     tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
-    ulysses, rollouts = budget.training.ulysses, budget.workload.rollouts_per_mini_batch
-    if training % ulysses:
-        return f"training.ulysses {ulysses} does not divide the {training} GPUs that train"
+    ways, rollouts = _ranks_per_sequence(budget), budget.workload.rollouts_per_mini_batch
+    if training % ways:
+        key = "training.ulysses" if ways == fixed_ways(budget.training.ulysses) else "training: tp x pp x cp x ulysses"
+        return f"{key} {ways} does not divide the {training} GPUs that train"
     if generation % tp:
         return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
-    if rollouts % (training // ulysses):
-        return f"mini_batch_size {rollouts} does not divide by the {training // ulysses} ranks that train"
+    if rollouts % (training // ways):
+        return f"mini_batch_size {rollouts} does not divide by the {training // ways} ranks that train"
     return ""
+
+
+def _ranks_per_sequence(budget: BudgetSpec) -> int:
+    training = budget.training
+    return prod(map(fixed_ways, (training.ulysses, training.tp, training.pp, training.cp)))
 
 
 def _of_placement(
     budget: BudgetSpec, model: ModelSpec, placement: Placement, training: int, generation: int
 ) -> Iterator[GpuCandidate]:
-    share = budget.workload.rollouts_per_mini_batch // (training // budget.training.ulysses)
+    share = budget.workload.rollouts_per_mini_batch // (training // _ranks_per_sequence(budget))
     sleeps = _sleep_levels(budget, placement)
     waits = _options(budget.placement.parks) if placement is Placement.COLOCATED else (False,)
     for tp, level, parks, trainer in product(
@@ -116,7 +123,15 @@ def _of_placement(
             sleeps=level > 0,
             parks=parks,
         )
-        yield GpuCandidate(step, trainer, EngineChoice(tp, level), _handicap(budget, step, trainer))
+        yield GpuCandidate(step, trainer, _engine(budget, tp, level), _handicap(budget, step, trainer))
+
+
+def _engine(budget: BudgetSpec, tp: int, level: int) -> EngineChoice:
+    """An engine whose open choices are as vLLM has them by default."""
+    rollout = budget.rollout
+    num_seqs = 256 if rollout.max_num_seqs == "auto" else rollout.max_num_seqs
+    quantization = None if rollout.quantization == "auto" else rollout.quantization
+    return EngineChoice(tp, level, num_seqs, quantization, rollout.has_expert_parallel is True)
 
 
 def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
@@ -151,9 +166,18 @@ def _tensor_parallel(budget: BudgetSpec, model: ModelSpec, generation: int) -> t
     return tuple(size for size in sizes if not generation % size and not model.num_heads % size)
 
 
+def usual_stages(budget: BudgetSpec, training: int) -> tuple[int, ...]:
+    """ZeRO stages to try where that is open: FSDP2 shards everything, Megatron's distributed optimizer its states."""
+    if budget.target != "rlplan":
+        return (3,) if budget.target == "fsdp2" else (1,)
+    if fixed_ways(budget.training.tp) > 1:
+        return (2,)
+    return (2, 3) if training > 1 else (0, 3)
+
+
 def _trainers(budget: BudgetSpec, training: int, share: int) -> Iterator[TrainerChoice]:
     wanted = budget.training
-    stages = ((2, 3) if training > 1 else (0, 3)) if wanted.zero_stage == "auto" else (int(wanted.zero_stage),)
+    stages = usual_stages(budget, training) if wanted.zero_stage == "auto" else (int(wanted.zero_stage),)
     recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
     for stage, recompute, optimizer, parameters, micro_batch in product(
         stages,
@@ -166,7 +190,8 @@ def _trainers(budget: BudgetSpec, training: int, share: int) -> Iterator[Trainer
         is_packed = wanted.lora is not None and wanted.lora.base == "nf4"
         if (needs_three and stage < 3) or (is_packed and stage == 3) or (optimizer and stage == 0):
             continue
-        yield TrainerChoice(stage, recompute, optimizer, parameters, micro_batch)
+        axes = (wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep)
+        yield TrainerChoice(stage, recompute, optimizer, parameters, micro_batch, *map(fixed_ways, axes))
 
 
 def _micro_batches(budget: BudgetSpec, share: int) -> tuple[int, ...]:
@@ -175,7 +200,7 @@ def _micro_batches(budget: BudgetSpec, share: int) -> tuple[int, ...]:
         return (max(1, workload.max_tokens_per_micro_batch // workload.max_seq_len),)
     if workload.micro_batch_size_per_gpu != "auto":
         return (min(share, int(workload.micro_batch_size_per_gpu)),)
-    largest = max(1, min(share, MAX_AUTO_TOKENS * budget.training.ulysses // workload.max_seq_len))
+    largest = max(1, min(share, MAX_AUTO_TOKENS * fixed_ways(budget.training.ulysses) // workload.max_seq_len))
     sizes = (2**power for power in reversed(range(largest.bit_length())))
     return tuple(size for size in sizes if size <= largest) or (1,)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
-from rlplan.memory.gpu.engine import EngineOnGpu
+from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.gpu.predict import GpuForecast
 from rlplan.memory.gpu.scorer import ScorerOnGpu
@@ -32,7 +32,7 @@ class GpuRoles:
         self._covered: set[tuple[int, GpuStep]] = set()
         self._patterns: dict[GpuStep, tuple[Schedule, Pattern]] = {}
         self._hosts: dict[GpuStep, dict[str, tuple[str, int]]] = {}
-        self._demands: dict[tuple[int, int], tuple[KvDemand, int, int]] = {}
+        self._demands: dict[tuple[EngineChoice, int], tuple[KvDemand, int, int]] = {}
 
     def schedule(self, step: GpuStep) -> tuple[Schedule, Pattern]:
         """The schedule of a step and its pattern."""
@@ -70,7 +70,7 @@ class GpuRoles:
     def demand(self, candidate: GpuCandidate) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         step, workload = candidate.step, self.budget.workload
-        key = step.tp, step.num_generation
+        key = candidate.engine, step.num_generation
         if key not in self._demands:
             engine = EngineOnGpu(
                 self.setting.policy, self.budget.rollout, candidate.engine, step.placement, self.setting.overheads, 1
@@ -78,7 +78,7 @@ class GpuRoles:
             share = ceil_div(workload.num_rollouts_per_step, self.num_engines(step))
             demand = KvDemand(
                 engine.pool,
-                min(self.budget.rollout.max_num_seqs, share),
+                min(candidate.engine.max_num_seqs, share),
                 workload.prompt_len,
                 workload.max_prompt_len,
                 workload.num_samples_per_prompt,
@@ -117,6 +117,8 @@ class GpuRoles:
                 step.num_training,
                 setting.overheads,
                 is_sharded=step.zero_stage == 3 and step.num_training > 1,
+                target=budget.target,
+                cut=candidate.trainer,
             )
         role = Role(worker.removesuffix("_trainer"))
         return TrainerOnGpu(
@@ -129,11 +131,12 @@ class GpuRoles:
             setting.overheads,
             budget.placement.sync_bucket,
             in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+            target=budget.target,
         )
 
     def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
-        workload, training = self.budget.workload, self.budget.training
+        workload, trainer = self.budget.workload, candidate.trainer
         sequences = candidate.trainer.micro_batch * self.budget.declaration.sequences_per_sample
         length = workload.prompt_len + response_len
         if response_len >= workload.max_response_len:
@@ -141,10 +144,11 @@ class GpuRoles:
         tokens = sequences * length
         if workload.max_tokens_per_micro_batch is not None:
             tokens = float(workload.max_tokens_per_micro_batch * self.budget.declaration.sequences_per_sample)
-        tokens /= training.ulysses
+        tokens /= candidate.trainer.token_ways
         head = tokens * response_len / length
-        share = workload.rollouts_per_mini_batch // (candidate.step.num_training // training.ulysses)
-        return Passes(int(tokens), int(head), accumulates=share > candidate.trainer.micro_batch)
+        share = workload.rollouts_per_mini_batch // (candidate.step.num_training // trainer.ranks_per_sequence)
+        num = ceil_div(share, trainer.micro_batch)
+        return Passes(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     @cached_property
     def usual_len(self) -> float:
@@ -184,6 +188,8 @@ class GpuRoles:
         key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             key = (process, step.num_training, step.zero_stage == 3, candidate.trainer.micro_batch)
+            if self.budget.target != "rlplan":
+                key = (process, step.num_training, candidate.trainer)
         elif not is_engine:
             key = (process, step.num_training, candidate.trainer)
         if key not in self._tables:
