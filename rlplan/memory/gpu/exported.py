@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.gpu.process import Bytes
-from rlplan.memory.gpu.states import FixedParts, TrainerChoice, with_role_head
+from rlplan.memory.gpu.states import FixedParts, TrainerChoice, trained_sizes, with_role_head
 from rlplan.memory.host import pinned_bytes
-from rlplan.memory.sharding import FsdpSettings, MegatronRank, held_by_fsdp, held_by_megatron_rank, sizes_of
+from rlplan.memory.sharding import FsdpSettings, MegatronRank, held_by_fsdp, held_by_megatron_rank
 from rlplan.memory.zero import States
 from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
@@ -48,16 +48,11 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
-    parameters = with_role_head(model.parameters, role, model.hidden_size)
-    adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
-    frozen = fsdp.compute_bytes * model.num_parameters if adapters else 0
-    sizes = sizes_of(
-        parameters, model.num_layers, is_tied=model.has_tied_embeddings, adapters=adapters, frozen_bytes=frozen
-    )
+    _, adapters, sizes = trained_sizes(model, role, lora, fsdp.compute_bytes)
     held = held_by_fsdp(sizes, fsdp)
     ranks = fsdp.num_ranks * fsdp.ways
     share = fsdp.master_bytes * ceil_div(sizes.num_trainable, ranks)
-    weights = {MemoryKind.WEIGHTS: share + ceil_div(frozen, ranks)}
+    weights = {MemoryKind.WEIGHTS: share + ceil_div(sizes.frozen_bytes, ranks)}
     gradients, moments = {MemoryKind.GRADIENTS: share}, {MemoryKind.OPTIMIZER: 2 * share}
     layer = fsdp.compute_bytes * sizes.layer_weights // fsdp.ways
     on_host = fsdp.is_on_host
@@ -81,7 +76,8 @@ def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
 
 @dataclass(frozen=True)
 class MegatronSettings:
-    """How Megatron-Core cuts a model over `num_ranks`. has_distributed_optimizer: states are shared by copies too.
+    """How Megatron-Core cuts a model over `num_ranks`: experts whole over ep, or each over tp where ep is 1
+    (`expert_tensor_parallel_size` 1, or tp). has_distributed_optimizer: states are shared by copies too.
 
     offloads_optimizer: `optimizer_cpu_offload`, all of it. master_bytes: of a master weight, and of each moment.
     """
@@ -94,11 +90,6 @@ class MegatronSettings:
     master_bytes: int = 4
     has_distributed_optimizer: bool = True
     offloads_optimizer: bool = False
-
-    @property
-    def layout(self) -> Layout:
-        """How one copy is cut: experts whole over ep, or each over tp (`expert_tensor_parallel_size`, 1 or tp)."""
-        return Layout(tp=self.tp, pp=self.pp, ep=self.ep, vocab_multiple=VOCABULARY_MULTIPLE * self.tp)
 
     @property
     def state_ranks(self) -> int:
@@ -140,11 +131,7 @@ def megatron_rank(
     >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
-    share = tuple(tensor for tensor in stage_tensors(model, settings.layout, stage) if not tensor.is_buffer)
-    if stage == settings.pp - 1:
-        share = with_role_head(share, role, model.hidden_size)
-    experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
-    dense, frozen = sum(tensor.numel for tensor in share) - experts, 0
+    (dense, experts), frozen = _stage_numels(model, role, settings.tp, settings.pp, settings.ep, stage), 0
     if lora is not None:
         adapters = sum(adapter.numel for adapter in lora_parameters(model, lora.rank, lora.targets))
         dense, experts, frozen = ceil_div(adapters, settings.tp * settings.pp), 0, dense + experts
@@ -158,6 +145,17 @@ def megatron_rank(
         settings.master_bytes,
         has_states=not settings.offloads_optimizer,
     )
+
+
+@lru_cache(maxsize=1024)
+def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[int, int]:
+    """Elements of a rank of a stage outside and inside the routed experts."""
+    layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
+    share = tuple(tensor for tensor in stage_tensors(model, layout, stage) if not tensor.is_buffer)
+    if stage == pp - 1:
+        share = with_role_head(share, role, model.hidden_size)
+    experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
+    return sum(tensor.numel for tensor in share) - experts, experts
 
 
 @lru_cache(maxsize=4096)

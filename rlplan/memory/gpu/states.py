@@ -73,7 +73,7 @@ class FixedParts:
 @lru_cache(maxsize=1024)
 def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings, tp: int = 1) -> FixedParts:
     """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
-    parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes, tp)
+    parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
     saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base == "nf4" else 0
     held = held_by_zero(states, sizes)
@@ -140,7 +140,7 @@ def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -
 
 
 @lru_cache(maxsize=256)
-def _trained(
+def trained_sizes(
     model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int, tp: int = 1
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
     """What a rank holds of the model's parameters, the adapters beside them, and their sizes."""
