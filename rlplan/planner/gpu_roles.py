@@ -114,9 +114,9 @@ class GpuRoles:
                 budget.training.dtype.num_bytes,
                 Loss(budget.training.logits),
                 passes,
-                step.num_training,
+                step.num_frozen,
                 setting.overheads,
-                is_sharded=step.zero_stage == 3 and step.num_training > 1,
+                is_sharded=step.zero_stage == 3 and step.num_frozen > 1,
                 target=budget.target,
                 cut=candidate.trainer,
             )
@@ -187,9 +187,9 @@ class GpuRoles:
         is_engine = process.startswith("rollout_engine")
         key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
-            key = (process, step.num_training, step.zero_stage == 3, candidate.trainer.micro_batch)
+            key = (process, step.num_frozen, step.zero_stage == 3, candidate.trainer.micro_batch)
             if self.budget.target != "rlplan":
-                key = (process, step.num_training, candidate.trainer)
+                key = (process, step.num_frozen, candidate.trainer)
         elif not is_engine:
             key = (process, step.num_training, candidate.trainer)
         if key not in self._tables:
