@@ -62,6 +62,7 @@ def simplicity(candidate: GpuCandidate) -> tuple[object, ...]:
     return (
         step.max_staleness,
         step.parks,
+        step.parks_frozen,
         engine.sleep_level,
         SAME_PLACE.index(step.placement),
         trainer.offloads_parameters,

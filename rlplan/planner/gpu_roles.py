@@ -198,9 +198,11 @@ class GpuRoles:
                 budget.training.dtype.num_bytes,
                 Loss(budget.training.logits),
                 passes,
-                step.num_training,
+                step.num_frozen,
                 setting.overheads,
-                is_sharded=step.zero_stage == 3 and step.num_training > 1,
+                is_sharded=step.zero_stage == 3 and step.num_frozen > 1,
+                target=budget.target,
+                cut=candidate.trainer,
             )
         role = Role(worker.removesuffix("_trainer"))
         return TrainerOnGpu(
@@ -213,6 +215,7 @@ class GpuRoles:
             setting.overheads,
             budget.placement.sync_bucket,
             in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+            target=budget.target,
         )
 
     def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:
@@ -226,10 +229,11 @@ class GpuRoles:
         trainer = candidate.trainer
         if trainer.max_tokens:
             tokens = float(trainer.max_tokens * self.budget.declaration.sequences_per_sample)
-        tokens /= trainer.ulysses
+        tokens /= trainer.token_ways
         head = tokens * response_len / length
         share = workload.rollouts_per_mini_batch // (candidate.step.num_training // trainer.ranks_per_sequence)
-        return Passes(int(tokens), int(head), accumulates=share > trainer.micro_batch)
+        num = ceil_div(share, trainer.micro_batch)
+        return Passes(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     @cached_property
     def usual_len(self) -> float:
@@ -269,8 +273,10 @@ class GpuRoles:
         key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer
-            sizes = trainer.micro_batch, trainer.max_tokens, trainer.ranks_per_sequence
-            key = (process, step.num_training, step.zero_stage == 3, sizes)
+            sizes = trainer.micro_batch, trainer.max_tokens, trainer.token_ways
+            key = (process, step.num_frozen, step.zero_stage == 3, sizes)
+            if self.budget.target != "rlplan":
+                key = (process, step.num_frozen, trainer)
         elif not is_engine:
             key = (process, step.placement is Placement.DISAGGREGATED, step.num_training, candidate.trainer)
         if key not in self._tables:

@@ -36,7 +36,7 @@ class GpuSearch:
         self.budget, self.setting = budget, setting
         self.rater = Rater(budget, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
-        self.space = GpuSpace(budget, setting.num_gpus, setting.policy)
+        self.space = GpuSpace(budget, setting.num_gpus, setting.policy, setting.gpu)
 
     def run(self, *, with_others: bool = True) -> Budget:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other

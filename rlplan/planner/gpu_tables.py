@@ -9,7 +9,7 @@ wait keep what they held after their last action, which for the first action of 
 before.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -73,8 +73,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     actions: dict[tuple[Moment, str], Action] = {}
+    pairs = set(schedule.concurrent)
     # twice through a step: the second time its first actions find everybody where the step before has left them
-    parts: tuple[tuple[Moment, Iterable[Action]], ...] = (
+    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("steady", schedule.step),
         ("steady", schedule.step),
@@ -83,7 +84,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
     for moment, part in parts:
         for action in part:
             actions[moment, action.id] = action
-            now = last | dict.fromkeys(action.processes, (moment, action.id, True))
+            now = dict(last)
+            for other in (*(one for one in part if {(one.id, action.id), (action.id, one.id)} & pairs), action):
+                now |= dict.fromkeys(other.processes, (moment, other.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None

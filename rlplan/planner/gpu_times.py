@@ -68,7 +68,7 @@ class GpuTimes:
         costs = {}
         for action in self.roles.parts(candidate.step).schedule.step:
             if action.kind in GENERATES:
-                costs[action.id] = self._of_engine(action, candidate.step, candidate.engine, kv_cache)
+                costs[action.id] = self._of_engine(action.kind, candidate.step, candidate.engine, kv_cache)
             elif action.kind is ActionKind.SYNC_WEIGHTS:
                 costs[action.id] = self.sync(candidate.step, candidate.trainer, candidate.engine, candidate.transport)
             else:
@@ -77,7 +77,7 @@ class GpuTimes:
 
     def trainer_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
         """Everything of a step but rollouts, the engine's switches and the hand-over."""
-        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, choice
+        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
         if key not in self._seconds:
             actions = self.roles.parts(frame).schedule.step
             mine = (action for action in actions if action.kind in (*TRAINS, *PARKS))
@@ -88,12 +88,10 @@ class GpuTimes:
         """Rollouts and the engine's switches. mapped: bytes of the KV cache that wake, at least 0."""
         key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache, mapped
         if key not in self._seconds:
-            actions = self.roles.parts(frame).schedule.step
-            mine = (action for action in actions if action.kind in GENERATES)
+            kinds = GENERATES if frame.sleeps else GENERATES[:1]
             sizes = {ActionKind.WAKE_KV_CACHE: mapped}
-            self._seconds[key] = sum(
-                self._of_engine(action, frame, choice, sizes.get(action.kind, kv_cache)).seconds for action in mine
-            )
+            costs = (self._of_engine(kind, frame, choice, sizes.get(kind, kv_cache)) for kind in kinds)
+            self._seconds[key] = sum(cost.seconds for cost in costs) if frame.has_rollouts else 0.0
         return self._seconds[key]
 
     def sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
@@ -137,16 +135,16 @@ class GpuTimes:
             num_rollouts * sequences, mean, mean * mean + lengths.variance, workload.max_seq_len, lengths.mean
         )
 
-    def _of_engine(self, action: Action, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
-        if action.kind is ActionKind.GENERATE:
+    def _of_engine(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        if kind is ActionKind.GENERATE:
             key = "generate", frame.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(frame, choice, kv_cache))
-        if action.kind is ActionKind.WAKE_KV_CACHE:
-            return self._once((action.kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.cluster))
-        move = sleep_cost if action.kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
+        if kind is ActionKind.WAKE_KV_CACHE:
+            return self._once((kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.cluster))
+        move = sleep_cost if kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
         size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
         level = choice.sleep_level
-        return self._once((action.kind, size, level), lambda: move(size, level, self.cluster))
+        return self._once((kind, size, level), lambda: move(size, level, self.cluster))
 
     def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step, and the reward of the last of them."""
