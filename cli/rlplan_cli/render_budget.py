@@ -61,8 +61,8 @@ def describe_question(budget: Budget) -> str:
     ]
     if training.lora is not None:
         words.append(f"LoRA rank {training.lora.rank} on {training.lora.base}")
-    if training.ulysses > 1:
-        words.append(f"{training.ulysses} ranks a sequence")
+    if (ulysses := budget.candidate.trainer.ulysses) > 1:
+        words.append(f"{ulysses} ranks a sequence")
     if any(model.vision for model in budget.setting.models.values()):
         words.append("images not counted")
     return ", ".join(words)

@@ -296,7 +296,9 @@ class Budget:
         settings = zero_settings(training, self.candidate.trainer, step.num_training)
         ranks = min(step.num_training, setting.gpus_per_host)
         lora = {Role.POLICY: training.lora}
-        parts = (fixed_parts(setting.model_of(role), role, lora.get(role), settings) for role in step.trained_roles)
+        tp = self.candidate.trainer.tp
+        models = {role: setting.model_of(role) for role in step.trained_roles}
+        parts = (fixed_parts(model, role, lora.get(role), settings, tp) for role, model in models.items())
         return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def as_json(self) -> dict[str, Any]:

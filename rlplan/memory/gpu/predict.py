@@ -73,7 +73,14 @@ def predict_gpu_ledger(
             order.append((moment, action.id))
             for name in action.processes:
                 rows += _rows(action, moment, by_name[name])
-    return MemoryLedger(tuple(rows), capacity, host_capacity, shares_host_memory=False, order=tuple(order))
+    return MemoryLedger(
+        tuple(rows),
+        capacity,
+        host_capacity,
+        shares_host_memory=False,
+        order=tuple(order),
+        concurrent=schedule.concurrent,
+    )
 
 
 def host_bytes(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:
