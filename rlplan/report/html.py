@@ -32,20 +32,26 @@ _STATES = {
 
 def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     """The page. figures: `learning`, `memory_timeline`, `memory_by_process`, `prediction`."""
-    page: str = environment().get_template(TEMPLATE).render(
-        summary=summary,
-        state=_STATES.get(summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")),
-        tiles=_tiles(findings, summary),
-        pictures={name: style.data_uri(figure) for name, figure in figures.items()},
-        peaks=summary["memory"]["process_peaks"],
-        kinds_at_peak=_kinds_at_peak(findings),
-        exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
-        workload=_workload(findings),
-        schedule=findings.run.plan.schedule,
-        rejected=findings.run.plan.rejected,
-        commands=_commands(findings),
-        flat_points=FLAT_POINTS,
-        tolerance=PEAK_TOLERANCE,
+    page: str = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            summary=summary,
+            state=_STATES.get(
+                summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")
+            ),
+            tiles=_tiles(findings, summary),
+            pictures={name: style.data_uri(figure) for name, figure in figures.items()},
+            peaks=summary["memory"]["process_peaks"],
+            kinds_at_peak=_kinds_at_peak(findings),
+            exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
+            workload=_workload(findings),
+            schedule=findings.run.plan.schedule,
+            rejected=findings.run.plan.rejected,
+            commands=_commands(findings),
+            flat_points=FLAT_POINTS,
+            tolerance=PEAK_TOLERANCE,
+        )
     )
     return page
 

@@ -3,6 +3,9 @@
 In: a Budget. Out: a Page. Left out: working anything out: the budget says it all.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from rlplan.memory.ledger import Peak
 from rlplan.planner.budget import Alternative, Budget, Verdict
 from rlplan.planner.plan_file import choice_as_json
@@ -54,14 +57,14 @@ def _tiles(budget: Budget) -> tuple[Tile, ...]:
     room = budget.setting.host_capacity
     host_note = f"{host.action_id}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
     peak = budget.binding
-    tiles = [Tile("Verdict", budget.verdict.value, f"in {peak.action_id}", _MOODS[budget.verdict])]
+    tiles = [Tile("Verdict", budget.verdict.value, f"binds in {peak.action_id}", _MOODS[budget.verdict])]
     if budget.timing.seconds:
         slowest = max(phase_rows(budget.timing), key=lambda row: row.seconds)
         tiles += [
             Tile(
                 "A steady step",
                 format_seconds(budget.timing.seconds),
-                f"{style.percent(slowest.share, 0)} of it {slowest.phase}, by {slowest.bound_by}",
+                f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound",
             ),
             Tile(
                 "Trained tokens",
@@ -78,30 +81,33 @@ def _choices(budget: Budget) -> tuple[tuple[str, str], ...]:
     """What was chosen, and what of it stands open, as the plan file has it."""
     parts = choice_as_json(budget.candidate)
     heads = {"step": "Placement and devices", "trainer": "Trainer", "engine": "Rollout engine"}
-    rows = [(heads.get(name, name), _said(part)) for name, part in parts.items() if isinstance(part, dict)]
+    told = {key for name, part in parts.items() if name != "step" for key in part} | {"has_rollouts"}
+    parts["step"] = {key: value for key, value in parts["step"].items() if key not in told}
+    rows = [(heads.get(name, name), ", ".join(_said(*pair) for pair in _set(part))) for name, part in parts.items()]
     if budget.kv is not None:
         kv = budget.kv
-        rows.append(
-            (
-                "For vLLM",
-                f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a GPU), "
-                f"max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}",
-            )
-        )
+        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a GPU)"
+        rows.append(("For vLLM", f"{size}, max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}"))
     return tuple(rows)
 
 
-def _said(part: dict[str, object]) -> str:
-    """Values in words: numbers that differ from one or zero, and what is switched on."""
-    words = []
-    for key, value in part.items():
-        if value is True:
-            words.append(style.name_of(key))
-        elif isinstance(value, list):
-            words += [f"{style.name_of(key)}: {', '.join(map(str, value))}"] if value else []
-        elif value not in (False, None) and not (value == 1 and key != "num_mini_batches"):
-            words.append(f"{style.name_of(key)} {value}")
-    return ", ".join(words)
+def _set(part: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Values that say something: not what is off, and not a way of sharing work among one."""
+    return [(key, value) for key, value in part.items() if value not in (False, None, [], 1) or value is True]
+
+
+def _said(key: str, value: Any) -> str:
+    """A value in words.
+
+    >>> _said("parks", True), _said("parks", False), _said("zero_stage", 3), _said("frozen_roles", ["reference"])
+    ('parks', 'not parks', 'zero stage 3', 'frozen roles: reference')
+    """
+    name = style.name_of(key)
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    if isinstance(value, list):
+        return f"{name}: {', '.join(map(str, value)) or 'none'}"
+    return f"{name} {'none' if value is None else value}"
 
 
 def _places(budget: Budget) -> tuple[Place, ...]:
@@ -128,19 +134,16 @@ def _risks(budget: Budget) -> tuple[tuple[str, str], ...]:
         rows.append(
             (
                 "KV cache",
-                f"holds {kv.num_tokens:,} tokens an engine; {kv.max_num_seqs} sequences ask for "
-                f"{format_bytes(kv.expected_bytes)} a GPU at the median, {format_bytes(kv.enough_bytes)} at P99; "
-                f"probability that some have to wait {style.percent(kv.preemption_risk)}",
+                (
+                    f"holds {kv.num_tokens:,} tokens an engine; {kv.max_num_seqs} sequences ask for "
+                    f"{format_bytes(kv.expected_bytes)} a GPU at the median, {format_bytes(kv.enough_bytes)} at P99; "
+                    f"probability that some have to wait {style.percent(kv.preemption_risk)}"
+                ),
             )
         )
-    steps = budget.spec.workload.num_steps
-    rows.append(
-        (
-            "Lengths",
-            f"a step meets a micro-batch too long to fit with probability {style.percent(budget.oom_risk)}, a run of "
-            f"{steps} steps with {style.percent(budget.oom_risk_of_run)}",
-        )
-    )
+    meets = f"a step meets a micro-batch too long to fit with probability {style.percent(budget.oom_risk)}"
+    run = f"a run of {budget.spec.workload.num_steps} steps with {style.percent(budget.oom_risk_of_run)}"
+    rows.append(("Lengths", f"{meets}, {run}"))
     disk = f"{format_bytes(budget.checkpoint_bytes)} a checkpoint to resume from"
     swap = f", {format_bytes(budget.swap_bytes)} of swapped states on each host" if budget.swap_bytes else ""
     rows.append(("Disk", disk + swap))
@@ -152,14 +155,8 @@ def _risks(budget: Budget) -> tuple[tuple[str, str], ...]:
 def _other(budget: Budget, other: Alternative) -> OtherRow:
     """A runner-up: in what it differs, and how much slower it is."""
     mine, theirs = choice_as_json(budget.candidate), choice_as_json(other.candidate)
-    differs = []
-    for name, part in theirs.items():
-        if isinstance(part, dict):
-            differs += [
-                f"{style.name_of(key)} {style.name_of(str(value))}"
-                for key, value in part.items()
-                if value != mine[name][key]
-            ]
+    differs = [_said(key, value) for name, part in theirs.items() for key, value in part.items()
+               if value != mine[name][key]]  # fmt: skip
     slower = other.timing.seconds - budget.timing.seconds
     return OtherRow(
         ", ".join(dict.fromkeys(differs)) or "the same choice",

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.report.panels import WIDTH, say_nothing
+from rlplan.report.panels import WIDTH, say_nothing, widths_of
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
@@ -60,7 +60,8 @@ def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepT
         lower = ROW * len(phases) + GAP if phases else 0
         height = HEAD + upper + FOOT + lower
         figure = style.new_figure(WIDTH, height)
-        widths = [1.0 if not window.is_timed and len(windows) > 1 else 1.7 for window in windows]
+        counts = {w: len(clock.ticks_of(course, w)[0]) for w in windows if not w.is_timed}
+        widths = widths_of(windows, counts)
         grid = GridSpec(1, len(windows), figure=figure, left=0.17, right=0.985, wspace=0.05, width_ratios=widths,
                         top=1 - HEAD / height, bottom=(FOOT + lower) / height)  # fmt: skip
         for column, window in enumerate(windows):
@@ -131,7 +132,7 @@ def _words(action: str, cost: Cost | None) -> list[str]:
     """A bar's labels, the longest first."""
     name = style.name_of(action)
     if cost is None:
-        return [name]
+        return [name, *(name.replace(" ", "\n", times) for times in (1, 2))]
     seconds = format_seconds(cost.seconds)
     bound = f"{style.name_of(cost.bound_by.value)}-bound" if cost.bound_by is not Resource.IDLE else "mostly waiting"
     return [f"{name}\n{seconds}, {bound}", f"{name}\n{seconds}", seconds]

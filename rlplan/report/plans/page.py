@@ -165,9 +165,10 @@ def _fullest(places: Sequence[Mapping[tuple[str, str], int]]) -> dict[str, int]:
 
 def place_of(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) -> Place:
     """A device or host at its fullest moment, by kind."""
+    holding = {(process, kind) for process, _, kind, _ in peak.rows}
     provenances: dict[MemoryKind, set[str]] = defaultdict(set)
     for row in ledger.rows:
-        if (row.moment, row.action_id) == (peak.moment, peak.action_id):
+        if (row.process, row.kind) in holding:
             provenances[row.kind].add(str(row.provenance))
     sizes: dict[MemoryKind, int] = defaultdict(int)
     holders: dict[MemoryKind, list[str]] = defaultdict(list)
@@ -175,7 +176,9 @@ def place_of(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) 
         sizes[kind] += size
         holders[kind].append(f"{process} {format_bytes(size)}")
     kinds = tuple(
-        KindRow(str(kind), style.KIND_COLORS[kind], size, ", ".join(holders[kind]), ", ".join(sorted(provenances[kind])))
+        KindRow(
+            str(kind), style.KIND_COLORS[kind], size, ", ".join(holders[kind]), ", ".join(sorted(provenances[kind]))
+        )
         for kind, size in sorted(sizes.items(), key=lambda item: -item[1])
     )
     return Place(name, peak.action_id, WHEN[peak.moment], peak.num_bytes, capacity, kinds)

@@ -6,7 +6,7 @@ PlanFiles. Left out: runs (report/write.py). No output names a path of this mach
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,16 @@ def draw(forecast: Forecast) -> dict[str, Figure]:
 
 def render(page: Page, figures: Mapping[str, Figure], name: str) -> str:
     """The page as self-contained HTML."""
-    text: str = html.environment().get_template(TEMPLATE).render(
-        page=page,
-        pictures={key: style.data_uri(figure) for key, figure in figures.items()},
-        sections=_sections(figures),
-        version=__version__,
-        name=name,
+    text: str = (
+        html.environment()
+        .get_template(TEMPLATE)
+        .render(
+            page=page,
+            pictures={key: style.data_uri(figure) for key, figure in figures.items()},
+            sections=_sections(figures),
+            version=__version__,
+            name=name,
+        )
     )
     return text
 
@@ -94,13 +98,13 @@ def render(page: Page, figures: Mapping[str, Figure], name: str) -> str:
 _TIME = {
     "name": "gantt",
     "alt": "Gantt chart of a step: a lane for each process, bars coloured by phase",
-    "caption": "A lane a process: all ranks of a role work alike. Bars that are too short have no words; the tables do.",
+    "caption": "A lane a process: all ranks of a role work alike. The tables name bars that are too short.",
 }
 _MEMORY = {
     "name": "timeline",
     "alt": "Predicted memory over a step, stacked by kind, with the capacity",
-    "caption": "Inside an action each process counts with its peak, in between with what stays. One GPU of a group stands "
-    "for all of it. Words on the right: the largest moment that is expected.",
+    "caption": "Inside an action each process counts with its peak, in between with what stays. One GPU stands for "
+    "all of its group. Words on the right: the largest moment that is expected.",
 }
 _ACTIONS = {
     "name": "actions",
