@@ -3,12 +3,9 @@
 In: a Budget. Out: a Page. Left out: working anything out: the budget says it all.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from rlplan.memory.ledger import Peak
 from rlplan.planner.budget import Alternative, Budget, Verdict
-from rlplan.planner.plan_file import choice_as_json
+from rlplan.planner.plan_results import choice_words, differences
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -78,36 +75,22 @@ def _tiles(budget: Budget) -> tuple[Tile, ...]:
 
 
 def _choices(budget: Budget) -> tuple[tuple[str, str], ...]:
-    """What was chosen, and what of it stands open, as the plan file has it."""
-    parts = choice_as_json(budget.candidate)
-    heads = {"step": "Placement and devices", "trainer": "Trainer", "engine": "Rollout engine"}
-    told = {key for name, part in parts.items() if name != "step" for key in part} | {"has_rollouts"}
-    parts["step"] = {key: value for key, value in parts["step"].items() if key not in told}
-    rows = [(heads.get(name, name), ", ".join(_said(*pair) for pair in _set(part))) for name, part in parts.items()]
+    """What was chosen, as it is typed, and what a rollout engine is started with."""
+    step = budget.candidate.step
+    groups = [(group.name, len(group.devices)) for group in budget.schedule.groups]
+    devices = ", ".join(f"{count} GPUs {name}" for name, count in groups if count)
+    rows = [("Devices", f"{devices}; trained: {', '.join(step.trained_roles)}")]
+    if step.frozen_roles:
+        rows[0] = ("Devices", f"{rows[0][1]}; frozen: {', '.join(step.frozen_roles)}")
+    by_part: dict[str, list[str]] = {}
+    for key, value in choice_words(budget.candidate).items():
+        by_part.setdefault(key.partition(".")[0], []).append(f"{key}={value}")
+    rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
     if budget.kv is not None:
         kv = budget.kv
         size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a GPU)"
         rows.append(("For vLLM", f"{size}, max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}"))
     return tuple(rows)
-
-
-def _set(part: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Values that say something: not what is off, and not a way of sharing work among one."""
-    return [(key, value) for key, value in part.items() if value not in (False, None, [], 1) or value is True]
-
-
-def _said(key: str, value: Any) -> str:
-    """A value in words.
-
-    >>> _said("parks", True), _said("parks", False), _said("zero_stage", 3), _said("frozen_roles", ["reference"])
-    ('parks', 'not parks', 'zero stage 3', 'frozen roles: reference')
-    """
-    name = style.name_of(key)
-    if isinstance(value, bool):
-        return name if value else f"not {name}"
-    if isinstance(value, list):
-        return f"{name}: {', '.join(map(str, value)) or 'none'}"
-    return f"{name} {'none' if value is None else value}"
 
 
 def _places(budget: Budget) -> tuple[Place, ...]:
@@ -154,12 +137,9 @@ def _risks(budget: Budget) -> tuple[tuple[str, str], ...]:
 
 def _other(budget: Budget, other: Alternative) -> OtherRow:
     """A runner-up: in what it differs, and how much slower it is."""
-    mine, theirs = choice_as_json(budget.candidate), choice_as_json(other.candidate)
-    differs = [_said(key, value) for name, part in theirs.items() for key, value in part.items()
-               if value != mine[name][key]]  # fmt: skip
     slower = other.timing.seconds - budget.timing.seconds
     return OtherRow(
-        ", ".join(dict.fromkeys(differs)) or "the same choice",
+        differences(other.candidate, budget.candidate) or "other devices of the scoring roles",
         other.verdict.value,
         other.timing.seconds,
         f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, "

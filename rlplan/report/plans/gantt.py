@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Patch
 
+from rlplan.planner.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.report import timeline as clock
 from rlplan.report.panels import WIDTH, say_nothing, widths_of
@@ -55,7 +56,7 @@ def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepT
     with mpl.rc_context(style.RC):
         if not lanes:
             return say_nothing("No action has a time.")
-        shown, phases = lanes[:MAX_LANES], _by_phase(timing)
+        shown, phases = lanes[:MAX_LANES], phase_costs(timing) if timing else {}
         upper = LANE * len(shown)
         lower = ROW * len(phases) + GAP if phases else 0
         height = HEAD + upper + FOOT + lower
@@ -88,13 +89,6 @@ def lanes_of(course: clock.Course, windows: tuple[clock.Window, ...]) -> list[La
             bars.setdefault(span.process, []).append((span.action_id, span.start_s, span.end_s))
     lanes = [Lane(process, groups.get(process, "host"), tuple(mine)) for process, mine in bars.items()]
     return sorted(lanes, key=lambda lane: order.index(lane.group) if lane.group in order else len(order))
-
-
-def _by_phase(timing: StepTiming | None) -> dict[Phase, Cost]:
-    costs: dict[Phase, Cost] = {}
-    for action in timing.actions if timing else ():
-        costs[action.phase] = costs[action.phase] + action.cost if action.phase in costs else action.cost
-    return {phase: cost for phase, cost in costs.items() if cost.seconds}
 
 
 def _draw_lanes(

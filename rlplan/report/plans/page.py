@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.ledger import MemoryLedger, Peak
+from rlplan.planner.plan_results import phase_costs
 from rlplan.report import style
-from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind, Phase
+from rlplan.vocabulary import MemoryKind
 
 PAGE_SCHEMA_VERSION = 1
 
@@ -109,9 +110,7 @@ WHEN = {"start": "while starting", "first": "in the first step", "steady": "in e
 
 def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
     """One row a phase, in the order in which they come; shares are of all seconds, also of those that overlap."""
-    costs: dict[Phase, Cost] = {}
-    for action in timing.actions if timing else ():
-        costs[action.phase] = costs[action.phase] + action.cost if action.phase in costs else action.cost
+    costs = phase_costs(timing) if timing else {}
     total = sum(cost.seconds for cost in costs.values())
     return tuple(
         PhaseRow(
@@ -122,7 +121,6 @@ def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
             {resource.value: seconds for resource, seconds in cost.parts.items()},
         )
         for phase, cost in costs.items()
-        if cost.seconds
     )
 
 

@@ -45,7 +45,11 @@ class PlanFiles:
 
 def write_plan_report(path: Path, out_dir: Path) -> PlanFiles:
     """Write the report of a plan. Raises: SpecError where the file is none, or where nothing can be written."""
-    forecast, page = read_forecast(path)
+    return write_report_of(*read_forecast(path), out_dir)
+
+
+def write_report_of(forecast: Forecast, page: Page, out_dir: Path) -> PlanFiles:
+    """Write the report of what is foretold. Raises: SpecError where nothing can be written."""
     figures = draw(forecast)
     files = PlanFiles.within(out_dir)
     with writing(files.page):
