@@ -43,13 +43,13 @@ class Impossible:
 
 
 def list_gpu_candidates(
-    budget: BudgetSpec, num_gpus: int, model: ModelSpec
+    budget: BudgetSpec, num_gpus: int, model: ModelSpec, split: tuple[int, int] | None = None
 ) -> tuple[list[GpuCandidate], list[Impossible]]:
-    """(candidates by handicap, placements that cannot be built)."""
+    """(candidates by handicap, placements that cannot be built). split: GPUs that train and generate, where given."""
     candidates: list[GpuCandidate] = []
     impossible = []
-    for placement in _placements(budget):
-        training, generation = _split(budget, num_gpus, placement)
+    for placement in _placements(budget) if split is None else (Placement.DISAGGREGATED,):
+        training, generation = split or _split(budget, num_gpus, placement)
         reason = _cannot(budget, training, generation)
         if reason:
             impossible.append(Impossible(placement, reason))

@@ -6,7 +6,7 @@ Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_
 
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
@@ -48,14 +48,35 @@ class GpuRoles:
         """
         if step not in self._hosts:
             schedule, _ = self.schedule(step)
-            per_host, hosts = self.setting.gpus_per_host, {}
+            hosts = {}
             for index, group in enumerate(schedule.groups):
+                per_host = self.setting.pool(group.name).gpus_per_host
                 host = f"host:{index}" if self.setting.num_gpus > per_host else HOST_DEVICE
                 for name, device in schedule.processes:
                     if device in group.devices:
                         hosts[name] = host, min(len(group.devices), per_host)
             self._hosts[step] = hosts
         return self._hosts[step]
+
+    def other_capacities(self, step: GpuStep) -> dict[str, int]:
+        """Bytes of devices and hosts that are not those of the training pool."""
+        setting = self.setting
+        capacities: dict[str, int] = {}
+        if not setting.has_pools:
+            return {}
+        schedule, _ = self.schedule(step)
+        for index, group in enumerate(schedule.groups):
+            pool = setting.pool(group.name)
+            capacities |= dict.fromkeys(group.devices[:1], pool.capacity)
+            if pool.host_capacity is not None:
+                capacities[f"host:{index}"] = pool.host_capacity
+        return capacities
+
+    def lacking(self, step: GpuStep) -> dict[str, int]:
+        """Bytes by which each process's device is smaller than one that trains; negative where it is larger."""
+        schedule, _ = self.schedule(step)
+        other, capacity = self.other_capacities(step), self.setting.capacity
+        return {name: capacity - other[device] for name, device in schedule.processes if device in other}
 
     def tables(self, candidate: GpuCandidate) -> dict[str, RoleTable]:
         """The table of every process, with an entry for every action."""
@@ -102,7 +123,7 @@ class GpuRoles:
                 budget.rollout,
                 candidate.engine,
                 step.placement,
-                setting.overheads,
+                setting.pool(GENERATION).overheads,
                 budget.placement.sync_bucket,
                 kv_cache,
             )
@@ -179,7 +200,8 @@ class GpuRoles:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             tables[name] = RoleTable(forecast, forecast)
             tables[name].cover((*schedule.start, *schedule.step), name)
-        return fit(pattern, tables, self.setting.capacity, self.hosts(candidate.step)).expected
+        step = candidate.step
+        return fit(pattern, tables, self.setting.capacity, self.hosts(step), self.lacking(step)).expected
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""

@@ -58,7 +58,9 @@ class GpuSearch:
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
-        candidates, impossible = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
+        candidates, impossible = list_gpu_candidates(
+            self.budget, self.setting.num_gpus, self.setting.policy, self.setting.split
+        )
         if not candidates:
             raise _nothing_possible(impossible)
         rated: list[Rated] = []
@@ -80,7 +82,14 @@ class GpuSearch:
     def rate(self, candidate: GpuCandidate) -> Rated:
         """What a candidate needs, how large its KV cache can be, and whether it fits."""
         _, pattern = self.roles.schedule(candidate.step)
-        need = fit(pattern, self.roles.tables(candidate), self.setting.capacity, self.roles.hosts(candidate.step))
+        step = candidate.step
+        need = fit(
+            pattern,
+            self.roles.tables(candidate),
+            self.setting.capacity,
+            self.roles.hosts(step),
+            self.roles.lacking(step) if self.setting.has_pools else None,
+        )
         capacity = self.setting.capacity
         if self.setting.gpu.shares_host_memory:
             taken = need.host + DRIVER_HOST_BYTES + self.rollout_buffer
@@ -129,7 +138,7 @@ class GpuSearch:
 
     def _best_of_others(self, chosen: Placement) -> Iterator[Rated]:
         """Of each other placement the first candidate that fits, else the one that needs least."""
-        candidates, _ = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy)
+        candidates, _ = list_gpu_candidates(self.budget, self.setting.num_gpus, self.setting.policy, self.setting.split)
         for placement in Placement:
             mine = [candidate for candidate in candidates if candidate.step.placement is placement]
             if placement is not chosen and mine:
@@ -170,7 +179,8 @@ class GpuSearch:
             host, alike = hosts[name]
             processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
         capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
-        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.rollout_buffer)
+        other = self.roles.other_capacities(one.candidate.step)
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.rollout_buffer, other)
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity

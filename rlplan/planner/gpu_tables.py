@@ -89,12 +89,21 @@ class Fit:
     host: int
 
 
-def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int, hosts: Mapping[str, tuple[str, int]]) -> Fit:
-    """Adds up the tables over a pattern. hosts: of each process its host, and how many on it are like it."""
+def fit(
+    pattern: Pattern,
+    tables: Mapping[str, RoleTable],
+    capacity: int,
+    hosts: Mapping[str, tuple[str, int]],
+    lacking: Mapping[str, int] | None = None,
+) -> Fit:
+    """Adds up the tables over a pattern. hosts: of each process its host, and how many on it are like it.
+
+    lacking: bytes by which a process's device is smaller than `capacity`; they count as taken.
+    """
     most = most_high = 0
     room = room_high = capacity
     for moment in pattern.moments:
-        expected = high = 0
+        expected = high = max((lacking or {}).get(process, 0) for process, _ in moment) if lacking else 0
         has_kv = False
         for process, slot in moment:
             table = tables[process]
