@@ -19,6 +19,8 @@ from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.setting import GpuSetting, gpus_of, read_setting
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.timing.cost import Cost
+from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement, Role
 
 __all__ = [
@@ -113,6 +115,26 @@ class Considered:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another candidate that was rated. kv_cache: bytes a GPU. peak_bytes: of the fullest GPU at the high end."""
+
+    candidate: GpuCandidate
+    timing: StepTiming
+    kv_cache: int
+    peak_bytes: int
+    headroom_bytes: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class SearchStats:
+    """How much was looked at. num_candidates: that there are; num_rated: whose bytes and seconds were worked out."""
+
+    num_candidates: int
+    num_rated: int
+
+
+@dataclass(frozen=True)
 class Remedy:
     """A change that by itself leads to a better verdict, as it is typed, with the peak and the verdict it leads to."""
 
@@ -133,8 +155,35 @@ class Budget:
     verdict: Verdict
     kv: KvReport | None
     oom_risk: float
+    timing: StepTiming
     considered: tuple[Considered, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    runners_up: tuple[Alternative, ...] = ()
+    pareto: tuple[Alternative, ...] = ()
+    stats: SearchStats = SearchStats(0, 0)
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """Of every action of a step its cost."""
+        return {action.action_id: action.cost for action in self.timing.actions}
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that are trained on, prompts and responses, per second of wall clock."""
+        workload = self.spec.workload
+        tokens = workload.num_rollouts_per_step * (workload.prompt_len + workload.lengths.mean)
+        return tokens * self.spec.declaration.sequences_per_sample / self.timing.seconds
+
+    @property
+    def gpu_hours_per_million_tokens(self) -> float:
+        """GPU-hours that a million trained tokens take."""
+        return self.setting.num_gpus / 3600 * 1e6 / self.tokens_per_s
+
+    def with_alternatives(
+        self, runners_up: tuple[Alternative, ...], pareto: tuple[Alternative, ...], stats: SearchStats
+    ) -> "Budget":
+        """The same with what else was rated."""
+        return replace(self, runners_up=runners_up, pareto=pareto, stats=stats)
 
     def with_considered(self, considered: tuple[Considered, ...]) -> "Budget":
         """The same with the placements that were not chosen."""

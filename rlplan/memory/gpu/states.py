@@ -25,7 +25,8 @@ from rlplan.vocabulary import MemoryKind, Role
 @dataclass(frozen=True)
 class TrainerChoice:
     """What is chosen for a trained role. micro_batch: rollouts of a pass. ulysses, tp, pp, cp, ep: ranks that share one
-    sequence, one layer, the layers, one sequence's attention, the experts.
+    sequence, one layer, the layers, one sequence's attention, the experts. max_tokens: of a pass that is packed without
+    padding, 0 where passes are padded to their longest rollout.
     """
 
     zero_stage: int
@@ -38,6 +39,7 @@ class TrainerChoice:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    max_tokens: int = 0
 
     @property
     def ranks_per_sequence(self) -> int:
