@@ -71,10 +71,17 @@ class Chain:
 
 
 class GpuSpace:
-    """The axes of a budget's candidates."""
+    """The axes of a budget's candidates. gpu: that generates. pools: GPUs that train and that generate, where given."""
 
-    def __init__(self, budget: BudgetSpec, num_gpus: int, model: ModelSpec, gpu: GpuProfile) -> None:
-        self.budget, self.num_gpus, self.model, self.gpu = budget, num_gpus, model, gpu
+    def __init__(
+        self,
+        budget: BudgetSpec,
+        num_gpus: int,
+        model: ModelSpec,
+        gpu: GpuProfile,
+        pools: tuple[int, int] | None = None,
+    ) -> None:
+        self.budget, self.num_gpus, self.model, self.gpu, self.pools = budget, num_gpus, model, gpu, pools
         self._chains: dict[int, tuple[Chain, ...]] = {}
         self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
 
@@ -138,6 +145,8 @@ class GpuSpace:
     def _placements(self) -> tuple[Placement, ...]:
         if not self.budget.declaration.has_rollouts:
             return (Placement.HYBRID,)
+        if self.pools is not None:
+            return (Placement.DISAGGREGATED,)
         wanted = self.budget.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
@@ -179,7 +188,7 @@ class GpuSpace:
             yield self.num_gpus, self.num_gpus, 0
             return
         share = self.budget.placement.generation_share
-        if share != "auto":
+        if self.pools is None and share != "auto":
             generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
             yield self.num_gpus - generation, generation, 0
             return
@@ -188,7 +197,7 @@ class GpuSpace:
             smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
             scoring += [size for size in powers(largest) if size >= smallest]
         for training, alone in product(self._training_sizes, scoring):
-            if training + alone < self.num_gpus:
+            if training + alone < self.num_gpus and self.pools in (None, (training + alone, *(self.pools or ())[1:])):
                 yield training, self.num_gpus - training - alone, alone
 
     @cached_property

@@ -7,7 +7,7 @@ Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
@@ -68,7 +68,8 @@ class GpuRoles:
         if step not in self._frames:
             schedule = build_gpu_schedule(step)
             frame = frame_of(schedule, self.hosts(schedule))
-            capacities = (self.setting.capacity,) * len(frame.places)
+            of_device = self.capacities(schedule)
+            capacities = tuple(of_device[device] for device, _ in frame.places)
             driver = driver_of(frame, DRIVER_HOST_BYTES + self.rollout_buffer)
             self._frames[step] = FrameParts(frame, schedule, capacities, driver)
         return self._frames[step]
@@ -78,14 +79,25 @@ class GpuRoles:
 
         Groups of their own devices have hosts of their own where there is more than one host.
         """
-        per_host, hosts = self.setting.gpus_per_host, {}
+        hosts = {}
         for index, group in enumerate(schedule.groups):
+            per_host = self.setting.pool(group.name).gpus_per_host
             host = f"host:{index}" if self.setting.num_gpus > per_host else HOST_DEVICE
             members = set(group.devices)
             for name, device in schedule.processes:
                 if device in members:
                     hosts[name] = host, min(len(members), per_host)
         return hosts
+
+    def capacities(self, schedule: Schedule) -> dict[str, int]:
+        """Bytes of the device of each group that stands for all, and of the hosts whose memory is known."""
+        capacities: dict[str, int] = {}
+        for index, group in enumerate(schedule.groups):
+            pool = self.setting.pool(group.name)
+            capacities[group.devices[0]] = pool.capacity
+            if self.setting.has_pools and pool.host_capacity is not None:
+                capacities[f"host:{index}"] = pool.host_capacity
+        return capacities
 
     def fit(self, candidate: GpuCandidate) -> Fit:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
@@ -186,7 +198,7 @@ class GpuRoles:
                 budget.rollout,
                 candidate.engine,
                 step.placement,
-                setting.overheads,
+                setting.pool(GENERATION).overheads,
                 budget.placement.sync_bucket,
                 kv_cache,
             )
@@ -245,26 +257,26 @@ class GpuRoles:
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """
-        workload, capacity = self.budget.workload, self.setting.capacity
+        workload = self.budget.workload
         low, high = 1.0, float(workload.max_response_len)
-        if self._need_at(candidate, kv_cache, low) > capacity:
+        if not self._fits_at(candidate, kv_cache, low):
             return 1.0
-        if self._need_at(candidate, kv_cache, high) <= capacity:
+        if self._fits_at(candidate, kv_cache, high):
             return 0.0
         for _ in range(12):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._need_at(candidate, kv_cache, middle) <= capacity else (low, middle)
+            low, high = (middle, high) if self._fits_at(candidate, kv_cache, middle) else (low, middle)
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
-    def _need_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> int:
-        """Bytes at the worst moment when the longest response has so many tokens."""
+    def _fits_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> bool:
+        """Whether every moment fits when the longest response has so many tokens."""
         parts = self.parts(candidate.step)
         nothing = (0,) * len(parts.frame.places)
         total = Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += vector_of(parts.frame, name, RoleTable(forecast, forecast))
-        return max(total.expected)
+        return all(need <= capacity for need, capacity in zip(total.expected, parts.capacities, strict=True))
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""

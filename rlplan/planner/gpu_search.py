@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from rlplan.dataflow.gpu_step import build_gpu_schedule
+from rlplan.dataflow.gpu_step import GENERATION, build_gpu_schedule
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
@@ -36,7 +36,7 @@ class GpuSearch:
         self.budget, self.setting = budget, setting
         self.rater = Rater(budget, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
-        self.space = GpuSpace(budget, setting.num_gpus, setting.policy, setting.gpu)
+        self.space = GpuSpace(budget, setting.num_gpus, setting.policy, setting.pool(GENERATION).gpu, setting.split)
 
     def run(self, *, with_others: bool = True) -> Budget:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -124,7 +124,8 @@ class GpuSearch:
             host, alike = hosts[name]
             processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
         capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
-        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer)
+        other = self.roles.capacities(schedule) if self.setting.has_pools else None
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, other)
 
     def _others(self, best: Budget, stream: BestFirst) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_candidates import Chain, GpuSpace
@@ -47,7 +47,7 @@ class Engines:
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep) -> None:
         self.rater, self.frame, self.choices = rater, frame, space.engines(frame)
-        times, limit = rater.times, rater.setting.capacity
+        times, limit = rater.times, rater.setting.pool(GENERATION).capacity
         entries = []
         for choice in self.choices:
             most, _ = rater.kv_cache(frame, choice, limit, limit)

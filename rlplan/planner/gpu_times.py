@@ -10,7 +10,7 @@ synchronous step are a sum of three, and those of an asynchronous one the larger
 from collections.abc import Callable
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, TRAINING, GpuStep
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.scorer import ScorerOnGpu
@@ -140,11 +140,11 @@ class GpuTimes:
             key = "generate", frame.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(frame, choice, kv_cache))
         if kind is ActionKind.WAKE_KV_CACHE:
-            return self._once((kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.cluster))
+            return self._once((kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.generation))
         move = sleep_cost if kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
         size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
         level = choice.sleep_level
-        return self._once((kind, size, level), lambda: move(size, level, self.cluster))
+        return self._once((kind, size, level), lambda: move(size, level, self.generation))
 
     def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step, and the reward of the last of them."""
@@ -157,7 +157,7 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, self.cluster), work)
+        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, self.generation), work)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
     def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
@@ -177,7 +177,7 @@ class GpuTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             frame.shares_devices,
         )
-        return sync_cost(self.setting.policy, work, self.cluster, self.cluster)
+        return sync_cost(self.setting.policy, work, self.cluster, self.generation)
 
     @cached_property
     def _adapter_bytes(self) -> int:
@@ -198,8 +198,13 @@ class GpuTimes:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """All GPUs."""
-        return Cluster(self.setting.gpu, self.setting.num_gpus, self.setting.gpus_per_host, None)
+        """The GPUs that train and score."""
+        return self.setting.cluster(TRAINING)
+
+    @cached_property
+    def generation(self) -> Cluster:
+        """The GPUs that generate: the same, unless they are a group of another kind."""
+        return self.setting.cluster(GENERATION)
 
     def _once(self, key: object, work_out: Callable[[], Cost]) -> Cost:
         if key not in self._costs:
