@@ -25,7 +25,7 @@ COMMANDS = {
     "report": "Write a page with charts and tables of a run.",
     "accuracy": "Compare the formulas with published or your own measurements.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",
-    "profiles": "List, show and detect hardware profiles.",
+    "profiles": "List, show, detect and measure hardware profiles.",
 }
 """Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
 

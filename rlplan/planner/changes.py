@@ -81,7 +81,7 @@ def changed(spec: BudgetSpec, overrides: Sequence[str]) -> BudgetSpec:
 
 def headroom(budget: Budget) -> int:
     """Bytes that are left on the fullest GPU at the high end of the interval."""
-    return budget.setting.capacity - budget.interval()[1]
+    return budget.binding_capacity - budget.interval()[1]
 
 
 def ask(spec: BudgetSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:

@@ -163,7 +163,7 @@ def _memory(budget: Budget) -> MemoryWhy:
         device=peak.scope,
         action_id=peak.action_id,
         num_bytes=peak.num_bytes,
-        capacity_bytes=budget.setting.capacity,
+        capacity_bytes=budget.binding_capacity,
         headroom_bytes=headroom(budget),
         largest=f"{kind} of {process}",
         largest_bytes=size,

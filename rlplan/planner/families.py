@@ -114,6 +114,8 @@ def list_what_ifs(budget: Budget) -> Iterator[Change]:
 
 def _other_gpus(budget: Budget) -> Iterator[Change]:
     """One host or GPU more, half of them, and as many of the next kind."""
+    if budget.setting.has_pools:
+        return  # which of the two groups grows is the user's to say
     setting, (count, unit, name) = budget.setting, _units(budget)
     per_host = 1 if unit > 1 else setting.gpus_per_host
     more = per_host if count >= per_host else 1

@@ -7,7 +7,7 @@ Which layouts fit does not depend on these constants, so that it is enough to wo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlplan.planner.budget import Budget, GpuSetting
@@ -88,9 +88,9 @@ def with_constant(setting: GpuSetting, name: str, value: float) -> GpuSetting:
     is_share = type(one).__name__ == "SourcedShare"
     other = one.model_copy(update={"value": min(1.0, value) if is_share else value})
     gpu = setting.gpu.model_copy(update={block_name: block.model_copy(update={key: other})})
-    return replace(setting, gpu=gpu)
+    return setting.with_gpu(gpu)
 
 
 def _seconds(budget: Budget, setting: GpuSetting, layouts: Sequence[Layout]) -> list[float]:
     times = GpuSearch(budget.spec, setting).times
-    return [times.timing(candidate, times.costs(candidate, kv_cache)).seconds for candidate, kv_cache in layouts]
+    return [times.timing(candidate, kv_cache).seconds for candidate, kv_cache in layouts]

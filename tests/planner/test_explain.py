@@ -1,7 +1,6 @@
 """Explanations: what binds, why others lost, what changes bring; each held to the search itself."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -214,7 +213,7 @@ def test_what_was_measured_is_not_uncertain() -> None:
     assert setting.gpu.efficiencies is not None
     share = setting.gpu.efficiencies.matmul.model_copy(update={"provenance": Provenance.MEASURED})
     efficiencies = setting.gpu.efficiencies.model_copy(update={"matmul": share})
-    measured = replace(setting, gpu=setting.gpu.model_copy(update={"efficiencies": efficiencies}))
+    measured = setting.with_gpu(setting.gpu.model_copy(update={"efficiencies": efficiencies}))
     assert {name for name, _, _ in constants(measured)} == names - {"efficiencies.matmul"}
 
 
