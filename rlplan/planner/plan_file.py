@@ -133,7 +133,8 @@ _PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": E
 
 
 def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
-    return GpuCandidate(*(_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES))
+    parts = (_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES)
+    return GpuCandidate(*parts, transport=str(choice.get("transport", "")))
 
 
 def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:
