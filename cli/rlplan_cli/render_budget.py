@@ -28,7 +28,8 @@ def show_budget(budget: Budget) -> None:
             _show_step(budget, device, len(group.devices), group.name)
     _show_binding(budget)
     _show_risks(budget)
-    _show_others(budget)
+    show_others(budget)
+    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")
 
 
 def _show_verdict(budget: Budget) -> None:
@@ -47,10 +48,10 @@ def _show_verdict(budget: Budget) -> None:
         of, needed, room = budget.shortage
         stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")
     stdout.print(f"  {describe_choice(budget)}", style="dim")
-    stdout.print(f"  {_describe_question(budget)}", style="dim")
+    stdout.print(f"  {describe_question(budget)}", style="dim")
 
 
-def _describe_question(budget: Budget) -> str:
+def describe_question(budget: Budget) -> str:
     """What was asked, defaults included, in a line."""
     work, training = budget.spec.workload, budget.spec.training
     words = [
@@ -218,7 +219,8 @@ def _remedy(remedy: Remedy) -> str:
     return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{trains_less})"
 
 
-def _show_others(budget: Budget) -> None:
+def show_others(budget: Budget) -> None:
+    """Placements that were not chosen, and what would make it fit."""
     for considered in budget.considered:
         _say(f"Not {considered.placement.value}", considered.reason)
     if budget.remedies:
@@ -226,4 +228,3 @@ def _show_others(budget: Budget) -> None:
         stdout.print(Text.assemble(("Each of these lines alone helps, cheapest first:\n", "bold"), changes))
     elif budget.verdict is Verdict.DOES_NOT_FIT:
         _say("No single change", "that was tried makes it fit: a smaller model, shorter lengths or larger GPUs would")
-    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")

@@ -7,7 +7,6 @@ TIME_KINDS = (
     "throughput_train",
     "throughput_infer",
     "rl_step_time",
-    "weight_sync_time",
     "serving_ttft",
     "serving_tpot",
 )

@@ -81,7 +81,7 @@ def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
     """The first bundled node with this GPU; None where there is none."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
-        if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
+        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
             return get_node(name, where=name)
     return None
 

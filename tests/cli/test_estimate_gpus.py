@@ -58,7 +58,7 @@ def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
 
 
 def test_options_lie_over_a_file(rlplan: Call) -> None:
-    path = "examples/budgets/grpo-7b-8xh100.yaml"
+    path = "examples/grpo-7b-8xh100.yaml"
     answer = json.loads(rlplan("estimate", path, "--algorithm", "ppo", "--gpus", "8xH200", "--json").out)
     assert (answer["budget"]["algorithm"], answer["gpu"]) == ("ppo", "h200-sxm")
 
