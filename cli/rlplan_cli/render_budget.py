@@ -33,13 +33,13 @@ def show_budget(budget: Budget) -> None:
 
 
 def _show_verdict(budget: Budget) -> None:
-    peak, capacity = budget.binding, budget.setting.capacity
+    peak, capacity = budget.binding, budget.binding_capacity
     low, high = budget.interval()
-    count, gpu = budget.setting.num_gpus, budget.setting.gpu.name
+    gpus = " + ".join(f"{pool.num_gpus}x {pool.gpu.name}" for pool in budget.setting.pools)
     stdout.print(
         Text.assemble(
             (budget.verdict.value, _COLORS[budget.verdict]),
-            f"  {budget.spec.model}, {budget.spec.algorithm}, {count}x {gpu}: {format_bytes(peak.num_bytes)} of "
+            f"  {budget.spec.model}, {budget.spec.algorithm}, {gpus}: {format_bytes(peak.num_bytes)} of "
             f"{format_bytes(capacity)} ({peak.num_bytes / capacity:.0%}) at the peak, in {peak.action_id}; "
             f"{format_bytes(low)} to {format_bytes(high)}",
         )
@@ -177,7 +177,7 @@ def _show_risks(budget: Budget) -> None:
     host = budget.ledger.host_peak()
     is_known = setting.host_capacity is not None
     room = format_bytes(setting.host_capacity or 0) if is_known else "an unknown amount (no node profile: not checked)"
-    hosts = -(-setting.num_gpus // setting.gpus_per_host)
+    hosts = setting.num_hosts
     _say(
         "Host",
         f"{format_bytes(host.num_bytes)} of {room} on each of {hosts} host{'s' * (hosts > 1)}, in {host.action_id}; "

@@ -86,9 +86,9 @@ class FrameFront:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         roles, parts = self.rater.roles, self.rater.roles.parts(self.frame)
         one, other = roles.holding_vector(self.frame, trainer), roles.engine_vector(self.frame, engine)
-        need = roles.without_host_memory(fit(one, other, parts.capacities, parts.driver))
+        need = roles.without_host_memory(fit(one, other, parts.room))
         slack = need.slack_expected if self.rank else need.slack_high
-        if slack < 0 or self.rater.host_is_full(need.host):
+        if slack < 0 or need.slack_host < 0:
             return None
         room = need.room_expected if self.rank else need.room_high
         most, rank = self.rater.kv_cache(self.frame, engine, room, room)

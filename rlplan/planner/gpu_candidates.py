@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_axes import (
@@ -25,9 +25,8 @@ from rlplan.planner.gpu_axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -73,8 +72,9 @@ class Chain:
 class GpuSpace:
     """The axes of a budget's candidates."""
 
-    def __init__(self, budget: BudgetSpec, num_gpus: int, model: ModelSpec, gpu: GpuProfile) -> None:
-        self.budget, self.num_gpus, self.model, self.gpu = budget, num_gpus, model, gpu
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
         self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
 
@@ -138,6 +138,8 @@ class GpuSpace:
     def _placements(self) -> tuple[Placement, ...]:
         if not self.budget.declaration.has_rollouts:
             return (Placement.HYBRID,)
+        if self.split:
+            return (Placement.DISAGGREGATED,)
         wanted = self.budget.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
@@ -177,6 +179,9 @@ class GpuSpace:
         """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
         if placement is not Placement.DISAGGREGATED:
             yield self.num_gpus, self.num_gpus, 0
+            return
+        if self.split:
+            yield (*self.split, 0)
             return
         share = self.budget.placement.generation_share
         if share != "auto":

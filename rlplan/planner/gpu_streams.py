@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_candidates import Chain, GpuSpace
@@ -47,7 +47,7 @@ class Engines:
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep) -> None:
         self.rater, self.frame, self.choices = rater, frame, space.engines(frame)
-        times, limit = rater.times, rater.setting.capacity
+        times, limit = rater.times, rater.setting.pool(GENERATION).capacity
         entries = []
         for choice in self.choices:
             most, _ = rater.kv_cache(frame, choice, limit, limit)
@@ -150,9 +150,9 @@ class Trainers:
 
     def _fits(self, vector: Vector) -> bool:
         rater, parts = self.rater, self.rater.roles.parts(self.frame)
-        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.capacities, parts.driver))
+        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.room))
         slack = need.slack_high if self.rank == 0 else need.slack_expected
-        return slack >= 0 and not rater.host_is_full(need.host)
+        return slack >= 0 and need.slack_host >= 0
 
 
 def _base(chain: Chain) -> tuple[object, ...]:

@@ -49,6 +49,8 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "rocm": GpuProfile,
     "node": NodeProfile,
 }
+MAX_POOLS = 2
+"""Groups of GPUs of different kinds: those that train, and those that generate."""
 _GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
 
 
@@ -187,6 +189,22 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     if isinstance(profile, NodeProfile):
         return count * profile.num_gpus, gpu, profile
     return count, gpu, None
+
+
+def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`: two that do not share devices. See `parse_gpus`.
+
+    Raises: SpecError where there are more than two, or one of them is not as it should be.
+    """
+    parts = text.split("+")
+    if len(parts) > MAX_POOLS:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' names {len(parts)} groups of GPUs",
+            where=where,
+            rule=f"at most {MAX_POOLS}: the first trains, the second generates",
+            way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",
+        )
+    return tuple(parse_gpus(part, where=where) for part in parts)
 
 
 def _normalized(name: str) -> str:
