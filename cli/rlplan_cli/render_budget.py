@@ -35,7 +35,7 @@ def show_budget(budget: Budget) -> None:
 def _show_verdict(budget: Budget) -> None:
     peak, capacity = budget.binding, budget.binding_capacity
     low, high = budget.interval()
-    gpus = " + ".join(f"{pool.num_gpus}x {pool.gpu.name}" for pool in budget.setting.pools)
+    gpus = budget.setting.words
     stdout.print(
         Text.assemble(
             (budget.verdict.value, _COLORS[budget.verdict]),

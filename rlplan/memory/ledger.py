@@ -142,6 +142,20 @@ class MemoryLedger:
             key=lambda peak: peak.num_bytes,
         )
 
+    def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[Moment, str], int]:
+        """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""
+        return {
+            moment: sum(size for row, size in held if row.device == device and row.space == "device")
+            for moment, held in self._moments(bound)
+        }
+
+    def host_totals(self, host: str) -> dict[tuple[Moment, str], int]:
+        """Of each moment and action the bytes of one host's memory."""
+        return {
+            moment: sum(size * row.num_alike for row, size in held if self._host_of(row) == host)
+            for moment, held in self._moments()
+        }
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that hold anything, in order: one, unless groups of devices have hosts of their own."""

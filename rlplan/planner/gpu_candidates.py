@@ -180,11 +180,8 @@ class GpuSpace:
         if placement is not Placement.DISAGGREGATED:
             yield self.num_gpus, self.num_gpus, 0
             return
-        if self.split:
-            yield (*self.split, 0)
-            return
         share = self.budget.placement.generation_share
-        if share != "auto":
+        if self.split is None and share != "auto":
             generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
             yield self.num_gpus - generation, generation, 0
             return
@@ -193,7 +190,8 @@ class GpuSpace:
             smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
             scoring += [size for size in powers(largest) if size >= smallest]
         for training, alone in product(self._training_sizes, scoring):
-            if training + alone < self.num_gpus:
+            here = training + alone
+            if here < self.num_gpus and (self.split is None or here == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
     @cached_property

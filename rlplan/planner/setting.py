@@ -6,7 +6,7 @@ Left out: which roles lie where (gpu_candidates.py). Of two pools the first trai
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.gpu_step import GENERATION
 from rlplan.spec.budget import BudgetSpec
@@ -66,6 +66,10 @@ class GpuSetting:
         """The rates of a device group."""
         return self.pool(group).cluster
 
+    def with_gpu(self, gpu: GpuProfile) -> "GpuSetting":
+        """The same with another profile of the GPU of that name."""
+        return replace(self, pools=tuple(replace(p, gpu=gpu) if p.gpu.name == gpu.name else p for p in self.pools))
+
     @property
     def has_pools(self) -> bool:
         """Whether training and generation have GPUs of different groups."""
@@ -75,6 +79,11 @@ class GpuSetting:
     def split(self) -> tuple[int, int] | None:
         """GPUs that train and that generate, where the groups say so; None where all may do both."""
         return (self.pools[0].num_gpus, self.pools[1].num_gpus) if self.has_pools else None
+
+    @property
+    def words(self) -> str:
+        """The GPUs as they are named: `8x h100-sxm + 8x l40s`."""
+        return " + ".join(f"{pool.num_gpus}x {pool.gpu.name}" for pool in self.pools)
 
     @property
     def gpu(self) -> GpuProfile:
@@ -152,6 +161,6 @@ def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
     """The first bundled node with this GPU; None where there is none."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
-        if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
+        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
             return get_node(name, where=name)
     return None

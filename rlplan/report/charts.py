@@ -44,7 +44,7 @@ def memory_timeline(course: clock.Course, windows: Windows = None) -> Figure:
         points, capacity = clock.measured_points(course, names), ledger.host_capacity
         stacks, seen = _stacks(predicted, names, _STACK), measured.total(names) if measured.parts else None
         scenes = [Scene("Whole host", predicted.edges, stacks, seen, points, 3.3, capacity)]
-        if seen is not None and stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
+        if stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
             scenes[0] = replace(scenes[0], height=2.5)
             scenes.append(_scene_without_baselines(course, predicted, measured))
         return draw_scenes(course, scenes, windows)
@@ -98,8 +98,8 @@ def _scene_without_baselines(course: clock.Course, predicted: clock.Levels, meas
     return Scene(
         title="Without process baselines",
         edges=predicted.edges,
-        stacks=_stacks(predicted, names, _MODELLED),
-        measured=np.maximum(measured.total(names) - offset, 0),
+        stacks=_stacks(predicted, names or predicted.processes, _MODELLED),
+        measured=np.maximum(measured.total(names) - offset, 0) if names else None,
         points=(seconds, np.maximum(sizes - offset, 0)),
         height=2.6,
     )

@@ -67,10 +67,14 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
     """A grid: a ribbon of phases on top, a row for each scene, a column for each window and one for the words."""
     blocks = clock.phase_blocks(course)
     ticks = {window: clock.ticks_of(course, window) for window in windows if not window.is_timed}
-    foot = 0.55 + (0.052 * max(len(name) for _, names in ticks.values() for name in names) if ticks else 0)
+    foot = 0.55 + (
+        0.052 * max(len(line) for _, names in ticks.values() for name in names for line in name.split("\n"))
+        if ticks
+        else 0
+    )
     height = 0.57 + foot + RIBBON + sum(scene.height for scene in scenes)
     figure = style.new_figure(WIDTH, height)
-    widths = _widths(windows, {window: len(names) for window, (_, names) in ticks.items()})
+    widths = widths_of(windows, {window: len(names) for window, (_, names) in ticks.items()})
     grid = GridSpec(
         len(scenes) + 1, len(windows) + 1, figure=figure, left=0.06, right=0.995,
         top=1 - 0.5 / height, bottom=foot / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
@@ -95,7 +99,7 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
     return figure
 
 
-def _widths(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window, int]) -> list[float]:
+def widths_of(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window, int]) -> list[float]:
     """Of each column: by the number of actions where all are drawn in order, else starting is narrower."""
     if len(num_actions) == len(windows):
         return [float(max(3, num_actions[window])) for window in windows]

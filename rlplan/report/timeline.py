@@ -215,11 +215,12 @@ def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
 
 
 def ticks_of(course: Course, window: Window) -> tuple[list[float], list[str]]:
-    """(middles, names) of the actions of a window."""
-    inside = [(pair, key[0]) for key, pair in intervals(course).items()
-              if pair[0] >= window.start_s and pair[1] <= window.end_s]  # fmt: skip
-    inside.sort()
-    return [sum(pair) / 2 for pair, _ in inside], [name for _, name in inside]
+    """(middles, names) of the actions of a window; those that run at the same time share a name of several lines."""
+    names: dict[tuple[float, float], list[str]] = defaultdict(list)
+    for (action, _, _), (start_s, end_s) in intervals(course).items():
+        if window.start_s <= start_s and end_s <= window.end_s:
+            names[(start_s, end_s)].append(action)
+    return [sum(pair) / 2 for pair in sorted(names)], ["\n".join(names[pair]) for pair in sorted(names)]
 
 
 def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Patch
 
+from rlplan.planner.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.report.panels import WIDTH, say_nothing
+from rlplan.report.panels import WIDTH, say_nothing, widths_of
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
@@ -55,12 +56,13 @@ def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepT
     with mpl.rc_context(style.RC):
         if not lanes:
             return say_nothing("No action has a time.")
-        shown, phases = lanes[:MAX_LANES], _by_phase(timing)
+        shown, phases = lanes[:MAX_LANES], phase_costs(timing) if timing else {}
         upper = LANE * len(shown)
         lower = ROW * len(phases) + GAP if phases else 0
         height = HEAD + upper + FOOT + lower
         figure = style.new_figure(WIDTH, height)
-        widths = [1.0 if not window.is_timed and len(windows) > 1 else 1.7 for window in windows]
+        counts = {w: len(clock.ticks_of(course, w)[0]) for w in windows if not w.is_timed}
+        widths = widths_of(windows, counts)
         grid = GridSpec(1, len(windows), figure=figure, left=0.17, right=0.985, wspace=0.05, width_ratios=widths,
                         top=1 - HEAD / height, bottom=(FOOT + lower) / height)  # fmt: skip
         for column, window in enumerate(windows):
@@ -87,13 +89,6 @@ def lanes_of(course: clock.Course, windows: tuple[clock.Window, ...]) -> list[La
             bars.setdefault(span.process, []).append((span.action_id, span.start_s, span.end_s))
     lanes = [Lane(process, groups.get(process, "host"), tuple(mine)) for process, mine in bars.items()]
     return sorted(lanes, key=lambda lane: order.index(lane.group) if lane.group in order else len(order))
-
-
-def _by_phase(timing: StepTiming | None) -> dict[Phase, Cost]:
-    costs: dict[Phase, Cost] = {}
-    for action in timing.actions if timing else ():
-        costs[action.phase] = costs[action.phase] + action.cost if action.phase in costs else action.cost
-    return {phase: cost for phase, cost in costs.items() if cost.seconds}
 
 
 def _draw_lanes(
@@ -131,7 +126,7 @@ def _words(action: str, cost: Cost | None) -> list[str]:
     """A bar's labels, the longest first."""
     name = style.name_of(action)
     if cost is None:
-        return [name]
+        return [name, *(name.replace(" ", "\n", times) for times in (1, 2))]
     seconds = format_seconds(cost.seconds)
     bound = f"{style.name_of(cost.bound_by.value)}-bound" if cost.bound_by is not Resource.IDLE else "mostly waiting"
     return [f"{name}\n{seconds}, {bound}", f"{name}\n{seconds}", seconds]
