@@ -33,8 +33,8 @@ DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
 
 def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES}
-    return TypeAdapter(dict[str, Any]).dump_python({**parts, "transport": candidate.transport}, mode="json")  # type: ignore[no-any-return]
+    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES} | {"transport": candidate.transport}
+    return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
 def choice_words(candidate: GpuCandidate) -> dict[str, str]:
