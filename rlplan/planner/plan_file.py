@@ -133,9 +133,9 @@ _PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": E
 
 
 def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
-    parts = (_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES)
+    step, trainer, engine = (_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES)
     transport = _read_transport(choice.get("transport"), f"{where}.transport")
-    return GpuCandidate(*parts, transport=transport)
+    return GpuCandidate(step, trainer, engine, transport)
 
 
 def _read_transport(transport: Any, where: str) -> str:
