@@ -28,7 +28,7 @@ DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
 
 def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES}
+    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES} | {"transport": candidate.transport}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
