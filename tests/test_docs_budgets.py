@@ -14,7 +14,7 @@ from tests.test_docs_memory_model import public_names
 PAGE = read(DOCS / "budgets.md")
 MODULES = (
     *("host", "nvme", "gpu.spread", "gpu.process", "gpu.states", "gpu.trainer", "gpu.scorer", "gpu.engine"),
-    *("gpu.kv_demand", "gpu.predict"),
+    *("gpu.kv_demand", "gpu.predict", "gpu.rank", "gpu.exported"),
 )
 
 

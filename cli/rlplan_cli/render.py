@@ -85,7 +85,7 @@ def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Tab
     return table
 
 
-def _fill(parts: list[str], room: int) -> str:
+def fill(parts: list[str], room: int) -> str:
     """Parts with commas between them, broken into lines between parts only."""
     text = ", ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(text, max(room, 24))).replace("\xa0", " ")
@@ -132,7 +132,7 @@ def _show_process_peaks(plan: Plan) -> None:
         sizes: dict[MemoryKind, int] = defaultdict(int)
         for _, _, kind, size in peak.rows:
             sizes[kind] += size
-        kinds = _fill(_sizes(sizes), room)
+        kinds = fill(_sizes(sizes), room)
         cells = [peak.action_id, kinds] if "in" in names else [kinds]
         table.add_row(peak.scope, format_bytes(peak.num_bytes), *cells)
     stdout.print(table)

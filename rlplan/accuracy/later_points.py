@@ -5,7 +5,6 @@ from rlplan.accuracy.registry import Refusal, predicts
 
 TIME_KINDS = (
     "throughput_infer",
-    "weight_sync_time",
     "serving_ttft",
     "serving_tpot",
 )

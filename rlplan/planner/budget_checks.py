@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlplan.errors import SpecError
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.planner.budget import GpuSetting
-from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.budget import BudgetSpec, fixed_ways
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.lengths import ConstantLengths
 from rlplan.spec.models.adapters import lora_parameters
@@ -66,7 +66,7 @@ def _types(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def _sizes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
-    heads, ways = setting.policy.num_heads, budget.training.ulysses
+    heads, ways = setting.policy.num_heads, fixed_ways(budget.training.ulysses)
     if ways > setting.num_gpus:
         yield (
             f"training.ulysses is {ways}, there are {setting.num_gpus} GPUs",

@@ -113,10 +113,25 @@ class ProfileBase(Spec):
     description: str
 
 
+class CpuRates(Spec):
+    """What a host without a GPU reaches, all its cores together.
+
+    flops_per_s: of large square products, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
+    collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
+    flushed. launch: seconds of one operation on one element.
+    """
+
+    flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
+    memory_bytes_per_s: SourcedByteRate | None = None
+    collective_bytes_per_s: SourcedByteRate | None = None
+    disk_bytes_per_s: SourcedByteRate | None = None
+    launch: SourcedSeconds | None = None
+
+
 class CpuProfile(ProfileBase):
     """A host whose "devices" are process slots.
 
-    memory: the host's, which the devices share.
+    memory: the host's, which the devices share. rates: None where nobody measured.
     weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
     """
 
@@ -126,6 +141,7 @@ class CpuProfile(ProfileBase):
     weight_packing: WeightPacking
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
+    rates: CpuRates | None = None
 
 
 HardwareProfile = CpuProfile

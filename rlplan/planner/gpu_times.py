@@ -1,0 +1,212 @@
+"""Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
+
+In: a BudgetSpec, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
+Left out: how seconds are worked out (timing/), which candidate is best (gpu_search.py).
+
+A step's actions belong to the trainer's choice, to the engine's, or (the hand-over alone) to both. So the seconds of a
+synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the hand-over.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from rlplan.dataflow.gpu_step import GENERATION, TRAINING, GpuStep
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.gpu.engine import EngineChoice
+from rlplan.memory.gpu.scorer import ScorerOnGpu
+from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.memory.gpu.trainer import TrainerOnGpu
+from rlplan.planner.budget import GpuSetting
+from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.gpu_roles import NO_ENGINE, NO_TRAINER, GpuRoles
+from rlplan.planner.stand_in_times import (
+    EngineSpeed,
+    GenerationWork,
+    SyncWork,
+    TrainSetting,
+    TrainWork,
+    generate_cost,
+    offload_cost,
+    optimizer_cost,
+    reload_cost,
+    score_cost,
+    sleep_cost,
+    sync_cost,
+    train_cost,
+    wake_kv_cost,
+    wake_weights_cost,
+)
+from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.timing.cluster import Cluster
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.step import StepTiming, time_step
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, Role
+
+TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
+PARKS = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
+GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
+
+
+class GpuTimes:
+    """Costs of every action of a budget's candidates."""
+
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting, roles: GpuRoles) -> None:
+        self.budget, self.setting, self.roles = budget, setting, roles
+        self._costs: dict[object, Cost] = {}
+        self._seconds: dict[object, float] = {}
+
+    def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
+        """A steady step. kv_cache: bytes a GPU."""
+        schedule = self.roles.parts(candidate.step).schedule
+        costs = self.costs(candidate, kv_cache)
+        return time_step(schedule, costs, max_staleness=candidate.step.max_staleness)
+
+    def costs(self, candidate: GpuCandidate, kv_cache: int) -> dict[str, Cost]:
+        """Of every action of a step its cost."""
+        costs = {}
+        for action in self.roles.parts(candidate.step).schedule.step:
+            if action.kind in GENERATES:
+                costs[action.id] = self._of_engine(action.kind, candidate.step, candidate.engine, kv_cache)
+            elif action.kind is ActionKind.SYNC_WEIGHTS:
+                costs[action.id] = self.sync(candidate.step, candidate.trainer, candidate.engine, candidate.transport)
+            else:
+                costs[action.id] = self._of_trainer(action, candidate.step, candidate.trainer)
+        return costs
+
+    def trainer_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
+        """Everything of a step but rollouts, the engine's switches and the hand-over."""
+        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
+        if key not in self._seconds:
+            actions = self.roles.parts(frame).schedule.step
+            mine = (action for action in actions if action.kind in (*TRAINS, *PARKS))
+            self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
+        return self._seconds[key]
+
+    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int, *, mapped: int = 0) -> float:
+        """Rollouts and the engine's switches. mapped: bytes of the KV cache that wake, at least 0."""
+        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache, mapped
+        if key not in self._seconds:
+            kinds = GENERATES if frame.sleeps else GENERATES[:1]
+            sizes = {ActionKind.WAKE_KV_CACHE: mapped}
+            costs = (self._of_engine(kind, frame, choice, sizes.get(kind, kv_cache)) for kind in kinds)
+            self._seconds[key] = sum(cost.seconds for cost in costs) if frame.has_rollouts else 0.0
+        return self._seconds[key]
+
+    def sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        """The hand-over of new weights."""
+        if not transport:
+            return NOTHING
+        split = trainer.zero_stage == 3, trainer.tp, trainer.pp, trainer.cp, trainer.ep
+        key = "sync", frame.num_training, frame.num_generation, frame.shares_devices, split, engine, transport
+        return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
+
+    def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A pass over a mini-batch (or, scoring, over a step), an optimizer step, or a role that moves.
+
+        A schedule has two mini-batches at most; the second stands for all but the first.
+        """
+        key = action.kind, action.role, action.id.endswith("base"), frame.num_training, frame.num_scoring, choice
+        if action.kind in PARKS:
+            size = self._parked_bytes(action, frame, choice)
+            move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
+            return self._once((action.kind, size), lambda: move(size, self.cluster))
+        workload, setting = self.budget.workload, self._train_setting(action.role, frame, choice)
+        if action.kind is ActionKind.SCORE:
+            work = self._work(workload.num_rollouts_per_step, choice)
+            return self._once(key, lambda: score_cost(setting, work, self.cluster))
+        if action.kind is ActionKind.OPTIMIZER_STEP:
+            cost = self._once(key, lambda: optimizer_cost(setting, self.cluster))
+        else:
+            work = self._work(workload.rollouts_per_mini_batch, choice)
+            cost = self._once(key, lambda: train_cost(setting, work, self.cluster))
+        return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+
+    def _train_setting(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> TrainSetting:
+        training = self.budget.training
+        return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.budget.target)
+
+    def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
+        workload, lengths = self.budget.workload, self.roles.lengths
+        mean = workload.prompt_len + lengths.mean
+        sequences = self.budget.declaration.sequences_per_sample
+        return TrainWork(
+            num_rollouts * sequences, mean, mean * mean + lengths.variance, workload.max_seq_len, lengths.mean
+        )
+
+    def _of_engine(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        if kind is ActionKind.GENERATE:
+            key = "generate", frame.num_generation, choice, kv_cache
+            return self._once(key, lambda: self._generate(frame, choice, kv_cache))
+        if kind is ActionKind.WAKE_KV_CACHE:
+            return self._once((kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.generation))
+        move = sleep_cost if kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
+        size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
+        level = choice.sleep_level
+        return self._once((kind, size, level), lambda: move(size, level, self.generation))
+
+    def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        """Rollouts of a step, and the reward of the last of them."""
+        workload, latency = self.budget.workload, self.budget.placement.reward_latency_s
+        work = GenerationWork(
+            ceil_div(workload.num_rollouts_per_step, self.roles.num_engines(frame, choice.tp)),
+            float(workload.prompt_len),
+            workload.num_samples_per_prompt,
+            self.roles.lengths,
+            choice.max_num_seqs,
+            self._kv_tokens(frame, choice, kv_cache),
+        )
+        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, self.generation), work)
+        return cost + Cost({Resource.HOST: latency}) if latency else cost
+
+    def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
+        demand, _, _ = self.roles.demand(frame, choice)
+        longest = demand.max_prompt_len + demand.lengths.longest
+        return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
+
+    def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        work = SyncWork(
+            transport,
+            self.budget.rollout.dtype.num_bytes,
+            frame.num_training,
+            frame.num_generation,
+            engine.tp,
+            trainer.zero_stage,
+            self.budget.placement.sync_bucket,
+            self._adapter_bytes if transport == "adapter" else 0,
+            frame.shares_devices,
+        )
+        return sync_cost(self.setting.policy, work, self.cluster, self.generation)
+
+    @cached_property
+    def _adapter_bytes(self) -> int:
+        lora = self.budget.training.lora
+        if lora is None:
+            return 0
+        adapters = lora_parameters(self.setting.policy, lora.rank, lora.targets)
+        return sum(tensor.numel for tensor in adapters) * self.budget.rollout.dtype.num_bytes
+
+    def _parked_bytes(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> int:
+        """Bytes that a role moves to the host and back."""
+        candidate = self.roles.closed(frame, choice, NO_ENGINE)
+        forecast = self.roles.forecast(action.processes[0], candidate, self.roles.usual_len)
+        if isinstance(forecast, TrainerOnGpu):
+            return sum(forecast.fixed.after_step.device.values())
+        assert isinstance(forecast, ScorerOnGpu), "engines sleep"
+        return forecast.weights
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The GPUs that train and score."""
+        return self.setting.cluster(TRAINING)
+
+    @cached_property
+    def generation(self) -> Cluster:
+        """The GPUs that generate: the same, unless they are a group of another kind."""
+        return self.setting.cluster(GENERATION)
+
+    def _once(self, key: object, work_out: Callable[[], Cost]) -> Cost:
+        if key not in self._costs:
+            self._costs[key] = work_out()
+        return self._costs[key]
