@@ -4,9 +4,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Refusal, predicts
 
 TIME_KINDS = (
-    "throughput_train",
     "throughput_infer",
-    "rl_step_time",
     "serving_ttft",
     "serving_tpot",
 )

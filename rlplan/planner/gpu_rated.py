@@ -95,7 +95,7 @@ class Rater:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
         need = self.roles.fit(candidate)
         rank = 0 if need.slack_high >= 0 else 1 if need.slack_expected >= 0 else 2
-        if self.host_is_full(need.host):
+        if need.slack_host < 0:
             rank = 2
         kv_cache, kv_rank = self.kv_cache(candidate.step, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
@@ -121,17 +121,16 @@ class Rater:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
-    def host_is_full(self, num_bytes: int) -> bool:
-        """Whether a host has less than so many bytes."""
-        return self.setting.host_capacity is not None and num_bytes > self.setting.host_capacity
-
     def excess(self, candidate: GpuCandidate) -> float:
         """What a candidate needs over what there is; at most 1 where it fits as expected."""
         return self._excess(candidate, self.roles.fit(candidate))
 
     def _excess(self, candidate: GpuCandidate, need: Fit) -> float:
-        capacity, least = max(1, need.expected + need.slack_expected), 0
+        """Counts: what the worst moment, a cache for one longest sequence, and the fullest host lack, each over what
+        a training GPU or a host has.
+        """
+        lacks = -need.slack_expected
         if candidate.step.has_rollouts:
-            least = self.roles.demand(candidate.step, candidate.engine)[2]
-        needed = max(need.expected, capacity - need.room_expected + least if least else 0)
-        return max(needed / capacity, need.host / (self.setting.host_capacity or need.host or 1))
+            lacks = max(lacks, self.roles.demand(candidate.step, candidate.engine)[2] - need.room_expected)
+        on_host = -need.slack_host / (self.setting.host_capacity or 1 << 60)
+        return 1.0 + max(lacks / self.setting.capacity, on_host)

@@ -133,7 +133,18 @@ _PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": E
 
 
 def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
-    return GpuCandidate(*(_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES))
+    parts = (_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES)
+    transport = _read_transport(choice.get("transport"), f"{where}.transport")
+    return GpuCandidate(*parts, transport=transport)
+
+
+def _read_transport(transport: Any, where: str) -> str:
+    known = ("", "cuda_ipc", "nccl", "disk", "adapter", "delta")
+    if transport not in known:
+        raise SpecError(
+            f"transport {shorten(transport)}", where=where, rule=f"one of {', '.join(known[1:])}", way_out=AGAIN
+        )
+    return str(transport)
 
 
 def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:
