@@ -5,11 +5,8 @@ from rlplan.accuracy.registry import Refusal, predicts
 
 TIME_KINDS = (
     "throughput_train",
-    "throughput_infer",
     "rl_step_time",
     "weight_sync_time",
-    "serving_ttft",
-    "serving_tpot",
 )
 
 
