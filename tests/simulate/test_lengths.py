@@ -20,7 +20,7 @@ def test_quantiles_of_many_drawn_lengths_are_those_of_the_distribution(spec: Len
     drawn = sorted(LengthSampler(lengths, 3).draw(200_000))
     for share in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999):
         assert drawn[int(share * len(drawn))] == pytest.approx(lengths.quantile(share), rel=0.03, abs=1)
-    assert 1 <= drawn[0]
+    assert drawn[0] >= 1
     assert drawn[-1] <= 8192
 
 

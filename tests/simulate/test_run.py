@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.errors import SpecError
 from rlplan.planner.budget import Budget, read_setting
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import Asynchrony, SimulationSetting
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, num_engines
 from rlplan.simulate.staleness import mean_lag
 from rlplan.spec.budget import make_budget
 from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.step import time_step
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
 from tests.factories import make_plan
@@ -50,6 +52,15 @@ def test_the_bubbles_of_separate_devices_are_the_time_of_the_others() -> None:
 def test_gpu_hours_count_idle_devices_too() -> None:
     result = simulate(make_setting())
     assert result.gpu_hours == pytest.approx(4 * 6 * (GENERATE_S + TRAIN_S + SYNC_S) / 3600)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("train_s", [0.5, 3.0])
+def test_a_steady_step_is_what_the_closed_form_says(max_staleness: int, train_s: float) -> None:
+    setting = make_setting(asynchrony=Asynchrony(max_staleness) if max_staleness else None, train_s=train_s)
+    costs = {**setting.costs, "generate": Cost({Resource.MEMORY: GENERATE_S})}
+    closed = time_step(setting.schedule, costs, max_staleness=max_staleness)
+    assert simulate(setting).step_s[2] == pytest.approx(closed.seconds)
 
 
 @pytest.mark.parametrize("train_s", [0.5, 3.0])
@@ -221,6 +232,11 @@ def test_an_interrupted_rollout_has_tokens_of_several_versions() -> None:
     result = simulate(make_setting(work, Asynchrony(1, True, True, 4, 3), train_s=0.1, num_steps=10))
     assert len(result.token_staleness) > 1
     assert max(result.rollout_staleness) >= max(result.token_staleness)
+
+
+def test_the_engines_are_those_of_the_schedule() -> None:
+    schedule = build_gpu_schedule(GpuStep(Placement.DISAGGREGATED, 8, 24, tp=4))
+    assert num_engines(schedule) == 6
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
