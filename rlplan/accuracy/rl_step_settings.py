@@ -22,8 +22,10 @@ from rlplan.spec.model import ModelSpec
 from rlplan.timing.cluster import Cluster
 
 USUAL_PROMPT = 200
-"""Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k, OpenMathInstruct: 100-250)."""
-MEAN_OF_LIMIT = 0.1
+"""Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k: 100 to 250)."""
+USUAL_MAX_PROMPT = 2048
+"""Tokens of the longest prompt that is allowed, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
+MEAN_OF_LIMIT = 0.07
 """Mean response over the limit, where the limit is far above what a model says and no mean is stated. Assumed: a 7B
 model on competition mathematics says 2 to 4 thousand tokens under limits of 20 to 32 thousand (DAPO's figure 4)."""
 SIGMA = 1.0
@@ -52,6 +54,7 @@ class RlRun:
     num_samples: int
     mini_batch: int
     prompt_len: float
+    max_prompt: int
     lengths: Lengths
     engine_tp: int
     trained: BudgetTraining
@@ -90,6 +93,7 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
         num_samples=num_samples or (1 if is_chat else NUM_SAMPLES),
         mini_batch=min(mini or num_rollouts, num_rollouts),
         prompt_len=prompt,
+        max_prompt=_first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT),
         lengths=lengths,
         engine_tp=_engine_tp(settings, model, generation),
         trained=BudgetTraining.model_validate({"logits": "plain"}),

@@ -144,7 +144,19 @@ def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: C
     )
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     host = LAUNCH * kernels * times.between * setting.model.num_layers / setting.choice.pp
-    return device + Cost({Resource.LATENCY: max(0.0, host - device.seconds)})
+    moved = _offloaded_activations_s(setting, batch, times, cluster)
+    late = {Resource.LATENCY: max(0.0, host - device.seconds), Resource.HOST_LINK: max(0.0, moved - device.seconds)}
+    return device + Cost({resource: seconds for resource, seconds in late.items() if seconds})
+
+
+def _offloaded_activations_s(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
+    """Seconds of the layers' inputs to the host and back, beside computing. Source: torch's save_on_cpu."""
+    link = cluster.gpu.host_link
+    if not (setting.training.offloads_activations and times.is_training and link):
+        return 0.0
+    rows = batch.num_tokens / setting.ranks_of_tokens * setting.model.num_layers / setting.choice.pp
+    moved = 2.0 * setting.training.dtype.num_bytes * setting.model.hidden_size * rows
+    return moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)
 
 
 def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
@@ -184,13 +196,12 @@ def _product_share(setting: TrainSetting, rows: float) -> float:
     model, tp = setting.model, setting.choice.tp
     experts = model.experts
     h, width = model.hidden_size, model.intermediate_size
-    products = [
-        (h * (model.q_size + 2 * model.kv_size), (model.q_size + 2 * model.kv_size) / tp),
-        (h * model.q_size, h),
-    ]
+    inputs = model.q_size + 2 * model.kv_size
+    products: list[tuple[float, float]] = []
+    products += [(float(h * inputs), inputs / tp), (float(h * model.q_size), float(h))]
     num_sparse = len(experts.layers) / model.num_layers if experts else 0.0
     products += [(2 * h * width * (1 - num_sparse), 2 * width / tp), (h * width * (1 - num_sparse), h)]
-    weight = float(sum(size for size, _ in products))
+    weight = sum(size for size, _ in products)
     slowed = sum(size / wave_share(rows, columns) for size, columns in products if size)
     if experts:
         each = rows * experts.num_active / experts.num_experts * setting.choice.ep
