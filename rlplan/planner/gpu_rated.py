@@ -9,7 +9,7 @@ from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_roles import GpuRoles
+from rlplan.planner.gpu_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu_tables import Fit
 from rlplan.planner.gpu_times import GpuTimes
 from rlplan.spec.budget import BudgetSpec
@@ -31,7 +31,7 @@ def rounded(seconds: float, busy: float) -> Key:
 class Rated:
     """A candidate with what it needs. kv_cache: bytes a GPU. rank: 0 fits, 1 fits in expectation only, 2 does not.
 
-    excess: the largest of what GPU, KV cache and host need over what they have, as a ratio.
+    excess: what GPU, KV cache or host lack most over what there is, and all that they lack.
     """
 
     candidate: GpuCandidate
@@ -39,7 +39,7 @@ class Rated:
     kv_cache: int
     rank: int
     timing: StepTiming
-    excess: float = 0.0
+    excess: tuple[float, float] = (0.0, 0.0)
 
     @property
     def key(self) -> Key:
@@ -51,7 +51,7 @@ class Rated:
         """A total order. Better ones first: what fits, then what is fast, then what is simple; among what does not fit,
         what overflows least.
         """
-        return (self.rank, 0.0 if self.rank < 2 else self.excess, *self.key, *simplicity(self.candidate))
+        return (self.rank, (0.0, 0.0) if self.rank < 2 else self.excess, *self.key, *simplicity(self.candidate))
 
 
 def simplicity(candidate: GpuCandidate) -> tuple[object, ...]:
@@ -99,7 +99,7 @@ class Rater:
             rank = 2
         kv_cache, kv_rank = self.kv_cache(candidate.step, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
-        return Rated(candidate, need, kv_cache, max(rank, kv_rank), timing, self._excess(candidate, need))
+        return Rated(candidate, need, kv_cache, max(rank, kv_rank), timing, self.excess(candidate, need))
 
     def kv_cache(self, frame: GpuStep, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
         """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
@@ -121,16 +121,15 @@ class Rater:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
-    def excess(self, candidate: GpuCandidate) -> float:
-        """What a candidate needs over what there is; at most 1 where it fits as expected."""
-        return self._excess(candidate, self.roles.fit(candidate))
+    def excess(self, candidate: GpuCandidate, need: Fit | None = None) -> tuple[float, float]:
+        """What a candidate lacks most, over what there is, and all that it lacks; at most 0 where it fits as expected.
 
-    def _excess(self, candidate: GpuCandidate, need: Fit) -> float:
-        """Counts: what the worst moment, a cache for one longest sequence, and the fullest host lack, each over what
-        a training GPU or a host has.
+        Counts: the worst moment of a GPU, with the room for one longest sequence where the KV cache is, each over what
+        a training GPU has, and the fullest host over what a host has.
         """
+        need = need or self.roles.fit(candidate)
         lacks = -need.slack_expected
         if candidate.step.has_rollouts:
             lacks = max(lacks, self.roles.demand(candidate.step, candidate.engine)[2] - need.room_expected)
-        on_host = -need.slack_host / (self.setting.host_capacity or 1 << 60)
-        return 1.0 + max(lacks / self.setting.capacity, on_host)
+        each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
+        return max(each), sum(max(0.0, one) for one in each)

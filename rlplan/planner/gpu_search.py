@@ -77,7 +77,7 @@ class GpuSearch:
 
         Counts: of each layout the leanest chain's smallest pass, beside every engine.
         """
-        found: list[tuple[float, int, GpuCandidate]] = []
+        found: list[tuple[tuple[float, float], int, GpuCandidate]] = []
         for frame in self.space.frames:
             if placement in (None, frame.placement):
                 chains = self.space.chains(frame)
