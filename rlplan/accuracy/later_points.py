@@ -3,12 +3,7 @@
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Refusal, predicts
 
-TIME_KINDS = (
-    "rl_step_time",
-    "throughput_infer",
-    "serving_ttft",
-    "serving_tpot",
-)
+TIME_KINDS = ("rl_step_time",)
 
 
 @predicts(*TIME_KINDS)
