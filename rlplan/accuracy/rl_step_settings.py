@@ -118,6 +118,9 @@ def _devices(settings: RunSettings, cluster: Cluster, *, is_async: bool) -> tupl
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
     if key and (match := re.match(r"\s*(\d+)\s*[:+/]\s*(\d+)", str(settings.raw(key)))):
         return with_ranks(cluster, int(match.group(1))), with_ranks(cluster, int(match.group(2)))
+    stated = re.search(r"(\d+)\s*[:+]\s*(\d+)", f"{settings.raw('mode')} {settings.gpu}")
+    if stated and int(stated.group(1)) + int(stated.group(2)) == cluster.num_gpus:
+        return with_ranks(cluster, int(stated.group(1))), with_ranks(cluster, int(stated.group(2)))
     train = settings.first(("train_gpus", "trainer_gpus", "actor_gpus"))
     rollout = settings.first(("rollout_gpus", "gen_gpus", "generation_gpus"))
     if train and rollout:
@@ -195,9 +198,9 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSp
     """
     tp, cp, ep, pp = (settings.ways(name, f"train_{name}") for name in ("tp", "cp", "ep", "pp"))
     if listed := re.findall(r"\d+", str(settings.raw("train_tp_cp_ep_pp") or "")):
-        if len(listed) != 4:
+        if len(listed) < 4:
             raise CannotPredict("setting 'train_tp_cp_ep_pp' is not four numbers")
-        tp, cp, ep, pp = (int(number) for number in listed)
+        tp, cp, ep, pp = (max(1, int(number)) for number in listed[:4])
     if tp * cp * pp > num_gpus:
         raise CannotPredict(f"tp x cp x pp = {tp * cp * pp} is more than {num_gpus} GPUs")
     ulysses = settings.ways("ulysses", "sp", "sp_size", "ulysses_sp")
