@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_axes import (
@@ -25,9 +25,8 @@ from rlplan.planner.gpu_axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -71,19 +70,13 @@ class Chain:
 
 
 class GpuSpace:
-    """The axes of a budget's candidates. gpu: that generates. pools: GPUs that train and that generate, where given."""
+    """The axes of a budget's candidates."""
 
-    def __init__(
-        self,
-        budget: BudgetSpec,
-        num_gpus: int,
-        model: ModelSpec,
-        gpu: GpuProfile,
-        pools: tuple[int, int] | None = None,
-    ) -> None:
-        self.budget, self.num_gpus, self.model, self.gpu, self.pools = budget, num_gpus, model, gpu, pools
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
-        self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
 
     @cached_property
     def frames(self) -> tuple[GpuStep, ...]:
@@ -126,10 +119,11 @@ class GpuSpace:
         return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
 
     def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in a frame, more sequences at once first."""
-        key = frame.num_generation, frame.sleeps
+        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
+        key = frame.num_generation, frame.sleeps, frame.shares_devices
         if key not in self._engines:
-            self._engines[key] = tuple(self._all_engines(*key))
+            engines = self._all_engines(frame.num_generation, frame.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
         return self._engines[key]
 
     def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:
@@ -145,7 +139,7 @@ class GpuSpace:
     def _placements(self) -> tuple[Placement, ...]:
         if not self.budget.declaration.has_rollouts:
             return (Placement.HYBRID,)
-        if self.pools is not None:
+        if self.split:
             return (Placement.DISAGGREGATED,)
         wanted = self.budget.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
@@ -188,7 +182,7 @@ class GpuSpace:
             yield self.num_gpus, self.num_gpus, 0
             return
         share = self.budget.placement.generation_share
-        if self.pools is None and share != "auto":
+        if self.split is None and share != "auto":
             generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
             yield self.num_gpus - generation, generation, 0
             return
@@ -197,7 +191,8 @@ class GpuSpace:
             smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
             scoring += [size for size in powers(largest) if size >= smallest]
         for training, alone in product(self._training_sizes, scoring):
-            if training + alone < self.num_gpus and self.pools in (None, (training + alone, *(self.pools or ())[1:])):
+            here = training + alone
+            if here < self.num_gpus and (self.split is None or here == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
     @cached_property
