@@ -66,8 +66,10 @@ def _axes(
     heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     ways = [size for size in beside if heads % size == 0]
+    # AutoTP cuts plain linear layers by whole key heads; stacked experts would stay whole
+    cut = [1] if has_adapters or model.experts else [size for size in ways if model.num_kv_heads % size == 0]
     has = {
-        "rlplan": (ways, [1] if has_adapters else ways, [1], [1], [1]),
+        "rlplan": (ways, cut, [1], [1], [1]),
         "fsdp2": ([1], ways, [1], beside, [1]),
         "megatron": (
             [1],
@@ -78,7 +80,8 @@ def _axes(
         ),
     }[target]
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
-    return list(_that_divide(product(*sizes), heads, training))
+    found = _that_divide(product(*sizes), heads, training)
+    return [axes for axes in found if target != "rlplan" or 1 in (axes.ulysses, axes.tp)]
 
 
 def _that_divide(combinations: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:

@@ -76,7 +76,7 @@ class GpuSpace:
         self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
-        self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
 
     @cached_property
     def frames(self) -> tuple[GpuStep, ...]:
@@ -119,10 +119,11 @@ class GpuSpace:
         return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
 
     def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in a frame, more sequences at once first."""
-        key = frame.num_generation, frame.sleeps
+        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
+        key = frame.num_generation, frame.sleeps, frame.shares_devices
         if key not in self._engines:
-            self._engines[key] = tuple(self._all_engines(*key))
+            engines = self._all_engines(frame.num_generation, frame.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
         return self._engines[key]
 
     def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from rlplan.memory.gpu.trainer import TrainerOnGpu
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.gpu_roles import NO_ENGINE, NO_TRAINER, GpuRoles
 from rlplan.planner.setting import GpuSetting
-from rlplan.planner.stand_in_times import EngineSpeed, GenerationWork, generate_cost
 from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step

@@ -40,8 +40,8 @@ product reads three, writes two; a sum reads two, writes one: 1.5 to 2.2 times."
 
 
 @lru_cache(maxsize=512)
-def layers_bytes(model: ModelSpec, *, is_fused: bool, moe_pad: float = 1.0) -> float:
-    """Bytes of a token in all layers, forward, between the products. moe_pad: rows of experts for each that is needed.
+def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = False) -> float:
+    """Bytes of a token in all layers, forward, between the products. has_plain_rotary: beside other fused kernels.
 
     Counts: two norms, two sums, rotary positions of q + k, attention's q, k, v and output, the MLP or its experts, with
     rows copied there and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
@@ -62,8 +62,9 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, moe_pad: float = 1.0) -> f
         per_width = FUSED_GATED if is_fused else GATED
         routed = experts.num_active * (experts.intermediate_size * per_width + 2 * PERMUTED * model.hidden_size)
         shared = per_width * experts.shared_intermediate_size
-        sparse = num_experts * (routed * moe_pad + shared)
-    return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused) for kind, count in _kinds(model))
+        sparse = num_experts * (routed + shared)
+    plain = not is_fused or has_plain_rotary
+    return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
@@ -75,14 +76,15 @@ def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
     return min(NORM_BYTES[norm], FUSED_NORM) if is_fused else NORM_BYTES[norm]
 
 
-def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
+def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: bool) -> float:
     """Norms, sums and attention of one layer, a token."""
     traits, norm = TRAITS.get(model.architecture, {}), _norm_bytes(model, is_fused)
-    outer = model.hidden_size * (traits.get("num_norms", 2) * norm + 2 * RESIDUAL)
+    num_norms: int = traits.get("num_norms", 2)
+    outer = float(model.hidden_size * (num_norms * norm + 2 * RESIDUAL))
     if kind == LINEAR and (rule := model.linear_attention) is not None:
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
         return outer + (2 * keys + values) * (FUSED_NORM + 2 * ELEMENT_BYTES) + values * (norm + GATED)
-    rotary = (FUSED_ROTARY if is_fused else ROTARY) if traits.get("has_rotary", True) else 0
+    rotary = (ROTARY if has_plain_rotary else FUSED_ROTARY) if traits.get("has_rotary", True) else 0
     if (latent := model.latent_attention) is not None:
         keys = model.num_heads * (latent.nope_head_dim + latent.rope_head_dim)
         values = model.num_heads * latent.value_head_dim
@@ -99,6 +101,16 @@ def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
     if widths == 4:
         return model.intermediate_size * (FUSED_GATED if is_fused else GATED)
     return model.intermediate_size * (TANH_MLP if widths == 5 and not is_fused else PLAIN_MLP)
+
+
+def repeat_bytes(model: ModelSpec) -> float:
+    """Bytes of a token's keys and values that are copied for every query head, in all layers, forward.
+
+    Counts: 2 e (k + q). Source: torchtitan 2024-12 (`repeat_kv`); none where each query head has its own keys.
+    """
+    if model.num_kv_heads == model.num_heads:
+        return 0.0
+    return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
 
 
 def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:

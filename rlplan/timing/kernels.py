@@ -34,7 +34,7 @@ class Kernels:
     the layers in 8-bit floats. stores_scores: attention writes its scores (before FlashAttention). recompute: instead
     of what is chosen, for policies that only published runs have. reduce_bytes: of a gradient on the way. hides_tp:
     tensor parallel collectives run beside the products that they feed (async TP). virtual_stages: of an interleaved
-    pipeline. pads: a pass is padded to its longest sequence.
+    pipeline. has_plain_rotary: rotary positions are not fused. repeats_keys: they are copied for every query head.
     """
 
     is_fused: bool = False
@@ -45,6 +45,8 @@ class Kernels:
     reduce_bytes: int = 2
     hides_tp: bool = False
     virtual_stages: int = 1
+    has_plain_rotary: bool = False
+    repeats_keys: bool = False
 
 
 def kernels_of(target: Target) -> Kernels:

@@ -94,8 +94,10 @@ def muon_flops(model: ModelSpec) -> float:
     X = a X + B X).
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> round(muon_flops(find_model("Qwen/Qwen2.5-0.5B")) / 1e12, 1)
-    8.4
+    >>> qo, kv = 4 * 896**3 + 2 * 896**3, 4 * 128**2 * 896 + 2 * 128**3
+    >>> mlp = 4 * 896**2 * 4864 + 2 * 896**3
+    >>> muon_flops(find_model("Qwen/Qwen2.5-0.5B")) == 24 * 5 * (2 * qo + 2 * kv + 3 * mlp)
+    True
     """
     total = 0.0
     for tensor in model.parameters:

@@ -17,7 +17,7 @@ from rlplan.spec.model import Component, ModelSpec
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.collectives import all_gather_cost, all_to_all_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.elementwise import BACKWARD, SCORES, cast_bytes, layers_bytes, loss_bytes
+from rlplan.timing.elementwise import BACKWARD, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
 from rlplan.timing.flops import Lengths, attention_flops, head_flops, layer_parameters, product_parameters
 from rlplan.timing.kernels import (
     Kernels,
@@ -144,7 +144,19 @@ def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: C
     )
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     host = LAUNCH * kernels * times.between * setting.model.num_layers / setting.choice.pp
-    return device + Cost({Resource.LATENCY: max(0.0, host - device.seconds)})
+    moved = _offloaded_activations_s(setting, batch, times, cluster)
+    late = {Resource.LATENCY: max(0.0, host - device.seconds), Resource.HOST_LINK: max(0.0, moved - device.seconds)}
+    return device + Cost({resource: seconds for resource, seconds in late.items() if seconds})
+
+
+def _offloaded_activations_s(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
+    """Seconds of the layers' inputs to the host and back, beside computing. Source: torch's save_on_cpu."""
+    link = cluster.gpu.host_link
+    if not (setting.training.offloads_activations and times.is_training and link):
+        return 0.0
+    rows = batch.num_tokens / setting.ranks_of_tokens * setting.model.num_layers / setting.choice.pp
+    moved = 2.0 * setting.training.dtype.num_bytes * setting.model.hidden_size * rows
+    return moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)
 
 
 def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
@@ -177,19 +189,26 @@ def _rank_products(setting: TrainSetting) -> dict[Component, float]:
 
 
 def _product_share(setting: TrainSetting, rows: float) -> float:
-    """Quantisation of the layers' products: of dense ones by waves, of experts by tiles, weighed by their FLOPs."""
+    """Quantisation of the layers' products: of dense ones by waves, of experts by tiles, weighed by their FLOPs.
+
+    Counts: the columns of a product that tensor parallelism cuts are a share, of the one behind it all of h.
+    """
     model, tp = setting.model, setting.choice.tp
-    counts = product_parameters(model)
     experts = model.experts
-    routed = counts.get(Component.EXPERTS, 0)
-    active = routed * experts.num_active / experts.num_experts if experts else 0.0
-    dense = sum(counts.values()) - routed
-    columns = max(model.hidden_size, model.q_size) / tp
-    inverse = dense / wave_share(rows, columns)
-    if experts and active:
+    h, width = model.hidden_size, model.intermediate_size
+    inputs = model.q_size + 2 * model.kv_size
+    products: list[tuple[float, float]] = []
+    products += [(float(h * inputs), inputs / tp), (float(h * model.q_size), float(h))]
+    num_sparse = len(experts.layers) / model.num_layers if experts else 0.0
+    products += [(2 * h * width * (1 - num_sparse), 2 * width / tp), (h * width * (1 - num_sparse), h)]
+    weight = sum(size for size, _ in products)
+    slowed = sum(size / wave_share(rows, columns) for size, columns in products if size)
+    if experts:
         each = rows * experts.num_active / experts.num_experts * setting.choice.ep
-        inverse += active / (tile_share(each) * wave_share(rows * experts.num_active, model.hidden_size / tp))
-    return (dense + active) / inverse
+        active = num_sparse * h * (3 * experts.num_active * experts.intermediate_size)
+        weight += active
+        slowed += active / (tile_share(each) * wave_share(rows * experts.num_active, h / tp))
+    return weight / slowed
 
 
 def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
@@ -201,7 +220,9 @@ def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     tokens = batch.num_tokens / ranks
-    moved = layers_bytes(model, is_fused=runs.is_fused) * times.between * tokens
+    moved = layers_bytes(model, is_fused=runs.is_fused, has_plain_rotary=runs.has_plain_rotary)
+    moved += repeat_bytes(model) if runs.repeats_keys else 0.0
+    moved *= times.between * tokens
     if runs.has_fp8:
         moved += cast_bytes(model, is_backward=False) * (times.products - 2 * times.is_training) * tokens
         moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
@@ -214,9 +235,9 @@ def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
 
 
-HIDDEN_BY_ASYNC_TP = 0.7
-"""Share of tensor parallel collectives that runs beside products. Source: PyTorch, "Introducing Async Tensor
-Parallelism" (2024): Llama 3 8B and 70B hide most of it; assumed."""
+HIDDEN_BY_ASYNC_TP = 0.3
+"""Share of tensor parallel collectives that runs beside products. Source: PyTorch, "Introducing async tensor
+parallelism" (2024), recalled: a step is 8 % faster, of which these collectives are a quarter."""
 
 
 def exchange_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:

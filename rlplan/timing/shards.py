@@ -58,17 +58,31 @@ def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) 
     """
     choice, ranks = setting.choice, _ranks(setting)
     stride = choice.tp
-    total = NOTHING
+    total = _host_traffic(setting, cluster, is_training=is_training)
     if choice.zero_stage == 3:
         gathered = num_held(setting) * setting.training.dtype.num_bytes
-        total += all_gather_cost(gathered, ranks, cluster, stride).times(2 if is_training else 1)
-        total += _layer_hops(setting, total, cluster)
+        gather = all_gather_cost(gathered, ranks, cluster, stride)
+        total += (gather + _layer_hops(setting, gather)).times(2 if is_training else 1)
     if is_training and choice.zero_stage >= 2:
         total += reduce_scatter_cost(num_trained(setting) * setting.runs.reduce_bytes, ranks, cluster, stride)
     return total
 
 
-def _layer_hops(setting: TrainSetting, whole: Cost, cluster: Cluster) -> Cost:
+def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
+    """Seconds on the host link of one pass: a rank's share of offloaded weights up before each gather, its share of the
+    gradients down to an offloaded optimizer. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""
+    choice, ranks, link = setting.choice, _ranks(setting), cluster.gpu.host_link
+    moved = 0.0
+    if choice.offloads_parameters:
+        moved += num_held(setting) * setting.training.dtype.num_bytes / ranks * (2 if is_training else 1)
+    if choice.offloads_optimizer and is_training:
+        moved += num_trained(setting) * setting.training.dtype.num_bytes / (ranks if choice.zero_stage else 1)
+    if not moved or link is None:
+        return NOTHING
+    return Cost({Resource.HOST_LINK: moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)})
+
+
+def _layer_hops(setting: TrainSetting, whole: Cost) -> Cost:
     """A gather happens layer by layer: each has its own hops."""
     hops = whole.parts.get(Resource.LATENCY, 0.0)
     return Cost({Resource.LATENCY: hops * (setting.model.num_layers / setting.choice.pp - 1)})

@@ -7,7 +7,8 @@ Symbols: m micro-batches of a group of ranks, p pipeline stages, v virtual stage
 """
 
 from dataclasses import dataclass
-from math import ceil, log, sqrt
+from math import ceil, sqrt
+from statistics import NormalDist
 
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -16,6 +17,18 @@ from rlplan.timing.passes import FORWARD, MicroBatch, Times, TrainSetting, pass_
 from rlplan.timing.shards import overlap, pass_traffic, step_traffic
 
 __all__ = ["TrainSetting", "TrainWork", "train_cost"]
+
+
+def largest_normal(count: float) -> float:
+    """The largest of `count` standard normal numbers, as a mean.
+
+    Counts: the quantile at (n - 3/8) / (n + 1/4). Source: Blom 1958, chapter 6; exact: 1.424 of 8, 2.069 of 32.
+
+    >>> [round(largest_normal(count), 2) for count in (1, 8, 32)]
+    [0.0, 1.43, 2.07]
+    """
+    many = max(1.0, count)
+    return NormalDist().inv_cdf((many - 0.375) / (many + 0.25))
 
 
 @dataclass(frozen=True)
@@ -42,13 +55,13 @@ class TrainWork:
     def longest_of(self, count: float) -> float:
         """Tokens of the longest of `count` sequences, as a mean.
 
-        Counts: mean + deviation * sqrt(2 ln n), no longer than is allowed. Source: the maximum of n normal numbers,
-        Cramer 1946, section 28.6, first term. Assumes: nothing else is known of the distribution.
+        Counts: mean + deviation * `largest_normal`, no longer than is allowed.
+        Assumes: nothing else is known of the distribution.
 
         >>> TrainWork(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
         100.0
         """
-        return min(self.max_len, self.mean_len + self.deviation * sqrt(2 * log(max(1.0, count))))
+        return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
 
 
 def train_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
@@ -106,8 +119,8 @@ def _bubble(setting: TrainSetting, one: Cost) -> Cost:
 def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
-    Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by sqrt(2 ln D) of that;
-    balanced: no rank has less than the longest sequence. Source: order statistics, as `TrainWork.longest_of`.
+    Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by `largest_normal` of
+    that; balanced: no rank has less than the longest sequence. Source: order statistics, central limit theorem.
     """
     groups = setting.num_groups
     each = work.num_rollouts / groups
@@ -117,7 +130,7 @@ def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
     if work.is_balanced:
         most = max(mean, work.longest_of(work.num_rollouts))
     else:
-        most = min(mean + work.deviation * sqrt(each) * sqrt(2 * log(groups)), each * work.max_len)
+        most = min(mean + work.deviation * sqrt(each) * largest_normal(groups), each * work.max_len)
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 

@@ -38,7 +38,7 @@ def budget_page(budget: Budget) -> Page:
         phases=phase_rows(budget.timing),
         actions=action_rows(actions, budget.ledger, budget.timing if budget.timing.seconds else None),
         places=_places(budget),
-        risks=_risks(budget),
+        facts=_risks(budget),
         others=tuple(_other(budget, other) for other in budget.runners_up)
         + tuple(OtherRow(one.placement.value, "", None, one.reason) for one in budget.considered),
         remedies=tuple(

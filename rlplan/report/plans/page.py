@@ -89,7 +89,7 @@ class OtherRow:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page says. state: (mood, sentence). choices, risks: (term, words)."""
+    """Everything that a page says. state: (mood, sentence). choices, facts: (term, words)."""
 
     title: str
     subtitle: str
@@ -99,7 +99,8 @@ class Page:
     phases: tuple[PhaseRow, ...]
     actions: tuple[ActionRow, ...]
     places: tuple[Place, ...]
-    risks: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    facts_title: str = "Risks"
     others: tuple[OtherRow, ...] = ()
     remedies: tuple[OtherRow, ...] = ()
     schema_version: int = PAGE_SCHEMA_VERSION

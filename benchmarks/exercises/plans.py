@@ -1,0 +1,98 @@
+"""Plans of the exercises, each worked out once, and how they are put in words and tables.
+
+In: what would be typed. Out: budgets, or why there is none; rows of markdown. Left out: the exercises.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from rlplan.errors import RlplanError
+from rlplan.memory.ledger import Peak
+from rlplan.planner.budget import Budget, read_setting
+from rlplan.planner.budget_checks import check_budget
+from rlplan.planner.gpu_search import GpuSearch
+from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
+from rlplan.vocabulary import MemoryKind
+
+ROOT = Path(__file__).resolve().parents[2]
+SEVENTY = "meta-llama/Llama-3.1-70B-Instruct"
+EIGHT = "meta-llama/Llama-3.1-8B-Instruct"
+ONE = "meta-llama/Llama-3.2-1B-Instruct"
+SEVEN = "meta-llama/Llama-2-7b-hf"
+GB = 10**9
+
+WORKLOAD = (
+    "workload.num_prompts_per_step=256",
+    "workload.num_samples_per_prompt=1",
+    "workload.max_prompt_len=1024",
+    "workload.mean_prompt_len=400",
+    "workload.max_response_len=1024",
+    "workload.response_lengths={kind: lognormal, median: 400, sigma: 0.6}",
+)
+"""Of the exercises with four models: PPO as it was run when they were written."""
+GROUPED = ("workload.num_prompts_per_step=32", "workload.num_samples_per_prompt=8", *WORKLOAD[2:])
+"""As many rollouts, in groups, as GRPO needs them."""
+
+
+@cache
+def plan(model: str, gpus: str, algorithm: str, overrides: tuple[str, ...]) -> Budget | str:
+    """The best plan; or, in words, why there can be none."""
+    return asked(make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides))
+
+
+@cache
+def example(name: str, overrides: tuple[str, ...] = ()) -> Budget | str:
+    """The same of a file in examples/."""
+    return asked(load_budget(ROOT / "examples" / f"{name}.yaml", overrides))
+
+
+def asked(spec: BudgetSpec) -> Budget | str:
+    """The best plan of a budget; or, in words, why there can be none."""
+    try:
+        setting = read_setting(spec)
+        check_budget(spec, setting)
+        return GpuSearch(spec, setting).run(with_others=False)
+    except RlplanError as error:
+        return str(error).splitlines()[0]
+
+
+def typed(model: str, gpus: str, algorithm: str, overrides: tuple[str, ...]) -> str:
+    """The command that gives the same."""
+    words = [word if re.fullmatch(r"[\w.=/+-]+", word) else f"'{word}'" for word in overrides]
+    return f"rlplan plan --model {model} --algorithm {algorithm} --gpus {gpus} {' '.join(words)}"
+
+
+def peak_of(budget: Budget, device: str) -> Peak:
+    """The fullest moment of a device."""
+    return budget.ledger.device_peak(device)
+
+
+def kinds(peak: Peak) -> dict[MemoryKind, int]:
+    """Bytes of each kind at that moment, largest first."""
+    sizes: dict[MemoryKind, int] = {}
+    for _, _, kind, size in peak.rows:
+        sizes[kind] = sizes.get(kind, 0) + size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def choice(budget: Budget) -> str:
+    """What was chosen, in a few words."""
+    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
+    words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
+    words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
+    words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * step.parks
+    words += [f"{step.num_training} + {step.num_generation} GPUs"] if not step.shares_devices else []
+    return ", ".join([*words, f"engine tp {engine.tp}"] if step.has_rollouts else words)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of markdown."""
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def decimal(num_bytes: float) -> str:
+    """Decimal gigabytes, in which the exercises are put."""
+    return f"{num_bytes / GB:,.1f} GB"
