@@ -50,6 +50,7 @@ class GpuTimes:
         self.budget, self.setting, self.roles = budget, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
 
     def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
@@ -209,9 +210,17 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cluster = self._cluster(frame, GENERATION)
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, cluster), work)
+        cost = generate_cost(self._speed(frame, choice), work)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
+
+    def _speed(self, frame: GpuStep, choice: EngineChoice) -> EngineSpeed:
+        """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
+        key = frame.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
+        if key not in self._speeds:
+            rollout = self.budget.rollout.model_copy(update={"quantization": choice.quantization})
+            cluster = self._cluster(frame, GENERATION)
+            self._speeds[key] = EngineSpeed(self.setting.policy, rollout, choice, cluster)
+        return self._speeds[key]
 
     def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
         demand, _, _ = self.roles.demand(frame, choice)
