@@ -16,7 +16,7 @@ from rlplan.timing.collectives import all_gather_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.timing.optimizer import optimizer_cost
-from rlplan.timing.passes import TrainSetting
+from rlplan.timing.passes import LAUNCH, NUM_FUSED_KERNELS, TrainSetting
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.training import TrainWork, train_cost
 from rlplan.timing.weight_sync import SyncWork, sync_cost
@@ -177,9 +177,14 @@ def kv_tokens(run: RlRun, rollout: BudgetRollout, choice: EngineChoice) -> int:
 def chat_generation(run: RlRun) -> Cost:
     """Seconds of generation by a ZeRO-3 trainer.
 
-    Counts: every token gathers all weights, for `CHAT_BATCH` sequences of a GPU at a time; computing hides behind it.
-    Source: DeepSpeed 0.9 hybrid_engine.py (layers are gathered one by one where the model does not fit whole).
+    Counts: every token gathers all weights, for `CHAT_BATCH` sequences of a GPU at a time; or, where that is slower,
+    reads them and launches every layer's kernels. Source: DeepSpeed 0.9 hybrid_engine.py (layers are gathered one by
+    one where the model does not fit whole).
     """
-    one = all_gather_cost(2.0 * run.model.num_parameters, run.training.num_gpus, run.training)
-    rounds = ceil_div(ceil_div(run.num_rollouts, run.training.num_gpus), CHAT_BATCH)
-    return one.times(rounds * run.lengths.longest) if run.training.num_gpus > 1 else NOTHING
+    model, cluster = run.model, run.training
+    gathered = all_gather_cost(2.0 * model.num_parameters, cluster.num_gpus, cluster)
+    read = 2.0 * model.num_parameters / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
+    launched = LAUNCH * NUM_FUSED_KERNELS * model.num_layers
+    local = Cost({Resource.MEMORY: read, Resource.LATENCY: max(0.0, launched - read)})
+    rounds = ceil_div(ceil_div(run.num_rollouts, cluster.num_gpus), CHAT_BATCH)
+    return max(gathered, local, key=lambda cost: cost.seconds).times(rounds * run.lengths.mean)

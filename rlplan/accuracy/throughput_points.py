@@ -98,7 +98,8 @@ def read_step(point: MeasuredPoint) -> Step:
         raise CannotPredict("time of training beside frozen weights is not held to any published point")
     settings, model_ranks = run.settings, run.tp * run.pp * run.cp * run.ulysses
     groups = max(1, run.num_ranks // model_ranks)
-    sequences = _num_sequences(settings, run.tokens.sequences, groups)
+    local = settings.first(BATCH)  # torchtitan cuts it over the stages of a pipeline
+    sequences = _num_sequences(settings, settings.count(local) if local else run.tokens.sequences, groups)
     setting = _setting(run)
     length = run.tokens.length
     head = length if setting.loss is not Loss.NONE else 0
@@ -182,6 +183,8 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp"))
+        interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
+        kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
         return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
     if trainer is MEGATRON:
         is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention

@@ -1,7 +1,7 @@
 """The cluster that a point's words name: GPU, how many, the host they sit in, and what a variant of the GPU changes.
 
 In: a point. Out: a Cluster. Raises CannotPredict where no profile has the GPU. Left out: networks that a source does
-not state: the node is the first bundled one with this GPU.
+not state: the node is the first bundled one with this GPU, or with one of its generation.
 """
 
 import re
@@ -15,7 +15,7 @@ from rlplan.accuracy.training_settings import RunSettings, num_ranks
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware import GpuProfile, NodeProfile
-from rlplan.spec.profiles import get_gpu, load_profiles
+from rlplan.spec.profiles import get_gpu, get_node, load_profiles
 from rlplan.timing.cluster import Cluster
 
 USUAL_WATTS = {"h100-sxm": 700, "h200-sxm": 700, "a100-sxm-80gb": 400, "a100-sxm-40gb": 400, "b200": 1000}
@@ -32,7 +32,7 @@ def cluster_of(point: MeasuredPoint) -> Cluster:
     """The cluster of a point. Raises: CannotPredict."""
     gpu, settings = timed_gpu(point), RunSettings(point)
     count = num_ranks(settings)
-    node = node_with(gpu.name)
+    node = node_with(gpu.name) or get_node(_similar_node(gpu), where=point.id)
     in_host = settings.first(("gpus_per_host", "gpus_per_node"))
     usual = node.num_gpus if node else USUAL_GPUS_PER_HOST
     per_host = settings.count(in_host) if in_host else min(count, usual)
@@ -82,6 +82,17 @@ def node_with(gpu_name: str) -> NodeProfile | None:
     nodes = [profile for profile in load_profiles().values() if isinstance(profile, NodeProfile)]
     found = [node for node in nodes if node.gpu == gpu_name]
     return min(found, key=lambda node: (node.name.startswith("aws"), node.name), default=None)
+
+
+SIMILAR_NODES = {"7": "dgx-1-v100-32gb", "8": "dgx-a100-80gb", "9": "dgx-h100", "10": "dgx-b200", "gfx942": "mi300x-8x"}
+"""Whose network and host stand in for those of a GPU without a bundled node, by its architecture."""
+
+
+def _similar_node(gpu: GpuProfile) -> str:
+    """A GPU without links of its own sits in a host like that of an L40S."""
+    if gpu.device_link is None or gpu.device_link.technology == "nvlink_bridge":
+        return "l40s-8x"
+    return SIMILAR_NODES.get(gpu.architecture.partition(".")[0], "mi300x-8x")
 
 
 def with_ranks(cluster: Cluster, num_gpus: int) -> Cluster:

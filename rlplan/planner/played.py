@@ -5,7 +5,6 @@ In: a Budget, a number of steps, a seed. Out: what simulate/ makes of it. Left o
 
 from rlplan.errors import SpecError
 from rlplan.planner.budget import Budget
-from rlplan.planner.stand_in_times import EngineSpeed, GenerationWork, generate_cost
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
@@ -13,6 +12,7 @@ from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
 from rlplan.simulate.speed import LinearSpeed, Speed
 from rlplan.spec.lengths import ConstantLengths, Lengths
 from rlplan.timing.cluster import Cluster
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.vocabulary import ActionKind, Stream
 
 MAX_STEPS = 10_000

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from rlplan.simulate.speed import Speed
+from rlplan.simulate.speed import Speed, batch_prefill_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Engine:
         self.max_blocks_used = 0
         self.intervals: list[tuple[float, float]] = []
         self._ends: list[tuple[int, int, Rollout]] = []
-        self._size = limits.block_size
+        self._size, self._num_blocks, self._decode_step_s = limits.block_size, limits.num_blocks, speed.decode_step_s
         self._classes = [0] * self._size
         self._steps = self._held = self._blocks = self._order = 0
         self._planned = 0
@@ -135,15 +135,12 @@ class Engine:
     def _begin(self) -> None:
         """Admit what fits and plan the next segment."""
         needed = self._classes[-self._steps % self._size]
-        seconds = self._admit(needed) if self.waiting or self._blocks + needed > self.limits.num_blocks else 0.0
+        seconds = self._admit(needed) if self.waiting or self._blocks + needed > self._num_blocks else 0.0
         self._decode_from = self.env.now + seconds
         steps = self._planned = self._steps_to_go()
         if steps:
             num_seqs = len(self.running)
-            seconds += steps * self.speed.decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
-        self._plan(seconds)
-
-    def _plan(self, seconds: float) -> None:
+            seconds += steps * self._decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
         self._next = event = Timeout(self.env, seconds)
         event.callbacks.append(self._end)
 
@@ -198,7 +195,8 @@ class Engine:
             rest = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
             self._planned = steps
-            self._plan(rest)
+            self._next = event = Timeout(self.env, rest)
+            event.callbacks.append(self._end)
 
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
@@ -208,7 +206,7 @@ class Engine:
         if not ends:
             return 0
         steps = ends[0][0] - self._steps
-        n, free = len(self.running), self.limits.num_blocks - self._blocks
+        n, free = len(self.running), self._num_blocks - self._blocks
         if n * (steps // self._size + 1) <= free:
             return steps
         return min(steps, self._steps_that_fit(n, free))
@@ -247,7 +245,7 @@ class Engine:
         Running sequences take the blocks of their next step first; where these are lacking, the last to come leaves.
         """
         size, preempted = self._size, False
-        while self._blocks + needed > self.limits.num_blocks:
+        while self._blocks + needed > self._num_blocks:
             rollout, _ = self.running.popitem()
             self._leave(rollout)
             self.waiting.appendleft(rollout)
@@ -256,7 +254,7 @@ class Engine:
             needed = self._classes[-self._steps % size]
         if preempted or not self.waiting:
             return 0.0
-        free, tokens = self.limits.num_blocks - self._blocks - needed, 0
+        free, tokens, attended = self._num_blocks - self._blocks - needed, 0, 0.0
         room = self.limits.max_num_seqs - len(self.running)
         while self.waiting and room:
             rollout = self.waiting[0]
@@ -268,11 +266,13 @@ class Engine:
             self.waiting.popleft()
             free, room = free - blocks, room - 1
             self._blocks += blocks
-            tokens += max(1, held - shared * size)
+            new = max(1, held - shared * size)
+            tokens += new
+            attended += new * (held - new / 2)
             self._join(rollout, held)
         self.num_prefill_tokens += tokens
         self.max_blocks_used = max(self.max_blocks_used, self._blocks)
-        return self.speed.prefill_s(tokens, self._held) if tokens else 0.0
+        return batch_prefill_s(self.speed, tokens, attended) if tokens else 0.0
 
     def _join(self, rollout: Rollout, held: int) -> None:
         """Its prefill gives the first token, each decode step one more."""
@@ -287,13 +287,13 @@ class Engine:
     def _leave(self, rollout: Rollout) -> None:
         """Out of the batch, finished or not: count its tokens, free its blocks."""
         size, group = self._size, rollout.group
-        gained = self._steps - rollout.joined
-        held = rollout.held + gained
+        gained = self._steps - rollout.joined + 1
+        held = rollout.held + gained - 1
         self.running.pop(rollout, None)
         rollout.ticket = 0
-        rollout.done += gained + 1
-        rollout.spans += ((self.version, gained + 1),)
-        self.num_tokens += gained + 1
+        rollout.done += gained
+        rollout.spans += ((self.version, gained),)
+        self.num_tokens += gained
         self._held -= held
         self._classes[(rollout.held - rollout.joined) % size] -= 1
         group.num_resident -= 1

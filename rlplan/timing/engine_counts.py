@@ -22,9 +22,9 @@ BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
 """Read by the row, or not at all in a text step, or counted among the elementwise passes."""
 
 EVENNESS = 0.5
-"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on one B200 (18 rows
-of serving_latency.csv): from 4 to 16 requests its step grows by less than even routing's bytes take at the memory's full
-peak; 0.25 to 1 fit about alike (docs/timing.md)."""
+"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on one B200 (18
+rows of serving_latency.csv): from 4 to 16 requests its step grows by less than the bytes of even routing take at the
+memory's full peak; 0.25 to 1 fit about alike (docs/timing.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Products]:
 
 
 def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> ExpertProducts | None:
-    """What a rank holds of one expert, on average over its tensors. Counts: the bytes of all over experts and layers."""
+    """What a rank holds of one expert: the bytes of all experts over their number and layers."""
     spec = model.experts
     if spec is None:
         return None
