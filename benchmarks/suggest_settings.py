@@ -1,8 +1,8 @@
 """The table of suggested settings: for a GPU, a model's size and a way of training, what the planner chooses.
 
 In: the profiles, the bundled models, one workload for all. Out: reports/planner/suggested_settings.{md,csv}.
-Left out: anything written by hand: every row is a plan. Run it with `python benchmarks/suggest_settings.py`; it takes
-about a minute. A row has the fewest GPUs of COUNTS on which the job fits at the high end of every interval.
+Left out: anything written by hand: every row is a plan. Run it with `python -m benchmarks.suggest_settings`; it takes
+ten seconds. A row has the fewest GPUs of COUNTS on which the job fits at the high end of every interval.
 """
 
 import csv
@@ -55,7 +55,7 @@ WORKLOAD = (
 
 HEAD = """# Suggested settings
 
-Written by `python benchmarks/suggest_settings.py`, not by hand. Each row is the plan that is chosen on the fewest GPUs
+Written by `python -m benchmarks.suggest_settings`, not by hand. Each row is the plan that is chosen on the fewest GPUs
 ({counts} were tried) on which GRPO fits with the longest responses that are allowed. Seconds are predicted; nothing
 here was measured. The same as data, with every column: [suggested_settings.csv](suggested_settings.csv).
 

@@ -76,7 +76,7 @@ def design_targets() -> str:
     rows = []
     for target in TARGETS:
         ways = ("training.tp=auto", "training.pp=auto") if target == "megatron" else ()
-        found = example(EXAMPLE, (f"target={target}", *ways))
+        found = example(EXAMPLE, f"target={target}", *ways)
         if isinstance(found, str):
             rows.append((target, found, "-", "-"))
             continue
