@@ -18,14 +18,14 @@ from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
 COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job or for GPUs.",
-    "explain": "Say why a plan is as it is, and what would change it.",
-    "simulate": "Play a plan's steps with random lengths.",
+    "explain": "Say what binds in a plan for GPUs, and what would change it.",
+    "simulate": "Play the steps of a plan, with lengths that are drawn.",
     "emit": "Write the bundle that will run.",
     "run": "Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.",
-    "report": "Write a page with charts and tables of a run.",
+    "report": "Write a page with charts and tables of a run or a plan.",
     "accuracy": "Compare the formulas with published or your own measurements.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",
-    "profiles": "List, show and detect hardware profiles.",
+    "profiles": "List, show, detect and measure hardware profiles.",
 }
 """Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
 

@@ -41,11 +41,11 @@ def show_gpu_plan(budget: Budget, *, top: int) -> None:
 
 def show_headline(budget: Budget) -> None:
     """Verdict, step and speed; what was chosen; what was asked."""
-    count, gpu = budget.setting.num_gpus, budget.setting.gpu.name
+    gpus = budget.setting.words
     stdout.print(
         Text.assemble(
             (budget.verdict.value, COLORS[budget.verdict]),
-            f"  {budget.spec.model}, {budget.spec.algorithm}, {count}x {gpu}: ",
+            f"  {budget.spec.model}, {budget.spec.algorithm}, {gpus}: ",
             (f"{format_seconds(budget.timing.seconds)} a step", "bold"),
             f", {_speed(budget)}",
         )
@@ -89,7 +89,7 @@ def made_of(cost: Cost, limit: int = 3) -> list[str]:
 
 def _show_memory(budget: Budget) -> None:
     peak, (low, high) = budget.binding, budget.interval()
-    capacity = budget.setting.capacity
+    capacity = budget.binding_capacity
     words = (
         f"{format_bytes(peak.num_bytes)} of {format_bytes(capacity)} ({peak.num_bytes / capacity:.0%}) on the fullest "
         f"GPU, in {peak.action_id}; {format_bytes(low)} to {format_bytes(high)}"

@@ -116,7 +116,7 @@ def _is_misspelt(name: str) -> bool:
 
 def does_not_fit(budget: Budget) -> NoFeasiblePlanError:
     """The answer where nothing fits, as an error for people; the page stands on stdout already."""
-    of, needed, room = budget.shortage or ("a GPU", budget.binding.num_bytes, budget.setting.capacity)
+    of, needed, room = budget.shortage or ("a GPU", budget.binding.num_bytes, budget.binding_capacity)
     peak = budget.ledger.host_peak() if of == "a host's memory" else budget.binding
     others = "" if of != "a host's memory" else " and those like it"
     process, _, kind, size = peak.rows[0]

@@ -6,7 +6,8 @@ seconds (gpu_times.py) are worked out, and what is made of the best (gpu_search.
 Best first: a heap holds frames, pairs of a trainer and an engine, and rated candidates, each by a lower bound of its
 seconds; what is taken from it is looked at more closely and put back, and a rated candidate that comes up is the best
 of all that have not come up. This is exact, for no bound is above the seconds of anything that it stands for:
-- a frame stands for its pairs: its fastest engine alone (rollouts with all the KV cache that is ever useful);
+- a frame stands for its pairs: its fastest engine alone (rollouts with all the KV cache that is ever useful), then
+  that with its fastest trainer, whether it fits or not;
 - a pair stands for itself and for those behind it in both streams (gpu_streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the hand-over's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
@@ -41,6 +42,7 @@ class FrameFront:
         self.engines = Engines(rater, space, frame)
         self._trainers: Trainers | None = None
         self._close: dict[object, tuple[int, float] | None] = {}
+        self._is_known = False
 
     @property
     def trainers(self) -> Trainers:
@@ -49,11 +51,11 @@ class FrameFront:
             self._trainers = Trainers(self.rater, self.space, self.frame, self.engines, self.rank)
         return self._trainers
 
-    @property
     def bound(self) -> Key:
-        """Of all candidates of the frame."""
-        fastest = self.engines.entries[0].seconds * HAIR
-        return rounded(fastest, fastest)
+        """Of all candidates of the frame: of its engines alone, and when it is asked again of its trainers too."""
+        fastest, is_first = self.engines.entries[0].seconds, self._trainers is None and not self._is_known
+        self._is_known = True
+        return self._key(0.0 if is_first else self.trainers.bound, fastest)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
@@ -84,9 +86,9 @@ class FrameFront:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         roles, parts = self.rater.roles, self.rater.roles.parts(self.frame)
         one, other = roles.holding_vector(self.frame, trainer), roles.engine_vector(self.frame, engine)
-        need = roles.without_host_memory(fit(one, other, parts.capacities, parts.driver))
+        need = roles.without_host_memory(fit(one, other, parts.room))
         slack = need.slack_expected if self.rank else need.slack_high
-        if slack < 0 or self.rater.host_is_full(need.host):
+        if slack < 0 or need.slack_host < 0:
             return None
         room = need.room_expected if self.rank else need.room_high
         most, rank = self.rater.kv_cache(self.frame, engine, room, room)
@@ -130,17 +132,25 @@ class BestFirst:
     def __iter__(self) -> Iterator[Rated]:
         for frame in self.frames:
             front = FrameFront(self.rater, self.space, frame, self.rank)
-            self._push(front.bound, front)
+            self._push(front.bound(), front)
         while self._heap:
-            *_, item = heappop(self._heap)
+            key, _, _, item = heappop(self._heap)
             if isinstance(item, Rated):
                 yield item
             elif isinstance(item, FrameFront):
-                self._open(item, 0, 0)
+                self._open_frame(item, key)
             elif isinstance(item, Pair):
                 self._look_closer(item)
             elif isinstance(item, Close):
                 self._rate(item)
+
+    def _open_frame(self, front: FrameFront, key: Key) -> None:
+        """Its first pair, or itself with a bound that is closer."""
+        bound = front.bound()
+        if bound > key:
+            self._push(bound, front)
+        else:
+            self._open(front, 0, 0)
 
     def _open(self, front: FrameFront, i: int, j: int) -> None:
         found = front.pair(i, j)

@@ -13,12 +13,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_axes import ENGINE_TP, can_hold_engine, parallel_axes, powers
+from rlplan.planner.gpu_axes import (
+    Axes,
+    can_train,
+    engine_sizes,
+    parallel_axes,
+    powers,
+    quantizations,
+    zero_stages,
+)
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 MAX_AUTO_TOKENS = 32_768
@@ -26,6 +35,9 @@ MAX_AUTO_TOKENS = 32_768
 MAX_AUTO_SEQS = 1024
 """Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
 MIN_AUTO_SEQS = 16
+LEAST_SCORING, MOST_SCORING = 16, 4
+"""A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
+gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,11 @@ class Chain:
 class GpuSpace:
     """The axes of a budget's candidates."""
 
-    def __init__(self, budget: BudgetSpec, num_gpus: int, model: ModelSpec) -> None:
-        self.budget, self.num_gpus, self.model = budget, num_gpus, model
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
-        self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
 
     @cached_property
     def frames(self) -> tuple[GpuStep, ...]:
@@ -106,10 +119,11 @@ class GpuSpace:
         return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
 
     def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in a frame, more sequences at once first."""
-        key = frame.num_generation, frame.sleeps
+        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
+        key = frame.num_generation, frame.sleeps, frame.shares_devices
         if key not in self._engines:
-            self._engines[key] = tuple(self._all_engines(*key))
+            engines = self._all_engines(frame.num_generation, frame.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
         return self._engines[key]
 
     def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:
@@ -125,33 +139,42 @@ class GpuSpace:
     def _placements(self) -> tuple[Placement, ...]:
         if not self.budget.declaration.has_rollouts:
             return (Placement.HYBRID,)
+        if self.split:
+            return (Placement.DISAGGREGATED,)
         wanted = self.budget.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
     def _of_placement(self, placement: Placement) -> Iterator[GpuStep]:
         """Frames in which something can train and something can generate."""
         sleeps = placement is Placement.COLOCATED and self.budget.rollout.sleep_level != 0
-        parks = options(self.budget.placement.parks) if placement is Placement.COLOCATED else (False,)
         for training, generation, scoring in self._splits(placement):
             is_async = self.budget.placement.max_staleness and placement is Placement.DISAGGREGATED
-            for parked, staleness in product(parks, (0, 1) if is_async else (0,)):
-                frame = GpuStep(
-                    placement=placement,
-                    num_training=training,
-                    num_generation=generation,
-                    num_scoring=scoring,
-                    trained_roles=self.budget.declaration.trained_roles,
-                    frozen_roles=frozen_roles(self.budget),
-                    has_rollouts=self.budget.declaration.has_rollouts,
-                    num_mini_batches=min(2, self.budget.workload.num_mini_batches),
-                    zero_stage=0,
-                    scores_base=scores_base(self.budget),
-                    sleeps=sleeps,
-                    parks=parked,
-                    max_staleness=staleness,
-                )
-                if self.chains(frame) and self.engines(frame):
-                    yield frame
+            frame = GpuStep(
+                placement=placement,
+                num_training=training,
+                num_generation=generation,
+                num_scoring=scoring,
+                trained_roles=self.budget.declaration.trained_roles,
+                frozen_roles=frozen_roles(self.budget),
+                has_rollouts=self.budget.declaration.has_rollouts,
+                num_mini_batches=min(2, self.budget.workload.num_mini_batches),
+                zero_stage=0,
+                scores_base=scores_base(self.budget),
+                sleeps=sleeps,
+            )
+            for staleness, (parks, parks_frozen) in product((0, 1) if is_async else (0,), self._parking(frame)):
+                one = replace(frame, max_staleness=staleness, parks=parks, parks_frozen=parks_frozen)
+                if self.chains(one) and self.engines(one):
+                    yield one
+
+    def _parking(self, frame: GpuStep) -> tuple[tuple[bool, bool], ...]:
+        """(whether every role that waits moves to the host, whether frozen ones alone do)."""
+        can_park = frame.placement is Placement.COLOCATED
+        wanted = self.budget.placement.parks
+        if wanted != "auto":
+            return ((wanted and can_park, False),)
+        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
+        return (*(((False, False), (True, False)) if can_park else ((False, False),)), *frozen)
 
     def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
         """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
@@ -159,19 +182,25 @@ class GpuSpace:
             yield self.num_gpus, self.num_gpus, 0
             return
         share = self.budget.placement.generation_share
-        if share != "auto":
+        if self.split is None and share != "auto":
             generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
             yield self.num_gpus - generation, generation, 0
             return
-        for training in self._training_sizes:
-            yield training, self.num_gpus - training, 0
+        scoring = [0]
+        if frozen_roles(self.budget):
+            smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
+            scoring += [size for size in powers(largest) if size >= smallest]
+        for training, alone in product(self._training_sizes, scoring):
+            here = training + alone
+            if here < self.num_gpus and (self.split is None or here == self.split[0]):
+                yield training, self.num_gpus - training - alone, alone
 
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
         """Sizes of a training group that divide the mini-batch in some layout."""
         rollouts = self.budget.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        ways = {_ranks_per_sequence(axes) for axes in parallel_axes(self.budget, self.model, self.num_gpus)}
+        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.budget, self.model, self.num_gpus)}
         sizes = {divisor * way for divisor in divisors for way in ways}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
@@ -182,7 +211,7 @@ class GpuSpace:
         training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
         rollouts = budget.workload.rollouts_per_mini_batch
-        ways = sorted({_ranks_per_sequence(axes) for axes in parallel_axes(budget, self.model, training)})
+        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(budget, self.model, training)})
         if all(training % way for way in ways):
             return f"{_words(ways)} ranks that share a sequence do not divide the {training} GPUs that train"
         if generation % tp:
@@ -197,41 +226,26 @@ class GpuSpace:
         wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
         recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
         for axes in parallel_axes(self.budget, self.model, training):
-            way = _ranks_per_sequence(axes)
+            way = axes.ranks_per_sequence
             if training % way or rollouts % (training // way):
                 continue
             sizes = self._micro_batches(rollouts // (training // way), axes)
-            ulysses, tp, pp, cp, ep = axes
             for stage, recompute, optimizer, parameters in product(
-                self._stages(training, axes),
+                zero_stages(self.budget, training, axes),
                 recomputes,
                 options(wanted.offloads_optimizer),
                 options(wanted.offloads_parameters),
             ):
-                if not self._can_train(stage, optimizer=optimizer, parameters=parameters):
+                if not can_train(wanted, self.budget.target, stage, optimizer=optimizer, parameters=parameters):
                     continue
                 lean = recompute, optimizer, parameters
                 for kind in sizes:
                     chosen = (
-                        TrainerChoice(stage, *lean, size, ulysses, tp, pp, cp, ep, tokens) for size, tokens in kind
+                        TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in kind
                     )
                     yield Chain(tuple(chosen), lean)
 
-    def _stages(self, training: int, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """ZeRO stages. Alone a rank shards nothing: stage 3 is there for what can be offloaded."""
-        wanted, (_, tp, *_rest) = self.budget.training.zero_stage, axes
-        stages = ((0, 1, 2, 3) if training > 1 else (0, 3)) if wanted == "auto" else (int(wanted),)
-        return tuple(stage for stage in stages if tp == 1 or stage < 3)
-
-    def _can_train(self, stage: int, *, optimizer: bool, parameters: bool) -> bool:
-        """Whether DeepSpeed has the combination."""
-        training = self.budget.training
-        needs_three = parameters or (optimizer and training.offload_device == "nvme")
-        is_packed = training.lora is not None and training.lora.base == "nf4"
-        has_no_host_step = optimizer and (stage == 0 or training.optimizer != "adamw")
-        return not ((needs_three and stage < 3) or (is_packed and stage == 3) or has_no_host_step)
-
-    def _micro_batches(self, share: int, axes: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first."""
         workload = self.budget.workload
         if workload.max_tokens_per_micro_batch is not None:
@@ -239,7 +253,7 @@ class GpuSpace:
             return (((max(1, tokens // workload.max_seq_len), tokens),),)
         if workload.micro_batch_size_per_gpu != "auto":
             return (((min(share, int(workload.micro_batch_size_per_gpu)), 0),),)
-        largest = max(1, min(share, MAX_AUTO_TOKENS * axes[0] // workload.max_seq_len))
+        largest = max(1, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // workload.max_seq_len))
         sizes = tuple(size for size in reversed(powers(largest)) if size <= largest)
         padded = tuple((size, 0) for size in sizes)
         if workload.prompt_len + workload.lengths.quantile(0.0) >= workload.max_seq_len:
@@ -252,18 +266,20 @@ class GpuSpace:
             return
         rollout = self.budget.rollout
         levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
-        sizes = powers(ENGINE_TP) if rollout.tp == "auto" else (int(rollout.tp),)
-        for tp, level in product(sizes, levels):
-            if generation % tp == 0 and (rollout.tp != "auto" or can_hold_engine(self.model, tp)):
-                yield EngineChoice(tp, level, rollout.max_num_seqs, rollout.quantization)
+        formats = quantizations(self.budget, self.gpu)
+        for (tp, has_experts), level, quantization in product(engine_sizes(self.budget, self.model), levels, formats):
+            if generation % tp == 0:
+                for num_seqs in self._num_seqs(generation // tp):
+                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts)
 
-
-def list_gpu_candidates(
-    budget: BudgetSpec, num_gpus: int, model: ModelSpec
-) -> tuple[list[GpuCandidate], list[Impossible]]:
-    """(every candidate, placements that cannot be built). A search does not need the list: see `GpuSpace`."""
-    space = GpuSpace(budget, num_gpus, model)
-    return list(space), list(space.impossible)
+    def _num_seqs(self, num_engines: int) -> tuple[int, ...]:
+        """Sequences at once: up to all of an engine's share, the most first."""
+        wanted = self.budget.rollout.max_num_seqs
+        if wanted != "auto":
+            return (wanted,)
+        share = ceil_div(self.budget.workload.num_rollouts_per_step, num_engines)
+        most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
+        return tuple(size for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
 
 
 def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
@@ -280,11 +296,6 @@ def scores_base(budget: BudgetSpec) -> bool:
 def options(choice: str | bool) -> tuple[bool, ...]:
     """What a choice leaves open."""
     return (False, True) if choice == "auto" else (bool(choice),)
-
-
-def _ranks_per_sequence(axes: tuple[int, ...]) -> int:
-    ulysses, tp, pp, cp, _ = axes
-    return ulysses * tp * pp * cp
 
 
 def _words(numbers: list[int]) -> str:

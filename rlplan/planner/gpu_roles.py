@@ -7,7 +7,7 @@ Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
@@ -19,11 +19,13 @@ from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import Loss
 from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_tables import Fit, Frame, RoleTable, Vector, driver_of, fit, frame_of, vector_of
+from rlplan.planner.gpu_tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
+UNKNOWN = 1 << 60
+"""Bytes of a host of which nothing is known: it is not what binds."""
 NO_ENGINE = EngineChoice(1, 0)
 NO_TRAINER = TrainerChoice(0, False, False, False, 1)
 """Stand in for the half of a candidate that a forecast does not look at."""
@@ -31,12 +33,11 @@ NO_TRAINER = TrainerChoice(0, False, False, False, 1)
 
 @dataclass(frozen=True)
 class FrameParts:
-    """A frame with what every candidate in it shares. capacities: of each moment's device. driver: on each host."""
+    """A frame with what every candidate in it shares."""
 
     frame: Frame
     schedule: Schedule
-    capacities: tuple[int, ...]
-    driver: tuple[int, ...]
+    room: Room
 
     @cached_property
     def others(self) -> tuple[str, ...]:
@@ -68,9 +69,11 @@ class GpuRoles:
         if step not in self._frames:
             schedule = build_gpu_schedule(step)
             frame = frame_of(schedule, self.hosts(schedule))
-            capacities = (self.setting.capacity,) * len(frame.places)
-            driver = driver_of(frame, DRIVER_HOST_BYTES + self.rollout_buffer)
-            self._frames[step] = FrameParts(frame, schedule, capacities, driver)
+            host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
+            driver = DRIVER_HOST_BYTES + self.rollout_buffer
+            others = self.other_capacities(schedule)
+            room = room_of(frame, self.setting.capacity, host, driver, others)
+            self._frames[step] = FrameParts(frame, schedule, room)
         return self._frames[step]
 
     def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
@@ -78,8 +81,9 @@ class GpuRoles:
 
         Groups of their own devices have hosts of their own where there is more than one host.
         """
-        per_host, hosts = self.setting.gpus_per_host, {}
+        hosts = {}
         for index, group in enumerate(schedule.groups):
+            per_host = self.setting.pool(group.name).gpus_per_host
             host = f"host:{index}" if self.setting.num_gpus > per_host else HOST_DEVICE
             members = set(group.devices)
             for name, device in schedule.processes:
@@ -87,12 +91,21 @@ class GpuRoles:
                     hosts[name] = host, min(len(members), per_host)
         return hosts
 
+    def other_capacities(self, schedule: Schedule) -> dict[str, int]:
+        """Bytes of devices and hosts that are not those of the training pool."""
+        capacities: dict[str, int] = {}
+        for index, group in enumerate(schedule.groups if self.setting.has_pools else ()):
+            pool = self.setting.pool(group.name)
+            capacities |= dict.fromkeys(group.devices[:1], pool.capacity)
+            if pool.host_capacity is not None:
+                capacities[f"host:{index}"] = pool.host_capacity
+        return capacities
+
     def fit(self, candidate: GpuCandidate) -> Fit:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
         parts = self.parts(candidate.step)
         one = self.trainer_vector(candidate.step, candidate.trainer)
-        need = fit(one, self.engine_vector(candidate.step, candidate.engine), parts.capacities, parts.driver)
-        return self.without_host_memory(need)
+        return self.without_host_memory(fit(one, self.engine_vector(candidate.step, candidate.engine), parts.room))
 
     def without_host_memory(self, need: Fit) -> Fit:
         """The same where the GPU's memory is the host's, so that both must fit into it together."""
@@ -141,8 +154,7 @@ class GpuRoles:
     def _sum(
         self, parts: FrameParts, processes: tuple[str, ...], candidate: GpuCandidate, *, any_tokens: bool = False
     ) -> Vector:
-        nothing = (0,) * len(parts.frame.places)
-        total = Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
+        total = _nothing(parts)
         for name in processes:
             total += vector_of(parts.frame, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
@@ -186,7 +198,7 @@ class GpuRoles:
                 budget.rollout,
                 candidate.engine,
                 step.placement,
-                setting.overheads,
+                setting.pool(GENERATION).overheads,
                 budget.placement.sync_bucket,
                 kv_cache,
             )
@@ -198,9 +210,11 @@ class GpuRoles:
                 budget.training.dtype.num_bytes,
                 Loss(budget.training.logits),
                 passes,
-                step.num_training,
+                step.num_frozen,
                 setting.overheads,
-                is_sharded=step.zero_stage == 3 and step.num_training > 1,
+                is_sharded=step.zero_stage == 3 and step.num_frozen > 1,
+                target=budget.target,
+                cut=candidate.trainer,
             )
         role = Role(worker.removesuffix("_trainer"))
         return TrainerOnGpu(
@@ -213,6 +227,7 @@ class GpuRoles:
             setting.overheads,
             budget.placement.sync_bucket,
             in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+            target=budget.target,
         )
 
     def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:
@@ -226,10 +241,11 @@ class GpuRoles:
         trainer = candidate.trainer
         if trainer.max_tokens:
             tokens = float(trainer.max_tokens * self.budget.declaration.sequences_per_sample)
-        tokens /= trainer.ulysses
+        tokens /= trainer.token_ways
         head = tokens * response_len / length
         share = workload.rollouts_per_mini_batch // (candidate.step.num_training // trainer.ranks_per_sequence)
-        return Passes(int(tokens), int(head), accumulates=share > trainer.micro_batch)
+        num = ceil_div(share, trainer.micro_batch)
+        return Passes(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     @cached_property
     def usual_len(self) -> float:
@@ -241,26 +257,25 @@ class GpuRoles:
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """
-        workload, capacity = self.budget.workload, self.setting.capacity
+        workload = self.budget.workload
         low, high = 1.0, float(workload.max_response_len)
-        if self._need_at(candidate, kv_cache, low) > capacity:
+        if not self._fits_at(candidate, kv_cache, low):
             return 1.0
-        if self._need_at(candidate, kv_cache, high) <= capacity:
+        if self._fits_at(candidate, kv_cache, high):
             return 0.0
         for _ in range(12):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._need_at(candidate, kv_cache, middle) <= capacity else (low, middle)
+            low, high = (middle, high) if self._fits_at(candidate, kv_cache, middle) else (low, middle)
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
-    def _need_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> int:
-        """Bytes at the worst moment when the longest response has so many tokens."""
+    def _fits_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> bool:
+        """Whether every moment fits as expected when the longest response has so many tokens."""
         parts = self.parts(candidate.step)
-        nothing = (0,) * len(parts.frame.places)
-        total = Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
+        total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += vector_of(parts.frame, name, RoleTable(forecast, forecast))
-        return max(total.expected)
+        return self.without_host_memory(fit(total, nothing, parts.room)).slack_expected >= 0
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
@@ -269,8 +284,10 @@ class GpuRoles:
         key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer
-            sizes = trainer.micro_batch, trainer.max_tokens, trainer.ranks_per_sequence
-            key = (process, step.num_training, step.zero_stage == 3, sizes)
+            sizes = trainer.micro_batch, trainer.max_tokens, trainer.token_ways
+            key = (process, step.num_frozen, step.zero_stage == 3, sizes)
+            if self.budget.target != "rlplan":
+                key = (process, step.num_frozen, trainer)
         elif not is_engine:
             key = (process, step.placement is Placement.DISAGGREGATED, step.num_training, candidate.trainer)
         if key not in self._tables:
@@ -283,3 +300,9 @@ class GpuRoles:
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]
+
+
+def _nothing(parts: FrameParts) -> Vector:
+    """No bytes at every moment."""
+    nothing = (0,) * len(parts.frame.places)
+    return Vector(nothing, nothing, (0,) * len(parts.frame.hosts))

@@ -36,7 +36,7 @@ class GpuSearch:
         self.budget, self.setting = budget, setting
         self.rater = Rater(budget, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
-        self.space = GpuSpace(budget, setting.num_gpus, setting.policy)
+        self.space = GpuSpace(budget, setting)
 
     def run(self, *, with_others: bool = True) -> Budget:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -77,7 +77,7 @@ class GpuSearch:
 
         Counts: of each layout the leanest chain's smallest pass, beside every engine.
         """
-        found: list[tuple[float, int, GpuCandidate]] = []
+        found: list[tuple[tuple[float, float], int, GpuCandidate]] = []
         for frame in self.space.frames:
             if placement in (None, frame.placement):
                 chains = self.space.chains(frame)
@@ -124,7 +124,8 @@ class GpuSearch:
             host, alike = hosts[name]
             processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
         capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
-        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer)
+        others = self.roles.other_capacities(schedule)
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
     def _others(self, best: Budget, stream: BestFirst) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
@@ -140,9 +141,11 @@ class GpuSearch:
 
     def alternative(self, one: Rated) -> Alternative:
         """A rated candidate that was not chosen."""
-        peak = max(one.need.high, self.setting.capacity - one.need.room_high + one.kv_cache)
-        verdict = list(Verdict)[one.rank]
-        return Alternative(one.candidate, one.timing, one.kv_cache, peak, self.setting.capacity - peak, verdict)
+        headroom = one.need.slack_high
+        if one.candidate.step.has_rollouts:
+            headroom = min(headroom, one.need.room_high - one.kv_cache)
+        peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
+        return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
 
     def _best_of_others(self, best: Budget) -> Iterator[Rated]:
         """Of each other placement the best candidate, or the nearest."""
@@ -156,7 +159,7 @@ class GpuSearch:
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
         where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
-        if self.rater.host_is_full(one.need.host):
+        if one.need.slack_host < 0:
             needed = format_bytes(one.need.host)
             room = format_bytes(self.setting.host_capacity or 0)
             return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_candidates import Chain, GpuSpace
@@ -47,7 +47,7 @@ class Engines:
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep) -> None:
         self.rater, self.frame, self.choices = rater, frame, space.engines(frame)
-        times, limit = rater.times, rater.setting.capacity
+        times, limit = rater.times, rater.setting.pool(GENERATION).capacity
         entries = []
         for choice in self.choices:
             most, _ = rater.kv_cache(frame, choice, limit, limit)
@@ -85,6 +85,15 @@ class Trainers:
         self._syncs: dict[tuple[int, ...], float] = {}
         self._known: list[TrainerEntry] = []
         self._stream = self._read()
+        for chains in self._chains.values():
+            for lean, chain in chains.items():
+                if not any(_is_step(other, lean) for other in chains):
+                    self._open(chain)
+
+    @property
+    def bound(self) -> float:
+        """No trainer that has not been read takes fewer seconds, whether it fits or not; infinite beyond the last."""
+        return self._heap[0][0] if self._heap else float("inf")
 
     def get(self, index: int) -> TrainerEntry | None:
         """The entry at an index, None beyond the last."""
@@ -96,29 +105,24 @@ class Trainers:
         return self._known[index]
 
     def _read(self) -> Iterator[TrainerEntry]:
-        for chains in self._chains.values():
-            for lean, chain in chains.items():
-                if not any(_is_step(other, lean) for other in chains):
-                    self._open(chain)
         while self._heap:
             seconds, _, _, item = heappop(self._heap)
             if isinstance(item, TrainerChoice):
                 yield TrainerEntry(seconds, item)
                 continue
             assert isinstance(item, Chain), "choices and chains"
+            for choice in self._that_fit(item):
+                heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
             for lean, chain in self._chains[_base(item)].items():
                 if _is_step(item.lean, lean):
                     self._open(chain)
 
     def _open(self, chain: Chain) -> None:
-        """Put a chain's choices that fit by themselves on the heap, and the chain where its leaner ones may follow."""
-        if id(chain) in self._opened:
-            return
-        self._opened.add(id(chain))
-        bound = min(self._seconds(choice) for choice in chain.choices)
-        heappush(self._heap, (bound, 0, next(self._count), chain))
-        for choice in self._that_fit(chain):
-            heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
+        """Put a chain on the heap at the seconds of its fastest choice; leaner ones follow when it comes up."""
+        if id(chain) not in self._opened:
+            self._opened.add(id(chain))
+            bound = min(self._seconds(choice) for choice in chain.choices)
+            heappush(self._heap, (bound, 0, next(self._count), chain))
 
     def _seconds(self, choice: TrainerChoice) -> float:
         times, frame = self.rater.times, self.frame
@@ -146,9 +150,9 @@ class Trainers:
 
     def _fits(self, vector: Vector) -> bool:
         rater, parts = self.rater, self.rater.roles.parts(self.frame)
-        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.capacities, parts.driver))
+        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.room))
         slack = need.slack_high if self.rank == 0 else need.slack_expected
-        return slack >= 0 and not rater.host_is_full(need.host)
+        return slack >= 0 and need.slack_host >= 0
 
 
 def _base(chain: Chain) -> tuple[object, ...]:

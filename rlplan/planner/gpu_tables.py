@@ -9,9 +9,9 @@ wait keep what they held after their last action, which for the first action of 
 before.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import add
+from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.predict import GpuForecast, host_bytes
@@ -73,8 +73,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     actions: dict[tuple[Moment, str], Action] = {}
+    pairs = set(schedule.concurrent)
     # twice through a step: the second time its first actions find everybody where the step before has left them
-    parts: tuple[tuple[Moment, Iterable[Action]], ...] = (
+    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("steady", schedule.step),
         ("steady", schedule.step),
@@ -83,7 +84,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
     for moment, part in parts:
         for action in part:
             actions[moment, action.id] = action
-            now = last | dict.fromkeys(action.processes, (moment, action.id, True))
+            now = dict(last)
+            for other in (*(one for one in part if {(one.id, action.id), (action.id, one.id)} & pairs), action):
+                now |= dict.fromkeys(other.processes, (moment, other.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None
@@ -153,8 +156,8 @@ def _look_up(frame: Frame, table: RoleTable, slot: Slot, *, any_tokens: bool) ->
 class Fit:
     """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
 
-    slack_expected, slack_high: capacity that the worst moment leaves, negative where it overflows. host: bytes of the
-    fullest host with what the driver holds.
+    slack_expected, slack_high, slack_host: capacity that the worst moment leaves, negative where it overflows.
+    host: bytes of the fullest host with what the driver holds.
     """
 
     expected: int
@@ -164,12 +167,23 @@ class Fit:
     room_expected: int
     room_high: int
     host: int
+    slack_host: int
 
 
-def fit(one: Vector, other: Vector, capacities: Sequence[int], driver: Sequence[int]) -> Fit:
-    """Adds two vectors up. capacities: of each moment's device. driver: bytes of the driver on each moment's host."""
+@dataclass(frozen=True)
+class Room:
+    """What there is at each moment of a frame: bytes of a device, bytes of a host without what the driver holds."""
+
+    devices: tuple[int, ...]
+    hosts: tuple[int, ...]
+    driver: tuple[int, ...]
+
+
+def fit(one: Vector, other: Vector, room: Room) -> Fit:
+    """Adds two vectors up."""
     expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
-    slack, slack_high = [*map(_less, capacities, expected)], [*map(_less, capacities, high)]
+    slack, slack_high = [*map(sub, room.devices, expected)], [*map(sub, room.devices, high)]
+    host = [*map(sum, zip(one.hosts, other.hosts, room.driver, strict=True))]
     kv = one.holds_kv or other.holds_kv
     return Fit(
         max(expected),
@@ -178,14 +192,15 @@ def fit(one: Vector, other: Vector, capacities: Sequence[int], driver: Sequence[
         min(slack_high),
         min((slack[index] for index in kv), default=0),
         min((slack_high[index] for index in kv), default=0),
-        max(map(sum, zip(one.hosts, other.hosts, driver, strict=True))),
+        max(host),
+        min(map(sub, room.hosts, host)),
     )
 
 
-def _less(capacity: int, size: int) -> int:
-    return capacity - size
-
-
-def driver_of(frame: Frame, num_bytes: int) -> tuple[int, ...]:
-    """What the driver holds at every moment of a host: it runs on the first."""
-    return tuple(num_bytes if host == HOST_DEVICE else 0 for host, _ in frame.hosts)
+def room_of(frame: Frame, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
+    """What there is at the moments of a frame. driver: on the first host. others: where capacity differs."""
+    return Room(
+        tuple(others.get(device, capacity) for device, _ in frame.places),
+        tuple(others.get(name, host) for name, _ in frame.hosts),
+        tuple(driver if name == HOST_DEVICE else 0 for name, _ in frame.hosts),
+    )

@@ -8,39 +8,30 @@ synchronous step are a sum of three, and those of an asynchronous one the larger
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, SCORING, TRAINING, GpuStep
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import TrainerOnGpu
-from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.gpu_roles import NO_ENGINE, NO_TRAINER, GpuRoles
-from rlplan.planner.stand_in_times import (
-    EngineSpeed,
-    GenerationWork,
-    SyncWork,
-    TrainSetting,
-    TrainWork,
-    generate_cost,
-    offload_cost,
-    optimizer_cost,
-    reload_cost,
-    score_cost,
-    sleep_cost,
-    sync_cost,
-    train_cost,
-    wake_kv_cost,
-    wake_weights_cost,
-)
-from rlplan.spec.budget import BudgetSpec
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.optimizer import optimizer_cost
+from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step
+from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.training import TrainSetting, TrainWork, train_cost
+from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
@@ -56,6 +47,7 @@ class GpuTimes:
         self.budget, self.setting, self.roles = budget, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._clusters: dict[tuple[str, int], Cluster] = {}
 
     def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
         """A steady step. kv_cache: bytes a GPU."""
@@ -68,7 +60,7 @@ class GpuTimes:
         costs = {}
         for action in self.roles.parts(candidate.step).schedule.step:
             if action.kind in GENERATES:
-                costs[action.id] = self._of_engine(action, candidate.step, candidate.engine, kv_cache)
+                costs[action.id] = self._of_engine(action.kind, candidate.step, candidate.engine, kv_cache)
             elif action.kind is ActionKind.SYNC_WEIGHTS:
                 costs[action.id] = self.sync(candidate.step, candidate.trainer, candidate.engine, candidate.transport)
             else:
@@ -77,23 +69,20 @@ class GpuTimes:
 
     def trainer_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
         """Everything of a step but rollouts, the engine's switches and the hand-over."""
-        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, choice
+        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
         if key not in self._seconds:
             actions = self.roles.parts(frame).schedule.step
             mine = (action for action in actions if action.kind in (*TRAINS, *PARKS))
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int, *, mapped: int = 0) -> float:
-        """Rollouts and the engine's switches. mapped: bytes of the KV cache that wake, at least 0."""
-        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache, mapped
+    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> float:
+        """At least what rollouts with so much KV cache take and the engine's switches with any."""
+        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
         if key not in self._seconds:
-            actions = self.roles.parts(frame).schedule.step
-            mine = (action for action in actions if action.kind in GENERATES)
-            sizes = {ActionKind.WAKE_KV_CACHE: mapped}
-            self._seconds[key] = sum(
-                self._of_engine(action, frame, choice, sizes.get(action.kind, kv_cache)).seconds for action in mine
-            )
+            kinds = GENERATES if frame.sleeps else GENERATES[:1]
+            costs = (self._of_engine(kind, frame, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds)
+            self._seconds[key] = sum(cost.seconds for cost in costs) if frame.has_rollouts else 0.0
         return self._seconds[key]
 
     def sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
@@ -109,44 +98,79 @@ class GpuTimes:
 
         A schedule has two mini-batches at most; the second stands for all but the first.
         """
-        key = action.kind, action.role, action.id.endswith("base"), frame.num_training, frame.num_scoring, choice
+        key = action.kind, action.role, frame.num_training, frame.num_scoring, choice
         if action.kind in PARKS:
-            size = self._parked_bytes(action, frame, choice)
-            move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-            return self._once((action.kind, size), lambda: move(size, self.cluster))
-        workload, setting = self.budget.workload, self._train_setting(action.role, frame, choice)
+            return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
+        workload = self.budget.workload
         if action.kind is ActionKind.SCORE:
-            work = self._work(workload.num_rollouts_per_step, choice)
-            return self._once(key, lambda: score_cost(setting, work, self.cluster))
+            return self._once(key, lambda: self._score(action.role, frame, choice))
+        setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            cost = self._once(key, lambda: optimizer_cost(setting, self.cluster))
+            cost = self._once(key, lambda: optimizer_cost(setting, cluster))
         else:
             work = self._work(workload.rollouts_per_mini_batch, choice)
-            cost = self._once(key, lambda: train_cost(setting, work, self.cluster))
+            cost = self._once(key, lambda: train_cost(setting, work, cluster))
         return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
 
+    def _score(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
+        work = self._work(self.budget.workload.num_rollouts_per_step, choice)
+        setting = self._train_setting(role, frame, choice)
+        if role not in frame.frozen_roles:
+            return score_cost(setting, work, self._cluster(frame, TRAINING))
+        if self.budget.target == "rlplan":
+            setting = replace(setting, choice=replace(choice, tp=1))  # AutoTP is for what is trained
+        setting = replace(setting, num_ranks=frame.num_frozen)
+        return score_cost(setting, work, self._cluster(frame, frame.scoring_group))
+
     def _train_setting(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> TrainSetting:
-        training = self.budget.training
+        training = self.budget.training if role is Role.POLICY else self._without_adapters
         return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.budget.target)
+
+    @cached_property
+    def _without_adapters(self) -> BudgetTraining:
+        return self.budget.training.model_copy(update={"lora": None})
 
     def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
         workload, lengths = self.budget.workload, self.roles.lengths
         mean = workload.prompt_len + lengths.mean
         sequences = self.budget.declaration.sequences_per_sample
         return TrainWork(
-            num_rollouts * sequences, mean, mean * mean + lengths.variance, workload.max_seq_len, lengths.mean
+            num_rollouts * sequences,
+            mean,
+            mean * mean + lengths.variance,
+            workload.max_seq_len,
+            lengths.mean,
+            choice.max_tokens,
         )
 
-    def _of_engine(self, action: Action, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
-        if action.kind is ActionKind.GENERATE:
+    def _move(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A role to the host, or back."""
+        forecast = self.roles.forecast(action.processes[0], self.roles.closed(frame, choice, NO_ENGINE), 1.0)
+        if isinstance(forecast, TrainerOnGpu):
+            num_bytes = sum(forecast.fixed.after_step.device.values())
+        else:
+            assert isinstance(forecast, ScorerOnGpu), "engines sleep"
+            num_bytes = forecast.weights
+        move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
+        group = frame.scoring_group if action.role in frame.frozen_roles else TRAINING
+        return move(num_bytes, self._cluster(frame, group))
+
+    def _of_engine(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        if kind is ActionKind.GENERATE:
             key = "generate", frame.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(frame, choice, kv_cache))
-        if action.kind is ActionKind.WAKE_KV_CACHE:
-            return self._once((action.kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.cluster))
-        move = sleep_cost if action.kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
+        key = kind, frame.num_generation, choice, kv_cache
+        return self._once(key, lambda: self._switch(kind, frame, choice, kv_cache))
+
+    def _switch(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        cluster, level = self._cluster(frame, GENERATION), choice.sleep_level
+        if kind is ActionKind.WAKE_KV_CACHE:
+            return wake_kv_cost(kv_cache, cluster)
         size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
-        level = choice.sleep_level
-        return self._once((action.kind, size, level), lambda: move(size, level, self.cluster))
+        if kind is ActionKind.WAKE_WEIGHTS:
+            return wake_weights_cost(size, cluster, level=level)
+        return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
     def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step, and the reward of the last of them."""
@@ -159,7 +183,8 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, self.cluster), work)
+        cluster = self._cluster(frame, GENERATION)
+        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, cluster), work)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
     def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
@@ -169,7 +194,7 @@ class GpuTimes:
 
     def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         work = SyncWork(
-            transport,
+            cast(SyncTransport, transport),
             self.budget.rollout.dtype.num_bytes,
             frame.num_training,
             frame.num_generation,
@@ -178,8 +203,9 @@ class GpuTimes:
             self.budget.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             frame.shares_devices,
+            self.budget.target,
         )
-        return sync_cost(self.setting.policy, work, self.cluster, self.cluster)
+        return sync_cost(self.setting.policy, work, self._cluster(frame, TRAINING), self._cluster(frame, GENERATION))
 
     @cached_property
     def _adapter_bytes(self) -> int:
@@ -189,19 +215,13 @@ class GpuTimes:
         adapters = lora_parameters(self.setting.policy, lora.rank, lora.targets)
         return sum(tensor.numel for tensor in adapters) * self.budget.rollout.dtype.num_bytes
 
-    def _parked_bytes(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> int:
-        """Bytes that a role moves to the host and back."""
-        candidate = self.roles.closed(frame, choice, NO_ENGINE)
-        forecast = self.roles.forecast(action.processes[0], candidate, self.roles.usual_len)
-        if isinstance(forecast, TrainerOnGpu):
-            return sum(forecast.fixed.after_step.device.values())
-        assert isinstance(forecast, ScorerOnGpu), "engines sleep"
-        return forecast.weights
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """All GPUs."""
-        return Cluster(self.setting.gpu, self.setting.num_gpus, self.setting.gpus_per_host, None)
+    def _cluster(self, frame: GpuStep, group: str) -> Cluster:
+        """The GPUs of a device group."""
+        size = {GENERATION: frame.num_generation, SCORING: frame.num_scoring}.get(group, frame.num_training)
+        if (group, size) not in self._clusters:
+            whole = self.setting.cluster(group)
+            self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+        return self._clusters[group, size]
 
     def _once(self, key: object, work_out: Callable[[], Cost]) -> Cost:
         if key not in self._costs:

@@ -113,10 +113,25 @@ class ProfileBase(Spec):
     description: str
 
 
+class CpuRates(Spec):
+    """What a host without a GPU reaches, all its cores together.
+
+    flops_per_s: of large square products, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
+    collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
+    flushed. launch: seconds of one operation on one element.
+    """
+
+    flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
+    memory_bytes_per_s: SourcedByteRate | None = None
+    collective_bytes_per_s: SourcedByteRate | None = None
+    disk_bytes_per_s: SourcedByteRate | None = None
+    launch: SourcedSeconds | None = None
+
+
 class CpuProfile(ProfileBase):
     """A host whose "devices" are process slots.
 
-    memory: the host's, which the devices share.
+    memory: the host's, which the devices share. rates: None where nobody measured.
     weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
     """
 
@@ -126,6 +141,7 @@ class CpuProfile(ProfileBase):
     weight_packing: WeightPacking
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
+    rates: CpuRates | None = None
 
 
 HardwareProfile = CpuProfile
@@ -176,13 +192,16 @@ class ServingRates(Spec):
 
     memory: share of `memory_bytes_per_s` of a decode step's reads. matmul: share of `dense_flops_per_s` of a prefill.
     layer: seconds that a layer takes beyond its bytes and FLOPs, inside a CUDA graph. collective: seconds of one small
-    all-reduce between the ranks of an engine.
+    all-reduce between the ranks of an engine. expert_memory: share of `memory_bytes_per_s` at which routed experts are
+    read. expert_layer: seconds that routing, spreading and gathering tokens add to a layer with experts.
     """
 
     memory: SourcedShare
     matmul: SourcedShare
     layer: SourcedSeconds
     collective: SourcedSeconds
+    expert_memory: SourcedShare
+    expert_layer: SourcedSeconds
 
 
 class NodeEfficiencies(Spec):

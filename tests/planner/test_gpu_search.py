@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.gpu_candidates import list_gpu_candidates
 from rlplan.planner.gpu_remedies import find_budget
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, make_budget
@@ -32,7 +31,7 @@ def found(*arguments: str) -> Budget:
 def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
     spec = budget(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
     one = search(spec)
-    candidates, _ = list_gpu_candidates(spec, 4, one.setting.policy)
+    candidates = list(one.space)
     for candidate in candidates[::7]:
         rated = replace(one.rate(candidate), kv_cache=0)
         whole = one.whole(rated)
@@ -47,7 +46,7 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
 def test_a_candidate_costs_little_once_its_tables_are_there() -> None:
     spec = budget("Qwen/Qwen2.5-7B")
     one = search(spec)
-    candidates, _ = list_gpu_candidates(spec, 8, one.setting.policy)
+    candidates = list(one.space)
     for candidate in candidates:
         one.rate(candidate)
     best = min(_seconds(one, candidates) for _ in range(20)) / len(candidates)
@@ -153,12 +152,12 @@ def test_a_host_counts_every_process_that_runs_on_it() -> None:
 
 def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
     spec = budget(SMALL)  # 14 heads
-    candidates, _ = list_gpu_candidates(spec, 8, read_setting(spec).policy)
+    candidates = list(search(spec).space)
     assert {candidate.engine.tp for candidate in candidates} == {1, 2}
 
 
 def test_one_gpu_cannot_be_disaggregated() -> None:
-    _, impossible = list_gpu_candidates(budget(gpus="1xH100"), 1, read_setting(budget()).policy)
+    impossible = search(budget(gpus="1xH100")).space.impossible
     assert [(one.placement, one.reason) for one in impossible] == [
         (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
     ]
