@@ -17,6 +17,7 @@ from rlplan_cli.app import app
 
 from rlplan import vocabulary
 from rlplan.spec.base import Spec
+from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.profiles import get_profile
 from rlplan.units import format_bytes
@@ -26,6 +27,7 @@ from tests.documentation import (
     EXAMPLES,
     ROOT,
     anchors,
+    keys_of,
     plan_of,
     read,
     rows,
@@ -79,6 +81,9 @@ def commands(text: str) -> Iterator[str]:
     yield from re.findall(r"`(rlplan [^`\n]+)`", without_code_blocks(re.sub(r"(?<=\S)\n(?=\S)", " ", text)))
 
 
+BOTH_KEYS = ALL_KEYS | set(keys_of(BudgetSpec)) | {"rewards"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_shown_is_understood_by_the_command_line(page: str) -> None:
     root = typer.main.get_command(app)
@@ -96,7 +101,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
         for word in arguments:
             key, is_override, _ = word.partition("=")
             if is_override and not key.startswith("-"):
-                assert key in ALL_KEYS | {"rewards"}, f"{line}: a job has no key {key}"
+                assert key in BOTH_KEYS, f"{line}: neither a job nor a budget has a key {key}"
             if word.startswith("examples/"):
                 assert (ROOT / word).is_file(), f"{line}: {word} does not exist"
 

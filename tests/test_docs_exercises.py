@@ -1,4 +1,4 @@
-"""docs/exercises.md and the suggested settings: every number is made again, and what a hand can sum up is summed here."""
+"""docs/exercises.md and the suggested settings: every number is made again; what a hand can sum up is summed here."""
 
 import csv
 import re
