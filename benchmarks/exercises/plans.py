@@ -67,8 +67,16 @@ def choice(budget: Budget) -> str:
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
     words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
     words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * step.parks
-    words += [f"{step.num_training} + {step.num_generation} GPUs"] if not step.shares_devices else []
+    if not step.shares_devices:
+        words.append(f"{step.num_training} GPUs train, {step.num_generation} generate")
+        words += [f"{step.num_scoring} score"] * bool(step.num_scoring)
     return ", ".join([*words, f"engine tp {engine.tp}"] if step.has_rollouts else words)
+
+
+def a_pass(budget: Budget) -> str:
+    """What a pass of the trainer works on."""
+    trainer = budget.candidate.trainer
+    return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
