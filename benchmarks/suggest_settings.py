@@ -237,9 +237,7 @@ def _line(row: Suggestion) -> str:
         str(row.num_gpus),
         row.placement,
         stage,
-        f"{row.max_tokens_per_micro_batch:,} tokens"
-        if row.max_tokens_per_micro_batch
-        else str(row.micro_batch_size_per_gpu),
+        f"{tokens:,} tokens" if tokens else str(row.micro_batch_size_per_gpu),
         str(row.tp),
         format_bytes(row.kv_cache_memory_bytes),
         f"{row.gpu_memory_utilization:.2f}",

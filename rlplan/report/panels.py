@@ -103,7 +103,8 @@ def widths_of(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window,
     """Of each column: by the number of actions where all are drawn in order, else starting is narrower."""
     if len(num_actions) == len(windows):
         return [float(max(3, num_actions[window])) for window in windows]
-    return [1.0 if window.title == "Start" and len(windows) > 1 else 1.7 for window in windows]
+    narrow = {"Start": 1.0, "Finish": 0.35}
+    return [narrow.get(window.title, 1.7) if len(windows) > 1 else 1.7 for window in windows]
 
 
 def _legend(scenes: list[Scene]) -> list[Any]:
