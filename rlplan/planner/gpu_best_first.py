@@ -6,8 +6,8 @@ seconds (gpu_times.py) are worked out, and what is made of the best (gpu_search.
 Best first: a heap holds frames, pairs of a trainer and an engine, and rated candidates, each by a lower bound of its
 seconds; what is taken from it is looked at more closely and put back, and a rated candidate that comes up is the best
 of all that have not come up. This is exact, for no bound is above the seconds of anything that it stands for:
-- a frame stands for its pairs: its fastest engine alone (rollouts with all the KV cache that is ever useful), then
-  that with its fastest trainer, whether it fits or not;
+- a frame stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with passes
+  that no layout goes below (`timing.training.least_seconds`), then that with its fastest trainer, fitting or not;
 - a pair stands for itself and for those behind it in both streams (gpu_streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the hand-over's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
@@ -52,10 +52,11 @@ class FrameFront:
         return self._trainers
 
     def bound(self) -> Key:
-        """Of all candidates of the frame: of its engines alone, and when it is asked again of its trainers too."""
+        """Of all candidates of the frame: with passes at their least, and when it is asked again with its trainers'."""
         fastest, is_first = self.engines.entries[0].seconds, self._trainers is None and not self._is_known
         self._is_known = True
-        return self._key(0.0 if is_first else self.trainers.bound, fastest)
+        least = self.rater.times.least_trainer_seconds(self.frame)
+        return self._key(least if is_first else max(least, self.trainers.bound), fastest)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""

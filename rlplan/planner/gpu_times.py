@@ -27,15 +27,18 @@ from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.timing.optimizer import optimizer_cost
+from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import TrainSetting, TrainWork, train_cost
+from rlplan.timing.training import TrainSetting, TrainWork, least_seconds, train_cost
 from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
+PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
+NO_LAYOUT = TrainerChoice(0, recomputes=False, offloads_optimizer=False, offloads_parameters=False, micro_batch=1)
 PARKS = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
@@ -47,6 +50,7 @@ class GpuTimes:
         self.budget, self.setting, self.roles = budget, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
 
     def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
@@ -76,6 +80,27 @@ class GpuTimes:
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
+    def least_trainer_seconds(self, frame: GpuStep) -> float:
+        """Below `trainer_seconds` of every choice: passes at their least, no switches, no optimizer."""
+        key = "least", frame.num_training, frame.num_scoring
+        if key not in self._seconds:
+            actions = self.roles.parts(frame).schedule.step
+            self._seconds[key] = sum(self._least(action, frame) for action in actions if action.kind in PASSES)
+        return self._seconds[key]
+
+    def _least(self, action: Action, frame: GpuStep) -> float:
+        setting = self._train_setting(action.role, frame, NO_LAYOUT)
+        if action.kind is ActionKind.SCORE:
+            is_frozen = action.role in frame.frozen_roles
+            setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
+            work = self._work(self.budget.workload.num_rollouts_per_step, NO_LAYOUT)
+            cluster = self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
+            return least_seconds(setting, work, FORWARD, cluster)
+        times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
+        work = self._work(self.budget.workload.rollouts_per_mini_batch, NO_LAYOUT)
+        seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
+        return seconds * (self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
+
     def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
         key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
@@ -104,13 +129,15 @@ class GpuTimes:
         workload = self.budget.workload
         if action.kind is ActionKind.SCORE:
             return self._once(key, lambda: self._score(action.role, frame, choice))
+        cost = self._once(key, lambda: self._train(action, frame, choice))
+        return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+
+    def _train(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A pass over a mini-batch, or an optimizer step."""
         setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            cost = self._once(key, lambda: optimizer_cost(setting, cluster))
-        else:
-            work = self._work(workload.rollouts_per_mini_batch, choice)
-            cost = self._once(key, lambda: train_cost(setting, work, cluster))
-        return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+            return optimizer_cost(setting, cluster)
+        return train_cost(setting, self._work(self.budget.workload.rollouts_per_mini_batch, choice), cluster)
 
     def _score(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
@@ -183,9 +210,17 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cluster = self._cluster(frame, GENERATION)
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, cluster), work)
+        cost = generate_cost(self._speed(frame, choice), work)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
+
+    def _speed(self, frame: GpuStep, choice: EngineChoice) -> EngineSpeed:
+        """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
+        key = frame.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
+        if key not in self._speeds:
+            rollout = self.budget.rollout.model_copy(update={"quantization": choice.quantization})
+            cluster = self._cluster(frame, GENERATION)
+            self._speeds[key] = EngineSpeed(self.setting.policy, rollout, choice, cluster)
+        return self._speeds[key]
 
     def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
         demand, _, _ = self.roles.demand(frame, choice)

@@ -179,6 +179,22 @@ def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluste
     return Cost({Resource.COMPUTE: total})
 
 
+def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
+    """Seconds below which no layout goes whose ranks share this work evenly: what `pass_cost` counts where tiles are
+    full, weights are read for nothing and nobody exchanges anything. setting: of a rank by itself.
+
+    Counts: FLOPs over rates, attention of equally long sequences (their squares add up to the least), bytes between.
+    Source: `products_cost` and `between_cost`, of which each term is at its least.
+    """
+    model, runs = setting.model, setting.runs
+    products = 2.0 * layer_parameters(model) * batch.num_tokens * times.products
+    products /= product_flops_per_s(cluster, has_fp8=runs.has_fp8)
+    head = head_flops(model, setting.role) * batch.num_head_tokens * times.head / product_flops_per_s(cluster)
+    scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
+    between = between_cost(setting, batch, times, cluster).seconds
+    return products + head + scores / attention_flops_per_s(cluster, runs) + between
+
+
 def _rank_products(setting: TrainSetting) -> dict[Component, float]:
     """Parameters of the layers' products that one rank holds."""
     choice = setting.choice
