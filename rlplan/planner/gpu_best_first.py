@@ -27,11 +27,8 @@ from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_candidates import GpuSpace
 from rlplan.planner.gpu_rated import Key, Rated, Rater, rounded, simplicity
-from rlplan.planner.gpu_streams import Engines, Trainers
+from rlplan.planner.gpu_streams import HAIR, Engines, Trainers
 from rlplan.planner.gpu_tables import fit
-
-HAIR = 1 - 1e-12
-"""Bounds are sums in another order than the seconds that they bound: they are lowered by more than that can make."""
 
 
 class FrameFront:

@@ -80,24 +80,32 @@ class GpuTimes:
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def least_trainer_seconds(self, frame: GpuStep) -> float:
-        """Below `trainer_seconds` of every choice: passes at their least, no switches, no optimizer."""
-        key = "least", frame.num_training, frame.num_scoring
+    def least_trainer_seconds(self, frame: GpuStep, choice: TrainerChoice | None = None) -> float:
+        """Below `trainer_seconds` of every choice, or of all that cut a sequence as this one does: passes at their
+        least, no switches, no optimizer."""
+        layout = NO_LAYOUT
+        if choice is not None:
+            ways = {axis: getattr(choice, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
+            layout = replace(NO_LAYOUT, **ways)
+        key = "least", frame.num_training, frame.num_scoring, layout
         if key not in self._seconds:
             actions = self.roles.parts(frame).schedule.step
-            self._seconds[key] = sum(self._least(action, frame) for action in actions if action.kind in PASSES)
+            mine = (action for action in actions if action.kind in PASSES)
+            self._seconds[key] = sum(self._least(action, frame, layout) for action in mine)
         return self._seconds[key]
 
-    def _least(self, action: Action, frame: GpuStep) -> float:
-        setting = self._train_setting(action.role, frame, NO_LAYOUT)
+    def _least(self, action: Action, frame: GpuStep, layout: TrainerChoice) -> float:
+        if action.role in frame.frozen_roles and self.budget.target == "rlplan":
+            layout = replace(layout, tp=1)  # as in `_score`
+        setting = self._train_setting(action.role, frame, layout)
         if action.kind is ActionKind.SCORE:
             is_frozen = action.role in frame.frozen_roles
             setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
-            work = self._work(self.budget.workload.num_rollouts_per_step, NO_LAYOUT)
+            work = self._work(self.budget.workload.num_rollouts_per_step, layout)
             cluster = self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
             return least_seconds(setting, work, FORWARD, cluster)
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-        work = self._work(self.budget.workload.rollouts_per_mini_batch, NO_LAYOUT)
+        work = self._work(self.budget.workload.rollouts_per_mini_batch, layout)
         seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
         return seconds * (self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
 
@@ -115,7 +123,7 @@ class GpuTimes:
         if not transport:
             return NOTHING
         split = trainer.zero_stage == 3, trainer.tp, trainer.pp, trainer.cp, trainer.ep
-        key = "sync", frame.num_training, frame.num_generation, frame.shares_devices, split, engine, transport
+        key = "sync", frame.num_training, frame.num_generation, frame.shares_devices, split, engine.tp, transport
         return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
 
     def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:

@@ -143,15 +143,17 @@ def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
 
 
 def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> float:
-    """A lower bound of `train_cost` and `forward_cost` over all layouts on so many ranks, for searches.
+    """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
 
-    Counts: every rank has its share of the tokens, without padding, bubble, imbalance or traffic.
-    Source: `least_pass_seconds`; a test compares it with every layout of a few jobs.
+    Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
+    where a pass has one rollout. One rank a sequence bounds every layout.
+    Source: `least_pass_seconds`; a test compares it with the layouts of a few jobs.
     """
-    lengths = Lengths(work.mean_len, work.mean_len**2)
-    each = work.num_rollouts / setting.num_ranks
-    batch = MicroBatch(each, lengths, each * work.num_head_tokens_per_rollout)
-    return least_pass_seconds(setting, batch, times, cluster)
+    choice = setting.choice
+    each = work.num_rollouts * choice.ranks_per_sequence / setting.num_ranks
+    batch = MicroBatch(each, Lengths(work.mean_len, work.mean_len**2), each * work.num_head_tokens_per_rollout)
+    seconds = least_pass_seconds(setting, batch, times, cluster)
+    return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
 def forward_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
