@@ -72,14 +72,15 @@ def _search(job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> Plan | 
 
 
 def _step_s(plan: Plan) -> float:
-    """Predicted seconds of a step; all alike where the profile has no rates, so that the order of candidates decides."""
+    """Predicted seconds of a step; all alike without rates, so that the order of candidates decides."""
     return plan.timing.step.seconds if plan.timing else 0.0
 
 
 def _slower(candidate: Candidate, plan: Plan, best: Plan) -> Rejection:
     reason = "fits too, and comes after in the order of preference"
     if plan.timing:
-        reason = f"fits, but a step takes {format_seconds(_step_s(plan))} instead of {format_seconds(_step_s(best))} (predicted)"
+        mine, other = format_seconds(_step_s(plan)), format_seconds(_step_s(best))
+        reason = f"fits, but a step takes {mine} instead of {other} (predicted)"
     return Rejection(placement=candidate.placement, zero_stage=candidate.zero_stage, reason=reason)
 
 

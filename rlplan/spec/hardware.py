@@ -136,10 +136,10 @@ class CpuLatencies(Spec):
     """Seconds on a host without a GPU that neither a byte nor a FLOP explains.
 
     call: a call of a worker process and its answer. rollout: a rollout dealt out, sent, decoded or looked at once.
-    gradient, update: a parameter's part in a backward pass (the trainer's hooks) and in an optimizer step. engine_step, engine_layer, engine_sequence,
-    engine_request: of the rollout engine, once a step of all sequences, a layer and step, a sequence and step, a
-    prompt. reload_tensor: a parameter loaded and packed anew. start_trainer, start_scorer, start_engine: seconds of one
-    core until the process has its libraries and an empty model.
+    gradient, update: a parameter's part in a backward pass (the trainer's hooks) and in an optimizer step.
+    engine_step, engine_layer, engine_sequence, engine_request: of the rollout engine, once a step of all sequences, a
+    layer and step, a sequence and step, a prompt. reload_tensor: a parameter loaded and packed anew. start_trainer,
+    start_scorer, start_engine: seconds of one core until the process has its libraries and an empty model.
     """
 
     call: SourcedSeconds
@@ -159,7 +159,7 @@ class CpuLatencies(Spec):
 class CpuProfile(ProfileBase):
     """A host whose "devices" are process slots.
 
-    memory: the host's, which the devices share. rates, latencies: None where nobody measured; then a plan has no seconds.
+    memory: the host's, which the devices share. rates, latencies: None where nobody measured; a plan then has no times.
     weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
     """
 

@@ -92,16 +92,10 @@ def host_of(profile: CpuProfile) -> CpuHost | None:
     """The host of a profile; None where a rate or latency is missing, for an unknown is no zero."""
     rates = profile.rates or CpuRates()
     flops = rates.flops_per_s.get(ComputeDtype.FLOAT32)
-    wanted = (
-        rates.num_cores,
-        flops,
-        rates.memory_bytes_per_s,
-        rates.fresh_memory_bytes_per_s,
-        rates.collective_bytes_per_s,
-        rates.disk_bytes_per_s,
-        rates.launch,
-    )
-    known = [one.value for one in wanted if one is not None]
-    if len(known) < len(wanted) or profile.latencies is None:
+    cores, memory, fresh = rates.num_cores, rates.memory_bytes_per_s, rates.fresh_memory_bytes_per_s
+    sent, disk, launch = rates.collective_bytes_per_s, rates.disk_bytes_per_s, rates.launch
+    if not (flops and cores and memory and fresh and sent and disk and launch and profile.latencies):
         return None
-    return CpuHost(int(known[0]), *known[1:], latencies=profile.latencies)
+    return CpuHost(
+        cores.value, flops.value, memory.value, fresh.value, sent.value, disk.value, launch.value, profile.latencies
+    )

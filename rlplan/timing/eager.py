@@ -2,7 +2,7 @@
 
 In: a ModelSpec and a micro-batch. Out: PassWork, by forward and backward pass. Left out: other architectures than the
 runtime's (dense, rotary, a gated MLP), recomputation, 16 bits; reads of tensors that were written a moment ago, which
-are in the cache: on a CPU it is the first touch of fresh memory that takes the time, ten times as long as the sum itself.
+are in the cache: it is the first touch of fresh memory that takes the time, ten times as long as the sum itself.
 Source: transformers 5.19, models/qwen3/modeling_qwen3.py and its kin, operation by operation; a test holds the bytes to
 what torch allocates, to the byte a token.
 
@@ -47,7 +47,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a pass asks of a process. fresh_bytes: touched for the first time; read_bytes: weights; num_ops: dispatched."""
+    """What a pass asks for. fresh_bytes: touched for the first time. read_bytes: weights. num_ops: launches."""
 
     flops: float
     fresh_bytes: float
@@ -82,8 +82,8 @@ def forward_work(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool 
     the log-probs' logsumexp, four more of the entropy. Weights are read once.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
-    flops = 2 * tokens * matrix_numel(model) + 2 * rows * model.vocab_size * model.hidden_size
-    flops += _attention_flops(model, batch)
+    products = tokens * matrix_numel(model) + rows * model.vocab_size * model.hidden_size
+    flops = 2 * products + _attention_flops(model, batch)
     fresh = model.num_layers * fresh_bytes(forward_floats(model), tokens)
     fresh += fresh_bytes({model.hidden_size: 4}, tokens) + fresh_bytes(
         {model.hidden_size: 1, model.vocab_size: 1}, rows
