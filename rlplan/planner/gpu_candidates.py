@@ -58,15 +58,16 @@ class Impossible:
     reason: str
 
 
+Lean = tuple[bool, bool, bool]
+"""Whether it recomputes, offloads the optimizer, offloads parameters: what saves memory for time."""
+
+
 @dataclass(frozen=True)
 class Chain:
-    """Choices of a trainer that differ in their micro-batch alone, the largest first.
-
-    lean: which of recomputation, offloaded optimizer and offloaded parameters it has: what saves memory for time.
-    """
+    """Choices of a trainer that differ in their micro-batch alone, the largest first."""
 
     choices: tuple[TrainerChoice, ...]
-    lean: tuple[bool, bool, bool]
+    lean: Lean
 
 
 class GpuSpace:
@@ -77,6 +78,7 @@ class GpuSpace:
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
+        self._counts: dict[tuple[int, bool], int] = {}
 
     @cached_property
     def frames(self) -> tuple[GpuStep, ...]:
@@ -93,7 +95,7 @@ class GpuSpace:
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            sum(len(chain.choices) for chain in self.chains(frame))
+            self._num_choices(frame.num_training, parks=frame.parks)
             * sum(len(self.transports(frame, engine)) for engine in self.engines(frame))
             for frame in self.frames
         )
@@ -164,8 +166,12 @@ class GpuSpace:
             )
             for staleness, (parks, parks_frozen) in product((0, 1) if is_async else (0,), self._parking(frame)):
                 one = replace(frame, max_staleness=staleness, parks=parks, parks_frozen=parks_frozen)
-                if self.chains(one) and self.engines(one):
+                if self._can_train(one) and self.engines(one):
                     yield one
+
+    def _can_train(self, frame: GpuStep) -> bool:
+        """Whether there is a choice for the trainer."""
+        return any(not (frame.parks and lean[2]) for _, _, lean, _ in self._layouts(frame.num_training))
 
     def _parking(self, frame: GpuStep) -> tuple[tuple[bool, bool], ...]:
         """(whether every role that waits moves to the host, whether frozen ones alone do)."""
@@ -222,28 +228,30 @@ class GpuSpace:
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
     def _all_chains(self, training: int) -> Iterator[Chain]:
-        """Of every parallel layout and ZeRO stage: with and without what saves memory for time."""
+        for axes, stage, lean, sizes in self._layouts(training):
+            chosen = (TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes)
+            yield Chain(tuple(chosen), lean)
+
+    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, Lean, tuple[tuple[int, int], ...]]]:
+        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
         wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
         recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
+        leans = list(product(recomputes, options(wanted.offloads_optimizer), options(wanted.offloads_parameters)))
         for axes in parallel_axes(self.budget, self.model, training):
             way = axes.ranks_per_sequence
             if training % way or rollouts % (training // way):
                 continue
-            sizes = self._micro_batches(rollouts // (training // way), axes)
-            for stage, recompute, optimizer, parameters in product(
-                zero_stages(self.budget, training, axes),
-                recomputes,
-                options(wanted.offloads_optimizer),
-                options(wanted.offloads_parameters),
-            ):
-                if not can_train(wanted, self.budget.target, stage, optimizer=optimizer, parameters=parameters):
-                    continue
-                lean = recompute, optimizer, parameters
-                for kind in sizes:
-                    chosen = (
-                        TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in kind
-                    )
-                    yield Chain(tuple(chosen), lean)
+            kinds = self._micro_batches(rollouts // (training // way), axes)
+            for stage, lean in product(zero_stages(self.budget, training, axes), leans):
+                if can_train(wanted, self.budget.target, stage, optimizer=lean[1], parameters=lean[2]):
+                    yield from ((axes, stage, lean, sizes) for sizes in kinds)
+
+    def _num_choices(self, training: int, *, parks: bool) -> int:
+        """How many choices of a trainer there are, counted and not made."""
+        if (training, parks) not in self._counts:
+            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (parks and lean[2]))
+            self._counts[training, parks] = sum(lengths)
+        return self._counts[training, parks]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first."""

@@ -65,7 +65,7 @@ class GpuRoles:
 
     def parts(self, step: GpuStep) -> FrameParts:
         """The frame of a step, whatever its ZeRO stage and engine."""
-        step = replace(step, zero_stage=0, tp=1)
+        step = opened(step)
         if step not in self._frames:
             schedule = build_gpu_schedule(step)
             frame = frame_of(schedule, self.hosts(schedule))
@@ -124,7 +124,7 @@ class GpuRoles:
 
     def trainer_vector(self, step: GpuStep, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
         """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        frame = replace(step, zero_stage=0, tp=1)
+        frame = opened(step)
         key = frame, choice, any_tokens
         if key not in self._vectors:
             candidate = self.closed(frame, choice, NO_ENGINE)
@@ -143,7 +143,7 @@ class GpuRoles:
 
     def engine_vector(self, step: GpuStep, choice: EngineChoice) -> Vector:
         """The engine, without its KV cache."""
-        frame = replace(step, zero_stage=0, tp=1)
+        frame = opened(step)
         key = frame, choice
         if key not in self._vectors:
             candidate = self.closed(frame, NO_TRAINER, choice)
@@ -300,6 +300,11 @@ class GpuRoles:
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]
+
+
+def opened(step: GpuStep) -> GpuStep:
+    """The frame of a step: the same whatever its ZeRO stage and engine."""
+    return step if step.zero_stage == 0 and step.tp == 1 else replace(step, zero_stage=0, tp=1)
 
 
 def _nothing(parts: FrameParts) -> Vector:

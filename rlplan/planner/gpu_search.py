@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from rlplan.dataflow.gpu_step import build_gpu_schedule
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
-from rlplan.planner.gpu_best_first import BestFirst
+from rlplan.planner.gpu_best_first import BestFirst, FrameFront
 from rlplan.planner.gpu_candidates import GpuCandidate, GpuSpace, Impossible
 from rlplan.planner.gpu_rated import Rated, Rater
 from rlplan.spec.budget import BudgetSpec
@@ -37,6 +37,7 @@ class GpuSearch:
         self.rater = Rater(budget, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
         self.space = GpuSpace(budget, setting)
+        self._fronts: dict[tuple[GpuStep, int], FrameFront] = {}
 
     def run(self, *, with_others: bool = True) -> Budget:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -60,13 +61,21 @@ class GpuSearch:
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
         num_rated = 0
         for rank in (0, 1):
-            stream = BestFirst(self.rater, self.space, self.space.frames, rank)
+            stream = self.stream(rank)
             for one in stream:
                 budget = self.whole(one)
                 if budget.verdict.rank <= rank:
                     return budget, stream, num_rated
             num_rated += stream.num_rated
         return self.whole(self.nearest()), None, num_rated
+
+    def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
+        """Candidates that fit with a rank, the best first: all, or those of a placement."""
+        frames = [frame for frame in self.space.frames if placement in (None, frame.placement)]
+        for frame in frames:
+            if (frame, rank) not in self._fronts:
+                self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
+        return BestFirst([self._fronts[frame, rank] for frame in frames])
 
     def rate(self, candidate: GpuCandidate) -> Rated:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
@@ -151,8 +160,7 @@ class GpuSearch:
         """Of each other placement the best candidate, or the nearest."""
         for placement in dict.fromkeys(frame.placement for frame in self.space.frames):
             if placement is not best.candidate.step.placement:
-                frames = tuple(frame for frame in self.space.frames if frame.placement is placement)
-                streams = (BestFirst(self.rater, self.space, frames, rank) for rank in (0, 1))
+                streams = (self.stream(rank, placement) for rank in (0, 1))
                 found = next((one for stream in streams for one in islice(stream, 1)), None)
                 yield found or self.nearest(placement)
 

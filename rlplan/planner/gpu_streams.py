@@ -19,13 +19,9 @@ from itertools import count
 from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_candidates import Chain, GpuSpace
+from rlplan.planner.gpu_candidates import Chain, GpuSpace, Lean
 from rlplan.planner.gpu_rated import Rater
 from rlplan.planner.gpu_tables import Vector, fit
-
-Lean = tuple[bool, bool, bool]
-HAIR = 1 - 1e-12
-"""Bounds are sums in another order than the seconds that they bound: they are lowered by more than that can make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +38,6 @@ class EngineEntry:
 
     seconds: float
     choice: EngineChoice
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A chain of which no seconds have been worked out yet."""
-
-    chain: Chain
 
 
 class Engines:
@@ -78,30 +67,32 @@ class Engines:
 
 
 class Trainers:
-    """The trainers of a frame that fit by themselves, by seconds. rank: how surely they must fit."""
+    """The trainers of a frame that fit by themselves, by seconds. rank: how surely they must fit.
+
+    bound: no trainer takes fewer seconds, whether it fits or not; infinite where there is none.
+    """
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep, engines: Engines, rank: int) -> None:
         self.rater, self.frame, self.engines, self.rank = rater, frame, engines, rank
-        ways = {(engine.tp, way): engine for engine in engines.choices for way in space.transports(frame, engine)}
-        self.transports = [(engine, way) for (_, way), engine in ways.items()]
+        ways = {
+            (engine.tp, engine.quantization, way): (engine, way)
+            for engine in engines.choices
+            for way in space.transports(frame, engine)
+        }
+        self.transports = tuple(ways.values())
         self._chains: dict[tuple[object, ...], dict[Lean, Chain]] = {}
         for chain in space.chains(frame):
             self._chains.setdefault(_base(chain), {})[chain.lean] = chain
         self._heap: list[tuple[float, int, int, object]] = []
         self._count = count()
         self._opened: set[int] = set()
-        self._syncs: dict[tuple[int, ...], float] = {}
         self._known: list[TrainerEntry] = []
         self._stream = self._read()
         for chains in self._chains.values():
             for lean, chain in chains.items():
                 if not any(_is_step(other, lean) for other in chains):
                     self._open(chain)
-
-    @property
-    def bound(self) -> float:
-        """No trainer that has not been read takes fewer seconds, whether it fits or not; infinite beyond the last."""
-        return self._heap[0][0] if self._heap else float("inf")
+        self.bound = self._heap[0][0] if self._heap else float("inf")
 
     def get(self, index: int) -> TrainerEntry | None:
         """The entry at an index, None beyond the last."""
@@ -118,10 +109,6 @@ class Trainers:
             if isinstance(item, TrainerChoice):
                 yield TrainerEntry(seconds, item)
                 continue
-            if isinstance(item, Closed):
-                bound = min(self._seconds(choice) for choice in item.chain.choices)
-                heappush(self._heap, (max(bound, seconds), 0, next(self._count), item.chain))
-                continue
             assert isinstance(item, Chain), "choices and chains"
             for choice in self._that_fit(item):
                 heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
@@ -130,25 +117,15 @@ class Trainers:
                     self._open(chain)
 
     def _open(self, chain: Chain) -> None:
-        """Put a chain on the heap at the least that its layout takes; when it comes up, it goes back at the seconds of
-        its fastest choice, and leaner ones follow when it comes up again."""
+        """Put a chain on the heap at the seconds of its fastest choice; leaner ones follow when it comes up."""
         if id(chain) not in self._opened:
             self._opened.add(id(chain))
-            choice = chain.choices[0]
-            least = self.rater.times.least_trainer_seconds(self.frame, choice) + self._sync_seconds(choice)
-            heappush(self._heap, (least * HAIR, 0, next(self._count), Closed(chain)))
+            bound = min(self._seconds(choice) for choice in chain.choices)
+            heappush(self._heap, (bound, 0, next(self._count), chain))
 
     def _seconds(self, choice: TrainerChoice) -> float:
-        return self.rater.times.trainer_seconds(self.frame, choice) + self._sync_seconds(choice)
-
-    def _sync_seconds(self, choice: TrainerChoice) -> float:
-        """Of the fastest hand-over to any engine."""
         times, frame = self.rater.times, self.frame
-        split = choice.zero_stage, choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep
-        if split not in self._syncs:
-            syncs = (times.sync(frame, choice, engine, way).seconds for engine, way in self.transports)
-            self._syncs[split] = min(syncs)
-        return self._syncs[split]
+        return times.trainer_seconds(frame, choice) + times.least_sync_seconds(frame, choice, self.transports)
 
     def _that_fit(self, chain: Chain) -> tuple[TrainerChoice, ...]:
         """The choices of a chain that fit beside the least of any engine: all from the first that does."""

@@ -11,6 +11,7 @@ before.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
@@ -60,10 +61,35 @@ class Frame:
     hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
     """
 
+    actions: Mapping[tuple[Moment, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
-    actions: Mapping[tuple[Moment, str], Action]
     kinds: Mapping[str, int]
+
+    @cached_property
+    def walks(self) -> dict[str, "Walk"]:
+        """Of each process where it is at each moment."""
+        return {process: self._walk(process) for process in self.kinds}
+
+    def _walk(self, process: str) -> "Walk":
+        slots: dict[Slot, int] = {}
+        places = [
+            slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
+        ]
+        hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
+        known = tuple((moment, self.actions[moment, name], inside) for moment, name, inside in slots)
+        return Walk(known, tuple(places), tuple(hosts))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A process in a frame: its distinct slots, and which of them it is in at each moment of a device and of a host;
+    -1 where it is not there.
+    """
+
+    slots: tuple[tuple[Moment, Action, bool], ...]
+    places: tuple[int, ...]
+    hosts: tuple[int, ...]
 
 
 def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
@@ -96,9 +122,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
                 )
             last |= dict.fromkeys(action.processes, (moment, action.id, False))
     return Frame(
+        actions,
         tuple((device, dict(there)) for device, there in places),
         tuple((host, dict(there)) for host, there in on_hosts),
-        actions,
         {process: alike for process, (_, alike) in hosts.items()},
     )
 
@@ -126,30 +152,19 @@ class Vector:
 
 def vector_of(frame: Frame, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
     """A process in a frame. any_tokens: at least, however many tokens its passes have."""
-    expected, high, holds = [], [], []
-    for index, (_, there) in enumerate(frame.places):
-        slot = there.get(process)
-        if slot is None:
-            expected.append(0)
-            high.append(0)
-            continue
-        one, most, _, has_kv = _look_up(frame, table, slot, any_tokens=any_tokens)
-        expected.append(one)
-        high.append(most)
-        if has_kv:
-            holds.append(index)
-    alike = frame.kinds[process]
-    host = [
-        alike * _look_up(frame, table, slot, any_tokens=any_tokens)[2] if (slot := there.get(process)) else 0
-        for _, there in frame.hosts
+    walk = frame.walks[process]
+    held = [
+        table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+        for moment, action, inside in walk.slots
     ]
-    return Vector(tuple(expected), tuple(high), tuple(host), tuple(holds))
-
-
-def _look_up(frame: Frame, table: RoleTable, slot: Slot, *, any_tokens: bool) -> tuple[int, int, int, bool]:
-    moment, action_id, inside = slot
-    action = frame.actions[moment, action_id]
-    return table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+    held.append((0, 0, 0, False))
+    alike = frame.kinds[process]
+    return Vector(
+        tuple([held[index][0] for index in walk.places]),
+        tuple([held[index][1] for index in walk.places]),
+        tuple([alike * held[index][2] for index in walk.hosts]),
+        tuple([place for place, index in enumerate(walk.places) if held[index][3]]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A step's actions belong to the trainer's choice, to the engine's, or (the hand-o
 synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the hand-over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import cast
@@ -25,20 +25,19 @@ from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.flops import linear_flops
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.kernels import product_flops_per_s
 from rlplan.timing.optimizer import optimizer_cost
-from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import TrainSetting, TrainWork, least_seconds, train_cost
+from rlplan.timing.training import TrainSetting, TrainWork, train_cost
 from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
-PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
-NO_LAYOUT = TrainerChoice(0, recomputes=False, offloads_optimizer=False, offloads_parameters=False, micro_batch=1)
 PARKS = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
@@ -80,35 +79,6 @@ class GpuTimes:
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def least_trainer_seconds(self, frame: GpuStep, choice: TrainerChoice | None = None) -> float:
-        """Below `trainer_seconds` of every choice, or of all that cut a sequence as this one does: passes at their
-        least, no switches, no optimizer."""
-        layout = NO_LAYOUT
-        if choice is not None:
-            ways = {axis: getattr(choice, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
-            layout = replace(NO_LAYOUT, **ways)
-        key = "least", frame.num_training, frame.num_scoring, layout
-        if key not in self._seconds:
-            actions = self.roles.parts(frame).schedule.step
-            mine = (action for action in actions if action.kind in PASSES)
-            self._seconds[key] = sum(self._least(action, frame, layout) for action in mine)
-        return self._seconds[key]
-
-    def _least(self, action: Action, frame: GpuStep, layout: TrainerChoice) -> float:
-        if action.role in frame.frozen_roles and self.budget.target == "rlplan":
-            layout = replace(layout, tp=1)  # as in `_score`
-        setting = self._train_setting(action.role, frame, layout)
-        if action.kind is ActionKind.SCORE:
-            is_frozen = action.role in frame.frozen_roles
-            setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
-            work = self._work(self.budget.workload.num_rollouts_per_step, layout)
-            cluster = self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
-            return least_seconds(setting, work, FORWARD, cluster)
-        times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-        work = self._work(self.budget.workload.rollouts_per_mini_batch, layout)
-        seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
-        return seconds * (self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
-
     def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
         key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
@@ -122,26 +92,56 @@ class GpuTimes:
         """The hand-over of new weights."""
         if not transport:
             return NOTHING
-        split = trainer.zero_stage == 3, trainer.tp, trainer.pp, trainer.cp, trainer.ep
-        key = "sync", frame.num_training, frame.num_generation, frame.shares_devices, split, engine.tp, transport
+        sizes = frame.num_training, frame.num_generation, frame.shares_devices
+        key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport
         return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
+
+    def least_sync_seconds(
+        self, frame: GpuStep, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
+    ) -> float:
+        """The fastest hand-over to any of some engines, by any of their transports."""
+        key = "sync", frame, trainer.zero_stage == 3
+        if key not in self._seconds:
+            self._seconds[key] = min(self.sync(frame, trainer, engine, way).seconds for engine, way in engines)
+        return self._seconds[key]
+
+    def floor_seconds(self, frame: GpuStep) -> float:
+        """No trainer takes fewer: the layers' products alone, at the rate of the largest ones, on all of its GPUs.
+
+        Counts: 2 P a token forward, and as much (frozen weights) or twice as much backward; to score 2 P.
+        At most what timing/passes.py counts: a product is never faster than a large one, and padding adds tokens.
+        """
+        total, workload = 0.0, self.budget.workload
+        for action in self.roles.parts(frame).schedule.step:
+            if action.kind in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD):
+                is_frozen = action.role in frame.frozen_roles
+                group = frame.scoring_group if is_frozen else TRAINING
+                cluster = self._cluster(frame, group)
+                times, rollouts = 1, workload.num_rollouts_per_step
+                if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+                    rollouts = workload.rollouts_per_mini_batch
+                    rollouts *= workload.num_mini_batches - 1 if action.mini_batch == 1 else 1
+                    times = 2 if self.budget.training.lora is not None else 3
+                tokens = self._work(rollouts, NO_TRAINER).num_rollouts * self._work(rollouts, NO_TRAINER).mean_len
+                flops = times * linear_flops(self.setting.model_of(action.role)) * tokens
+                total += flops / (cluster.num_gpus * product_flops_per_s(cluster))
+        return total
 
     def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a mini-batch (or, scoring, over a step), an optimizer step, or a role that moves.
 
         A schedule has two mini-batches at most; the second stands for all but the first.
         """
-        key = action.kind, action.role, frame.num_training, frame.num_scoring, choice
+        key = action.kind, action.role, frame.num_training, frame.num_scoring, _matters(action.kind, choice)
         if action.kind in PARKS:
             return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
-        workload = self.budget.workload
         if action.kind is ActionKind.SCORE:
             return self._once(key, lambda: self._score(action.role, frame, choice))
         cost = self._once(key, lambda: self._train(action, frame, choice))
-        return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+        return cost.times(self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
 
     def _train(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
-        """A pass over a mini-batch, or an optimizer step."""
+        """A mini-batch forward and backward, or an optimizer step."""
         setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
@@ -238,7 +238,7 @@ class GpuTimes:
     def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         work = SyncWork(
             cast(SyncTransport, transport),
-            self.budget.rollout.dtype.num_bytes,
+            1 if (engine.quantization or "").startswith("fp8") else self.budget.rollout.dtype.num_bytes,
             frame.num_training,
             frame.num_generation,
             engine.tp,
@@ -270,3 +270,17 @@ class GpuTimes:
         if key not in self._costs:
             self._costs[key] = work_out()
         return self._costs[key]
+
+
+def _matters(kind: ActionKind, choice: TrainerChoice) -> tuple[object, ...]:
+    """What the seconds of an action depend on: an optimizer's step and a role that moves not on passes, a pass without
+    gradient not on recomputation and the optimizer, and on ZeRO only where weights are sharded.
+    """
+    passes = choice.micro_batch, choice.max_tokens
+    axes = choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep
+    if kind is ActionKind.SCORE:
+        return choice.zero_stage == 3, choice.offloads_parameters, passes, axes
+    offloaded = choice.offloads_optimizer, choice.offloads_parameters
+    if kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+        return choice.zero_stage, offloaded, choice.recomputes, passes, axes
+    return choice.zero_stage, offloaded, axes

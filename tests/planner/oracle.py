@@ -22,13 +22,13 @@ from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import Loss
-from rlplan.planner.gpu_times import EngineSpeed, GenerationWork, generate_cost
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import time_step
@@ -148,10 +148,11 @@ class Oracle:
     def _trainers(self, frame: GpuStep) -> Iterator[TrainerChoice]:
         wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
+        contexts = min(8, max(1, self.work.max_seq_len // 2048))
         opens = {
             "rlplan": (8, 1 if wants.lora else 8, 1, 1, 1),
-            "fsdp2": (1, 8, 1, 8, 1),
-            "megatron": (1, 8, 16, 8, 64),
+            "fsdp2": (1, 8, 1, contexts, 1),
+            "megatron": (1, 8, 16, contexts, 64),
         }[target]
         given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
         ranges = [
@@ -160,6 +161,8 @@ class Oracle:
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
             ways, ranks = ulysses * tp * pp * cp, frame.num_training
+            if target == "rlplan" and not self._has_autotp(ulysses, tp):
+                continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
                 continue
             if experts % ep or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep)):
@@ -176,6 +179,11 @@ class Oracle:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
                     yield TrainerChoice(stage, recompute, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
+
+    def _has_autotp(self, ulysses: int, tp: int) -> bool:
+        model = self.setting.policy
+        is_cut = self.spec.training.tp != "auto" or (model.experts is None and model.num_kv_heads % tp == 0)
+        return tp == 1 or (is_cut and ulysses == 1)
 
     def _has_stage(self, stage: int, ranks: int, tp: int) -> bool:
         wants, target = self.spec.training.zero_stage, self.spec.target
@@ -464,12 +472,14 @@ class Oracle:
         tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = self.work.num_samples_per_prompt, float(self.work.prompt_len)
         one = GenerationWork(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster), one)
+        rollout = self.spec.rollout.model_copy(update={"quantization": engine.quantization})
+        cost = generate_cost(EngineSpeed(self.setting.policy, rollout, engine, cluster), one)
         latency = self.spec.placement.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
     def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        width, lora, adapters = self.spec.rollout.dtype.num_bytes, self.spec.training.lora, 0
+        width = 1 if engine.quantization in ("fp8", "fp8_block") else self.spec.rollout.dtype.num_bytes
+        lora, adapters = self.spec.training.lora, 0
         if transport == "adapter" and lora is not None:
             adapters = width * sum(p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.targets))
         work = SyncWork(
