@@ -7,7 +7,6 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (`gpu_counts`).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -25,6 +24,8 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
+MANY = 50_000
+"""Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
 """Candidates behind the best that are looked at for runners-up of other families."""
 
@@ -54,8 +55,9 @@ class GpuSearch:
         if not with_others:
             return best
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
-        rest = map(self._considered, self._best_of_others(best))
-        return best.with_considered((*considered, *rest))
+        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        rest = (placement for placement in there if placement is not best.candidate.step.placement)
+        return best.with_considered((*considered, *map(self._other, rest)))
 
     def best(self) -> "tuple[Budget, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
@@ -156,13 +158,14 @@ class GpuSearch:
         peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
         return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
 
-    def _best_of_others(self, best: Budget) -> Iterator[Rated]:
-        """Of each other placement the best candidate, or the nearest."""
-        for placement in dict.fromkeys(frame.placement for frame in self.space.frames):
-            if placement is not best.candidate.step.placement:
-                streams = (self.stream(rank, placement) for rank in (0, 1))
-                found = next((one for stream in streams for one in islice(stream, 1)), None)
-                yield found or self.nearest(placement)
+    def _other(self, placement: Placement) -> Considered:
+        """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
+        if self.space.num_candidates > MANY:
+            least = min(front.first_bound for front in self.stream(1, placement).fronts)
+            return Considered(placement, None, f"at least {format_seconds(least[0])} a step, if any of it fits")
+        streams = (self.stream(rank, placement) for rank in (0, 1))
+        found = next((one for stream in streams for one in islice(stream, 1)), None)
+        return self._considered(found or self.nearest(placement))
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
