@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from rlplan.planner.budget import read_setting
-from rlplan.planner.gpu_candidates import list_gpu_candidates
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.spec.budget import make_budget
 
@@ -29,8 +28,8 @@ def main() -> None:
 def _measure(model: str, algorithm: str, gpus: str) -> str:
     budget = make_budget({"model": model, "algorithm": algorithm, "gpus": gpus})
     setting = read_setting(budget)
-    candidates, _ = list_gpu_candidates(budget, setting.num_gpus, setting.policy)
     search = GpuSearch(budget, setting)
+    candidates = list(search.space)
     cold = _seconds(lambda: [search.rate(one) for one in candidates], 1) / len(candidates)
     warm = _seconds(lambda: [search.rate(one) for one in candidates], REPEATS) / len(candidates)
     rated = [search.rate(one) for one in candidates[:WHOLE]]

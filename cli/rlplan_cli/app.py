@@ -3,29 +3,97 @@
 Results go to stdout, progress and messages to stderr. Exit codes stand in `rlplan.errors`.
 """
 
+import importlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Iterator, MutableMapping
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
-from rlplan_cli import accuracy, doctor, emit, estimate, plan, profiles, report, run
-from rlplan_cli.render import show_error
+
+COMMANDS = {
+    "estimate": "Predict memory per phase, process and kind.",
+    "plan": "Choose a layout for a job or for GPUs.",
+    "explain": "Say what binds in a plan for GPUs, and what would change it.",
+    "simulate": "Play the steps of a plan, with lengths that are drawn.",
+    "emit": "Write the bundle that will run.",
+    "run": "Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.",
+    "report": "Write a page with charts and tables of a run or a plan.",
+    "accuracy": "Compare the formulas with published or your own measurements.",
+    "doctor": "Look at Python, packages, memory and /dev/shm.",
+    "profiles": "List, show, detect and measure hardware profiles.",
+}
+"""Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
+
+
+class _Modules(MutableMapping[str, Any]):
+    """Commands by name, each made of its module when it is first looked up."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        if name not in self.made:
+            self.made[name] = _command_of(name)
+        return self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self.made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.made[name]
+
+
+def _command_of(name: str) -> Any:
+    module = importlib.import_module(f"rlplan_cli.{name}")
+    if hasattr(module, "app"):
+        group = typer.main.get_group(module.app)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(name=name)(module.command)
+    return typer.main.get_command(alone)
+
+
+class _Root(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Modules()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 app = typer.Typer(
     name="rlplan",
-    help="Plan, estimate, run and report reinforcement learning of language models.",
+    cls=_Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (estimate, plan, emit, run, report, accuracy, doctor):
-    app.command(name=module.NAME)(module.command)
-app.add_typer(profiles.app, name="profiles")
+
+@app.callback()
+def rlplan() -> None:
+    """Plan, estimate, simulate, run and report reinforcement learning of language models."""
+
 
 EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
     ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex"), "cpu"
@@ -39,6 +107,13 @@ def main() -> NoReturn:
     if debug:
         sys.argv.remove("--debug")
     sys.exit(_run(debug))
+
+
+def show_error(error: RlplanError) -> None:
+    """An error on stderr."""
+    from rlplan_cli.render import show_error as show  # a command that ends well may need no table
+
+    show(error)
 
 
 def _run(debug: bool) -> int:

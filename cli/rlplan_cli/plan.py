@@ -1,26 +1,78 @@
-"""`rlplan plan JOB`: choose a layout and write the plan."""
+"""`rlplan plan`: choose a layout for a job or for GPUs, and write the plan."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan.planner.plan import dump_plan, write_plan
-from rlplan.planner.search import plan_from_file
-from rlplan_cli.options import AsJson, JobOrPlan, Overrides
-from rlplan_cli.render import note, show_plan
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+if TYPE_CHECKING:
+    from rlplan_cli.sources import Question
 
 NAME = "plan"
 
+Objective = Annotated[
+    str | None,
+    typer.Option(help="What to make best: step_time (usual), tokens_per_s, cost or gpus.", show_default=False),
+]
+Top = Annotated[int, typer.Option(min=0, max=100, help="How many of the next best layouts to show.")]
+Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
+
 
 def command(
-    job: JobOrPlan,
+    job: Source = None,
     overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    objective: Objective = None,
+    top: Top = 3,
+    pareto: Pareto = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a layout for a job. Says what was rejected and why."""
-    plan = plan_from_file(job, tuple(overrides or ()))
+    """Choose a layout for a job or for GPUs. Says what was rejected and why."""
+    from rlplan_cli.sources import read_question
+
+    answers = {"model": model, "algorithm": algorithm, "gpus": gpus, "objective": objective}
+    question = read_question(NAME, job, tuple(overrides or ()), answers)
+    if question.job is None:
+        _plan_gpus(question, out=out, as_json=as_json, top=top, pareto=pareto)
+    else:
+        _plan_job(question.job, question.overrides, out=out, as_json=as_json)
+
+
+def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: int, pareto: bool) -> None:
+    from rlplan.planner.budget import Verdict
+    from rlplan.planner.plan_file import dump_gpu_plan, write_gpu_plan
+    from rlplan_cli.render import note
+    from rlplan_cli.render_plan import show_gpu_plan
+    from rlplan_cli.sources import does_not_fit
+    from rlplan_cli.waiting import waiting
+
+    with waiting("searching"):
+        budget = question.answered()
+    assert budget is not None, "a question that is not about a job is about a budget"
+    fits = budget.verdict is not Verdict.DOES_NOT_FIT
+    if out is not None and fits:
+        write_gpu_plan(budget, out)
+    if as_json:
+        print(dump_gpu_plan(budget, Path.cwd()))
+    else:
+        show_gpu_plan(budget, top=top)
+    if not fits:
+        raise does_not_fit(budget)
+    if out is not None:
+        note(f"plan written to {out}; `rlplan explain {out}` says why, `rlplan simulate {out}` plays it")
+
+
+def _plan_job(job: Path, overrides: tuple[str, ...], *, out: Path | None, as_json: bool) -> None:
+    from rlplan.planner.plan import dump_plan, write_plan
+    from rlplan.planner.search import plan_from_file
+    from rlplan_cli.render import note, show_plan
+
+    plan = plan_from_file(job, overrides)
     if out is not None:
         write_plan(plan, out)
     if as_json:

@@ -19,13 +19,13 @@ from rlplan.spec.hardware import (
     SourcedBytes,
     SourcedFlopRate,
 )
-from rlplan.spec.profiles import find_profile, load_profiles, read_profile
+from rlplan.spec.profiles import FOLDER_VARIABLE, find_profile, load_profiles, read_profile
 from rlplan.spec.rates import format_bytes_per_s, format_flops_per_s
 from rlplan.units import format_bytes
 from rlplan_cli.options import AsJson
 from rlplan_cli.render import NARROW, new_table, note, print_json, stdout
 
-app = typer.Typer(help="List, show and detect hardware profiles.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show, detect and measure hardware profiles.", no_args_is_help=True, rich_markup_mode=None)
 UNKNOWN = "-"
 
 
@@ -85,6 +85,44 @@ def detect_profile(as_json: AsJson = False) -> None:
     )
     for gpu in {gpu.name: gpu for gpu in found.gpus if gpu.profile is None}.values():
         stdout.print("\n" + new_profile_yaml(gpu), soft_wrap=True, markup=False, end="")
+
+
+@app.command("measure")
+def measure_profile(
+    out: Annotated[Path | None, typer.Option(help="Write a profile: a new .yaml file.", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few repetitions: seconds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure products, memory, copies, collectives and disk of this machine, as a profile to plan with."""
+    from rlplan.runtime.detect import detect
+    from rlplan.runtime.measured_profile import check_out, write_profiles
+    from rlplan.runtime.microbench import QUICK, WHOLE, measure, stoppable
+
+    if out is not None:
+        check_out(out)
+    with stoppable():
+        measured = measure(QUICK if quick else WHOLE, out.parent if out else Path.cwd(), note)
+        written = write_profiles(measured, detect().gpus, out) if out else []
+    if as_json:
+        print_json(measured.as_json() | {"profiles": [str(path) for path in written]})
+        return
+    table = new_table("measured", "median", "low", "high", "samples", "of", left=("of",))
+    for each in measured.measurements:
+        values = (_measured(value, each.unit) for value in (each.value, each.low, each.high))
+        table.add_row(each.name, *values, str(each.num_samples), each.what)
+    stdout.print(table)
+    for line in measured.remarks:
+        note(line)
+    for path in written:
+        note(f"wrote {path}; with {FOLDER_VARIABLE}={path.parent.resolve()} it is the profile '{path.stem}'")
+    if out is None:
+        note("--out FILE.yaml keeps this as a profile")
+
+
+def _measured(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value * 1e6:.4g} us"
+    return format_flops_per_s(value) if unit == "FLOP/s" else format_bytes_per_s(value)
 
 
 def _show_gpus(profiles: list[GpuProfile]) -> None:

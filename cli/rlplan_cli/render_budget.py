@@ -7,6 +7,7 @@ from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
+from rlplan.planner.plan_results import WAYS
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout
@@ -28,17 +29,18 @@ def show_budget(budget: Budget) -> None:
             _show_step(budget, device, len(group.devices), group.name)
     _show_binding(budget)
     _show_risks(budget)
-    _show_others(budget)
+    show_others(budget)
+    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")
 
 
 def _show_verdict(budget: Budget) -> None:
-    peak, capacity = budget.binding, budget.setting.capacity
+    peak, capacity = budget.binding, budget.binding_capacity
     low, high = budget.interval()
-    count, gpu = budget.setting.num_gpus, budget.setting.gpu.name
+    gpus = budget.setting.words
     stdout.print(
         Text.assemble(
             (budget.verdict.value, _COLORS[budget.verdict]),
-            f"  {budget.spec.model}, {budget.spec.algorithm}, {count}x {gpu}: {format_bytes(peak.num_bytes)} of "
+            f"  {budget.spec.model}, {budget.spec.algorithm}, {gpus}: {format_bytes(peak.num_bytes)} of "
             f"{format_bytes(capacity)} ({peak.num_bytes / capacity:.0%}) at the peak, in {peak.action_id}; "
             f"{format_bytes(low)} to {format_bytes(high)}",
         )
@@ -47,10 +49,10 @@ def _show_verdict(budget: Budget) -> None:
         of, needed, room = budget.shortage
         stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")
     stdout.print(f"  {describe_choice(budget)}", style="dim")
-    stdout.print(f"  {_describe_question(budget)}", style="dim")
+    stdout.print(f"  {describe_question(budget)}", style="dim")
 
 
-def _describe_question(budget: Budget) -> str:
+def describe_question(budget: Budget) -> str:
     """What was asked, defaults included, in a line."""
     work, training = budget.spec.workload, budget.spec.training
     words = [
@@ -60,28 +62,41 @@ def _describe_question(budget: Budget) -> str:
     ]
     if training.lora is not None:
         words.append(f"LoRA rank {training.lora.rank} on {training.lora.base}")
-    if training.ulysses > 1:
-        words.append(f"{training.ulysses} ranks a sequence")
+    if (ulysses := budget.candidate.trainer.ulysses) > 1:
+        words.append(f"{ulysses} ranks a sequence")
     if any(model.vision for model in budget.setting.models.values()):
         words.append("images not counted")
     return ", ".join(words)
 
 
+TRAINERS = {"rlplan": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
+
+
 def describe_choice(budget: Budget) -> str:
     """What was chosen, in a line."""
     step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    ways = [f"{name} {getattr(trainer, name)}" for name in WAYS if getattr(trainer, name) > 1]
+    passes = f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass"
+    if trainer.max_tokens:
+        passes = f"{trainer.max_tokens:,} tokens a pass"
     words = [
         f"{step.placement.value}: " if step.has_rollouts else "",
-        f"trainer ZeRO-{trainer.zero_stage} on {step.num_training}, ",
-        f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass",
+        f"{TRAINERS[budget.spec.target]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        "".join(f"{word}, " for word in ways),
+        passes,
         ", full recomputation" * trainer.recomputes,
         ", optimizer offloaded" * trainer.offloads_optimizer,
         ", parameters offloaded" * trainer.offloads_parameters,
         ", waiting roles on the host" * step.parks,
+        ", frozen roles on the host while they wait" * step.parks_frozen,
+        f", frozen roles on {step.num_scoring} GPUs of their own" * (step.num_scoring > 0),
     ]
     if step.has_rollouts:
         words.append(f"; engine tp {engine.tp} x {step.num_generation // engine.tp}")
+        words.append(" with whole experts" * engine.has_expert_parallel)
+        words.append(f" in {engine.quantization}" if engine.quantization else "")
         words.append(f", asleep at level {engine.sleep_level} in between" * (engine.sleep_level > 0))
+        words.append(", beside training" * (step.max_staleness > 0))
     return "".join(words)
 
 
@@ -176,7 +191,7 @@ def _show_risks(budget: Budget) -> None:
     host = budget.ledger.host_peak()
     is_known = setting.host_capacity is not None
     room = format_bytes(setting.host_capacity or 0) if is_known else "an unknown amount (no node profile: not checked)"
-    hosts = -(-setting.num_gpus // setting.gpus_per_host)
+    hosts = setting.num_hosts
     _say(
         "Host",
         f"{format_bytes(host.num_bytes)} of {room} on each of {hosts} host{'s' * (hosts > 1)}, in {host.action_id}; "
@@ -218,7 +233,8 @@ def _remedy(remedy: Remedy) -> str:
     return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{trains_less})"
 
 
-def _show_others(budget: Budget) -> None:
+def show_others(budget: Budget) -> None:
+    """Placements that were not chosen, and what would make it fit."""
     for considered in budget.considered:
         _say(f"Not {considered.placement.value}", considered.reason)
     if budget.remedies:
@@ -226,4 +242,3 @@ def _show_others(budget: Budget) -> None:
         stdout.print(Text.assemble(("Each of these lines alone helps, cheapest first:\n", "bold"), changes))
     elif budget.verdict is Verdict.DOES_NOT_FIT:
         _say("No single change", "that was tried makes it fit: a smaller model, shorter lengths or larger GPUs would")
-    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")

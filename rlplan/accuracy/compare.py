@@ -19,7 +19,7 @@ from rlplan.errors import RlplanError, did_you_mean
 SCHEMA_VERSION = 1
 PREDICTORS = (
     *("model_points", "engine_points", "other_engine_points", "training_points", "training_limits"),
-    *("training_scores", "serving_points", "later_points"),
+    *("training_scores", "throughput_points", "rl_step_points", "sync_points", "serving_points", "later_points"),
 )
 """Modules of this package that register predictors; a new one adds its name here. One that is not there yet is passed
 over, and its kinds are refused as unknown."""

@@ -1,19 +1,25 @@
-"""The schedule of a synchronous RL step on GPUs, with the switches between phases: sleep, wake, offload, reload.
+"""The schedule of an RL step on GPUs, with the switches between phases: sleep, wake, offload, reload.
 
 In: which roles there are, a placement, and who sleeps or parks. Out: a Schedule whose layouts stand for all ranks: each
 has one process, on the first device of its group, and every other rank is like it.
-Left out: overlap (a step is a chain here), bytes, and how an action is done.
+Left out: bytes, and how an action is done.
+
+A synchronous step is a chain. With max_staleness of 1 and more, generation has a stream of its own: it waits for
+nothing inside the step, the rest works on rollouts of a step before, new weights are handed over when both are done.
 
 On shared devices the engine wakes in three actions: weights, then the hand-over, then the KV cache, so that old KV
 cache and new weights never lie beside the trainer's states at once.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
+
+SHARED, TRAINING, GENERATION, SCORING = "shared", "training", "generation", "scoring"
+"""Names of device groups: where training and generation share devices, and where each has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,9 @@ class GpuStep:
 
     num_mini_batches: with more than one the policy's log-probs are taken anew before its first optimizer step.
     scores_base: the policy's trainer scores with its adapters off. sleeps: the engine sleeps while others work.
-    parks: roles that wait move to the host. num_scoring: GPUs of the frozen roles' own, 0 where they lie with training.
-    max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside training.
+    parks: roles that wait move to the host; parks_frozen: frozen ones alone do. num_scoring: GPUs of the frozen roles'
+    own, 0 where they lie with training. max_staleness: policy versions that a rollout may be behind; from 1 on,
+    generation runs beside training.
     """
 
     placement: Placement
@@ -40,27 +47,64 @@ class GpuStep:
     parks: bool = False
     num_scoring: int = 0
     max_staleness: int = 0
+    parks_frozen: bool = False
 
     @property
     def shares_devices(self) -> bool:
         """Whether training and generation lie on the same devices."""
         return self.placement is not Placement.DISAGGREGATED
 
+    @property
+    def is_async(self) -> bool:
+        """Whether generation runs beside training."""
+        return self.has_rollouts and self.max_staleness > 0
+
+    @property
+    def num_frozen(self) -> int:
+        """GPUs that the frozen roles lie on."""
+        return self.num_scoring or self.num_training
+
+    @property
+    def scoring_group(self) -> str:
+        """The device group of the frozen roles."""
+        return SCORING if self.num_scoring else SHARED if self.shares_devices else TRAINING
+
 
 def build_gpu_schedule(step: GpuStep) -> Schedule:
     """The schedule of one step, and of what comes before it."""
+    assert not (step.is_async and step.shares_devices), "generation beside training needs devices of its own"
     groups, layouts = _place(step)
     maker = _Maker(step, {(layout.worker, layout.role): layout for layout in layouts})
     start, chain = tuple(maker.chained(maker.start())), tuple(maker.chained(maker.step_calls()))
+    if step.is_async:
+        chain = _beside(chain)
     finish = tuple(maker.chained(maker.finish()))
     return Schedule(step.placement, groups, layouts, start, chain, finish)
 
 
+def _beside(chain: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The same with generation beside the rest: nothing waits for it but the hand-over, and it for nothing."""
+    generate = next(action.id for action in chain if action.kind is ActionKind.GENERATE)
+    actions = []
+    for action in chain:
+        after = tuple(name for name in action.after if name != generate)
+        if action.kind is ActionKind.SYNC_WEIGHTS:
+            after = tuple(dict.fromkeys((*after, generate)))
+        actions.append(replace(action, after=after))
+    return tuple(actions)
+
+
 def _place(step: GpuStep) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
-    training = DeviceGroup("shared" if step.shares_devices else "training", _devices(0, step.num_training))
-    generation = training
-    if not step.shares_devices:
-        generation = DeviceGroup("generation", _devices(step.num_training, step.num_generation))
+    training = DeviceGroup(SHARED if step.shares_devices else TRAINING, _devices(0, step.num_training))
+    groups, generation = [training], training
+    if not step.shares_devices and step.has_rollouts:
+        generation = DeviceGroup(GENERATION, _devices(step.num_training, step.num_generation))
+        groups.append(generation)
+    scoring = training
+    if step.num_scoring and step.frozen_roles:
+        taken = sum(len(group.devices) for group in groups)
+        scoring = DeviceGroup(SCORING, _devices(taken, step.num_scoring))
+        groups.append(scoring)
     first = training.devices[:1]
     layouts = [
         RoleLayout(role, f"{role.value}_trainer", training.name, first, step.num_training, 1, step.zero_stage)  # type: ignore[arg-type]
@@ -69,9 +113,10 @@ def _place(step: GpuStep) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ..
     if step.has_rollouts:
         dp = step.num_generation // step.tp
         layouts.append(RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[:1], dp, step.tp))
-    layouts += [RoleLayout(role, "scorer", training.name, first, step.num_training) for role in step.frozen_roles]
-    groups = (training,) if step.shares_devices or not step.has_rollouts else (training, generation)
-    return groups, tuple(layouts)
+    layouts += [
+        RoleLayout(role, "scorer", scoring.name, scoring.devices[:1], step.num_frozen) for role in step.frozen_roles
+    ]
+    return tuple(groups), tuple(layouts)
 
 
 def _devices(first: int, count: int) -> tuple[str, ...]:
@@ -179,12 +224,15 @@ class _Maker:
             yield _Call("sleep_engine", ActionKind.SLEEP_ENGINE, Role.POLICY, Phase.SWITCH, self.engine)
 
     def _park(self, role: Role) -> Iterator[_Call]:
-        if self.step.parks:
+        if self._waits_on_host(role):
             yield _Call(f"offload_role/{role}", ActionKind.OFFLOAD_ROLE, role, Phase.SWITCH, self._worker(role))
 
     def _unpark(self, role: Role) -> Iterator[_Call]:
-        if self.step.parks:
+        if self._waits_on_host(role):
             yield _Call(f"reload_role/{role}", ActionKind.RELOAD_ROLE, role, Phase.SWITCH, self._worker(role))
+
+    def _waits_on_host(self, role: Role) -> bool:
+        return self.step.parks or (self.step.parks_frozen and role in self.step.frozen_roles)
 
     def _trainer(self, role: Role) -> tuple[tuple[str, Role], ...]:
         return ((f"{role.value}_trainer", role),)

@@ -88,6 +88,19 @@ class Schedule:
         """(process, device) of every worker process."""
         return tuple(pair for layout in self.layouts for pair in layout.processes)
 
+    @property
+    def concurrent(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of actions of one part that may run at the same time: neither must come before the other."""
+        pairs = []
+        for _, actions in self.parts:
+            before: dict[str, set[str]] = {}
+            for action in actions:
+                before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
+            names = [action.id for action in actions if action.processes]
+            for index, one in enumerate(names):
+                pairs += [(one, two) for two in names[index + 1 :] if one not in before[two] and two not in before[one]]
+        return tuple(dict.fromkeys(pairs))
+
     def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
         """The layout of a role's worker. Raises: KeyError."""
         for layout in self.layouts:

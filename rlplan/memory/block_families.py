@@ -101,8 +101,10 @@ GPT_OSS_WIDTHS = 7
 
 
 @lru_cache(maxsize=256)
-def blocks_of(model: ModelSpec) -> tuple[Layers, ...]:
-    """The kinds of layers of a model, in the order in which they first appear. Raises: SpecError where refused.
+def blocks_of(model: ModelSpec, layers: range | None = None) -> tuple[Layers, ...]:
+    """The kinds of layers of a model (or of some of its layers), in the order in which they first appear.
+
+    Raises: SpecError where refused.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> [(layers.num, layers.block.experts is None) for layers in blocks_of(find_model("deepseek-ai/DeepSeek-V3"))]
@@ -113,7 +115,7 @@ def blocks_of(model: ModelSpec) -> tuple[Layers, ...]:
     counts: dict[Block, int] = {}
     with_experts = frozenset(model.experts.layers) if model.experts else frozenset[int]()
     experts = _experts(model)
-    for layer in range(model.num_layers):
+    for layer in layers if layers is not None else range(model.num_layers):
         block = _with_attention(model, dense, model.attention_kind(layer))
         if layer in with_experts:
             block = replace(block, experts=experts)

@@ -82,7 +82,8 @@ class MemoryLedger:
     """All rows of a schedule, with the capacity of each device and of the host in bytes.
 
     shares_host_memory: the devices' memory is the host's (a CPU profile), so the host's total is everything.
-    concurrent: pairs of actions of one part that may run at once; their peaks add up.
+    concurrent: pairs of actions of one part that may run at once; their peaks add up. capacities: of devices and hosts
+    whose capacity is another one, by name.
     """
 
     rows: tuple[LedgerRow, ...]
@@ -91,7 +92,16 @@ class MemoryLedger:
     shares_host_memory: bool
     order: tuple[tuple[Moment, str], ...]
     concurrent: tuple[tuple[str, str], ...] = ()
+    capacities: tuple[tuple[str, int], ...] = ()
     schema_version: int = LEDGER_SCHEMA_VERSION
+
+    def capacity_of(self, device: str) -> int:
+        """Bytes of a device."""
+        return dict(self.capacities).get(device, self.device_capacity)
+
+    def host_capacity_of(self, host: str) -> int:
+        """Bytes of a host."""
+        return dict(self.capacities).get(host, self.host_capacity)
 
     def process_peak(self, process: str) -> Peak:
         """The largest sum of one process's rows inside any action: on its device, or on the host if it has none."""
@@ -118,16 +128,33 @@ class MemoryLedger:
             key=lambda peak: (peak.num_bytes, peak.moment == "steady"),
         )
 
-    def host_peak(self) -> Peak:
-        """The largest total of a host's memory over all moments; on a CPU profile that is every row."""
+    def host_peak(self, only: str = "") -> Peak:
+        """The largest total of a host's memory over all moments; on a CPU profile that is every row.
+
+        only: of one host, by name.
+        """
         return max(
             (
                 _peak(host, moment, [(row, size * row.num_alike) for row, size in held if self._host_of(row) == host])
                 for moment, held in self._moments()
-                for host in self.hosts
+                for host in ((only,) if only else self.hosts)
             ),
             key=lambda peak: peak.num_bytes,
         )
+
+    def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[Moment, str], int]:
+        """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""
+        return {
+            moment: sum(size for row, size in held if row.device == device and row.space == "device")
+            for moment, held in self._moments(bound)
+        }
+
+    def host_totals(self, host: str) -> dict[tuple[Moment, str], int]:
+        """Of each moment and action the bytes of one host's memory."""
+        return {
+            moment: sum(size * row.num_alike for row, size in held if self._host_of(row) == host)
+            for moment, held in self._moments()
+        }
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, sch
         host_capacity=capacity,
         shares_host_memory=profile.kind == "cpu",
         order=tuple(order),
-        concurrent=_concurrent(schedule),
+        concurrent=schedule.concurrent,
     )
 
 
@@ -144,16 +144,3 @@ def _host_rows(profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
         )
 
     return [row(DRIVER_PROCESS, overheads.driver), row("ray_system", overheads.ray_system)]
-
-
-def _concurrent(schedule: Schedule) -> tuple[tuple[str, str], ...]:
-    """Pairs of actions of one part that may run at the same time: neither must come before the other."""
-    pairs = []
-    for _, actions in schedule.parts:
-        before: dict[str, set[str]] = {}
-        for action in actions:
-            before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
-        names = [action.id for action in actions if action.processes]
-        for index, one in enumerate(names):
-            pairs += [(one, two) for two in names[index + 1 :] if one not in before[two] and two not in before[one]]
-    return tuple(dict.fromkeys(pairs))

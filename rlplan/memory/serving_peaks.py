@@ -33,19 +33,20 @@ NON_TORCH_GROWTH = 70 * MIB
 """What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
 
 
-def prefill_peak_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2) -> int:
+def prefill_peak_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
     """Bytes in flight at the widest moment of one layer, during a forward pass of T tokens without gradients.
 
     Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t; the experts'
     k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and output; latent attention's decompressed keys and values.
     Source: vLLM 0.32.0 layers/activation.py, fused_moe/fused_moe.py (`intermediate_cache1` and 3 share memory).
-    Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do.
+    Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do; with expert parallelism (ep above 1) every
+    rank has rows for all of them, and experts of their whole width.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> prefill_peak_bytes(find_model("meta-llama/Llama-3.1-8B"), 1, 1000)  # 2000 * (3*14336 + 2.9*4096)
     109772800
     """
-    share = sizes_of(model, Layout(tp=tp, vocab_multiple=64)).share
+    share = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share
     widths = [3 * share["I"], 2 * share["q"] + 2 * share["kv"]]
     if model.experts:
         width = share["Ie"]

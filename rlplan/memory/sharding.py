@@ -198,16 +198,56 @@ def held_by_megatron(
     split = ep * (tp if etp is None else etp)
     experts = expert_numel // (pp * split)
     over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
-    updated = ceil_div(dense, over) + ceil_div(experts, over_experts)
+    return held_by_megatron_rank(MegatronRank(dense, experts, over, over_experts))
+
+
+@dataclass(frozen=True)
+class MegatronRank:
+    """What one rank trains under Megatron-Core. dense, experts: elements outside and inside the routed experts.
+
+    over, over_experts: ranks that share the states of either. frozen: elements beside them that are not trained.
+    weight_bytes, master_bytes: of a weight in the passes, of a master weight and of each moment (2 with the precision-
+    aware optimizer). has_states: False where they live on the host.
+    """
+
+    dense: int
+    experts: int
+    over: int
+    over_experts: int
+    frozen: int = 0
+    weight_bytes: int = 2
+    master_bytes: int = FLOAT_BYTES
+    has_states: bool = True
+
+    @property
+    def num_updated(self) -> int:
+        """Elements whose states the rank keeps."""
+        return ceil_div(self.dense, self.over) + ceil_div(self.experts, self.over_experts)
+
+
+def held_by_megatron_rank(rank: MegatronRank) -> Held:
+    """A Megatron-Core rank by its own elements: weights e, gradients 4 in one buffer that always lives, states 12.
+
+    Counts: e of every weight; 4 of every trained one; m of a master weight (none beside fp32 weights) and 2m of moments
+    of what the rank updates. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
+    Assumes: parameters are gathered into their own buffer, so that the passes hold nothing more.
+
+    >>> held = held_by_megatron_rank(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
+    >>> sum(held.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
+    7800
+    """
+    trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
+    gradients = FLOAT_BYTES * trained
+    has_master = rank.weight_bytes < FLOAT_BYTES
     return Held(
         {
-            MemoryKind.WEIGHTS: 2 * (dense + experts),
-            MemoryKind.GRADIENTS: FLOAT_BYTES * (dense + experts),
-            MemoryKind.MASTER_WEIGHTS: FLOAT_BYTES * updated,
-            MemoryKind.OPTIMIZER: 2 * FLOAT_BYTES * updated,
+            MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
+            MemoryKind.GRADIENTS: gradients,
+            MemoryKind.MASTER_WEIGHTS: rank.master_bytes * updated * has_master,
+            MemoryKind.OPTIMIZER: 2 * rank.master_bytes * updated,
         },
-        gradients=FLOAT_BYTES * (dense + experts),
-        kept_gradients=FLOAT_BYTES * (dense + experts),
+        gradients=gradients,
+        kept_gradients=gradients,
     )
 
 

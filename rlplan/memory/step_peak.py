@@ -12,6 +12,7 @@ gradient has come, the logits are gone), `last_layer` (all gradients, one layer)
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from rlplan.memory.activations import (
     block_saved_bytes,
@@ -84,7 +85,8 @@ class Work:
     regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
     the training loop keeps in a variable. sequence_ways: tensor parallel ranks that share what lies between the
     sharded products (sequence parallelism). has_dropout: after attention and after the MLP. exchanges_heads: Ulysses,
-    whose output projection reads a copy of attention's output.
+    whose output projection reads a copy of attention's output. passes_keys_on: context parallelism, where keys and
+    values go round the ranks.
     """
 
     block: Block
@@ -104,11 +106,12 @@ class Work:
     sequence_ways: int = 1
     has_dropout: bool = False
     exchanges_heads: bool = False
+    passes_keys_on: bool = False
     micro_batches_in_flight: int = 1
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
 
-    @property
+    @cached_property
     def kinds(self) -> "tuple[Work, ...]":
         """The same work for each kind of layer alone."""
         if not self.more:
@@ -222,7 +225,23 @@ def _all_kept_bytes(work: Work) -> int:
 
 
 def _working_bytes(work: Work) -> int:
-    return working_bytes(work.block, work.num_tokens, work.element_bytes)
+    passed = ring_bytes(work.block, work.num_tokens, work.element_bytes) if work.passes_keys_on else 0
+    return working_bytes(work.block, work.num_tokens, work.element_bytes) + passed
+
+
+def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes of the keys and values that a rank of context parallelism has from its neighbour, and of the next ones.
+
+    Counts: two buffers of keys and values, 4*e*k*T; of latent attention those of every head.
+    Source: Liu et al. 2023 (Ring Attention); Transformer Engine 2, `AttnFuncWithCPAndKVP2P`: one is read while the
+    other arrives. Assumes: the backward pass adds its gradients of keys and values in the same two.
+
+    >>> ring_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 10, 2)  # 4*2*32*10
+    2560
+    """
+    latent = block.latent
+    width = 2 * block.k if latent is None else block.num_heads * (latent.qk_head_dim + latent.v_head_dim)
+    return 2 * element_bytes * width * num_tokens
 
 
 def _recomputed_bytes(work: Work) -> int:

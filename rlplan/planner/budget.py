@@ -3,11 +3,9 @@
 In: results of gpu_search.py. Out: frozen, JSON-able values. Left out: drawing (the command line).
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -18,70 +16,27 @@ from rlplan.memory.host import checkpoint_bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.memory.nvme import on_disk_bytes
 from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.setting import GpuSetting, gpus_of, read_setting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
-from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import get_node, parse_gpus, profile_paths
+from rlplan.timing.cost import Cost
+from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement, Role
 
+__all__ = [
+    "Alternative",
+    "Budget",
+    "Considered",
+    "GpuSetting",
+    "KvReport",
+    "Remedy",
+    "SearchStats",
+    "Verdict",
+    "gpus_of",
+    "read_setting",
+]
+
 BUDGET_SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class GpuSetting:
-    """Where a budget runs and what with. capacity: bytes of a GPU. host_capacity: of one host, None where not known."""
-
-    gpu: GpuProfile
-    num_gpus: int
-    capacity: int
-    gpus_per_host: int
-    host_capacity: int | None
-    models: Mapping[Role, ModelSpec]
-
-    @property
-    def policy(self) -> ModelSpec:
-        """The policy's shape."""
-        return self.models[Role.POLICY]
-
-    @property
-    def overheads(self) -> GpuOverheads:
-        """What belongs to no tensor."""
-        return self.gpu.overheads
-
-    def model_of(self, role: Role) -> ModelSpec:
-        """A role's shape: the policy's where it has none of its own."""
-        return self.models.get(role, self.policy)
-
-
-def read_setting(budget: BudgetSpec) -> GpuSetting:
-    """Profiles and models of a budget. Raises: SpecError."""
-    num_gpus, gpu, capacity = gpus_of(budget)
-    _, _, named = parse_gpus(budget.gpus, where="gpus")
-    node = named or _usual_node(gpu)
-    models = {Role.POLICY: resolve_model(budget.model)}
-    for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
-        if name:
-            models[role] = resolve_model(name, where=f"{role.value}_model")
-    per_host = min(num_gpus, budget.gpus_per_host or (node.num_gpus if node else num_gpus))
-    host_memory = budget.host_memory or (node.host_memory.value if node else None)
-    return GpuSetting(gpu, num_gpus, capacity, per_host, host_memory, models)
-
-
-def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
-    """How many of which GPU, and the bytes of each that may be used. Raises: SpecError."""
-    num_gpus, gpu, _ = parse_gpus(budget.gpus, where="gpus")
-    return num_gpus, gpu, gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
-
-
-def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
-    """The first bundled node with this GPU; None where there is none."""
-    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
-    for name, path in profile_paths().items():
-        if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
-            return get_node(name, where=name)
-    return None
 
 
 class Verdict(Enum):
@@ -102,11 +57,15 @@ class Verdict(Enum):
 
         shares_memory: the GPU's memory is the host's, so that both must fit into it together.
         """
-        capacity = ledger.device_capacity - (ledger.host_peak().num_bytes if shares_memory else 0)
-        expected = max(ledger.device_peak(device).num_bytes for device in ledger.devices)
-        high = max(ledger.device_peak(device, "high").num_bytes for device in ledger.devices)
-        rank = max(at_least, 0 if high <= capacity else 1 if expected <= capacity else 2)
-        if host_capacity is not None and ledger.host_peak().num_bytes > host_capacity:
+        taken = ledger.host_peak().num_bytes if shares_memory else 0
+
+        def fits(bound: Literal["expected", "high"]) -> bool:
+            peaks = (ledger.device_peak(device, bound) for device in ledger.devices)
+            return all(peak.num_bytes + taken <= ledger.capacity_of(peak.scope) for peak in peaks)
+
+        rank = max(at_least, 0 if fits("high") else 1 if fits("expected") else 2)
+        peaks = map(ledger.host_peak, ledger.hosts)
+        if host_capacity is not None and any(peak.num_bytes > ledger.host_capacity_of(peak.scope) for peak in peaks):
             rank = 2
         return list(Verdict)[rank]
 
@@ -158,6 +117,26 @@ class Considered:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another candidate that was rated. kv_cache: bytes a GPU. peak_bytes: of the fullest GPU at the high end."""
+
+    candidate: GpuCandidate
+    timing: StepTiming
+    kv_cache: int
+    peak_bytes: int
+    headroom_bytes: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class SearchStats:
+    """How much was looked at. num_candidates: that there are; num_rated: whose bytes and seconds were worked out."""
+
+    num_candidates: int
+    num_rated: int
+
+
+@dataclass(frozen=True)
 class Remedy:
     """A change that by itself leads to a better verdict, as it is typed, with the peak and the verdict it leads to."""
 
@@ -178,8 +157,35 @@ class Budget:
     verdict: Verdict
     kv: KvReport | None
     oom_risk: float
+    timing: StepTiming
     considered: tuple[Considered, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    runners_up: tuple[Alternative, ...] = ()
+    pareto: tuple[Alternative, ...] = ()
+    stats: SearchStats = SearchStats(0, 0)
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """Of every action of a step its cost."""
+        return {action.action_id: action.cost for action in self.timing.actions}
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that are trained on, prompts and responses, per second of wall clock."""
+        workload = self.spec.workload
+        tokens = workload.num_rollouts_per_step * (workload.prompt_len + workload.lengths.mean)
+        return tokens * self.spec.declaration.sequences_per_sample / self.timing.seconds
+
+    @property
+    def gpu_hours_per_million_tokens(self) -> float:
+        """GPU-hours that a million trained tokens take."""
+        return self.setting.num_gpus / 3600 * 1e6 / self.tokens_per_s
+
+    def with_alternatives(
+        self, runners_up: tuple[Alternative, ...], pareto: tuple[Alternative, ...], stats: SearchStats
+    ) -> "Budget":
+        """The same with what else was rated."""
+        return replace(self, runners_up=runners_up, pareto=pareto, stats=stats)
 
     def with_considered(self, considered: tuple[Considered, ...]) -> "Budget":
         """The same with the placements that were not chosen."""
@@ -191,13 +197,20 @@ class Budget:
 
     @property
     def binding(self) -> Peak:
-        """The worst moment of the fullest device, as expected; of equal ones that of every step."""
-        peaks = (self.ledger.device_peak(device) for device in self.ledger.devices)
-        return max(peaks, key=lambda peak: (peak.num_bytes, peak.moment == "steady"))
+        """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
+        ledger = self.ledger
+        peaks = (ledger.device_peak(device) for device in ledger.devices)
+        return max(peaks, key=lambda peak: (peak.num_bytes - ledger.capacity_of(peak.scope), peak.moment == "steady"))
+
+    @property
+    def binding_capacity(self) -> int:
+        """Bytes of the device with the least room."""
+        return self.ledger.capacity_of(self.binding.scope)
 
     def interval(self) -> tuple[int, int]:
-        """The fullest device's peak at the low and at the high end, in bytes."""
-        devices = self.ledger.devices
+        """The peak of the device with the least room at the low and at the high end, in bytes: of all like it."""
+        ledger, capacity = self.ledger, self.binding_capacity
+        devices = [device for device in ledger.devices if ledger.capacity_of(device) == capacity]
         low = max(self.ledger.device_peak(device, "low").num_bytes for device in devices)
         return low, max(self.ledger.device_peak(device, "high").num_bytes for device in devices)
 
@@ -208,19 +221,31 @@ class Budget:
         In this order: the GPU, a host's memory, the room for one longest sequence in the KV cache, the GPU at the high
         end.
         """
-        peak, capacity, room = self.binding.num_bytes, self.setting.capacity, self.setting.host_capacity
+        peak, capacity, ledger = self.binding.num_bytes, self.binding_capacity, self.ledger
         if peak > capacity:
-            return "a GPU", peak, capacity
-        if room is not None and (needed := self.ledger.host_peak().num_bytes) > room:
-            return "a host's memory", needed, room
+            return self._one_gpu, peak, capacity
+        for host in ledger.hosts if self.setting.host_capacity is not None else ():
+            if (needed := ledger.host_peak(host).num_bytes) > (room := ledger.host_capacity_of(host)):
+                return "a host's memory", needed, room
         if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
             return (
                 "the KV cache, which must hold one longest sequence",
                 self.kv.least_bytes,
                 (self.kv.kv_cache_memory_bytes),
             )
-        high = self.interval()[1]
-        return ("a GPU with the longest lengths", high, capacity) if high > capacity else None
+        highs = [self.ledger.device_peak(device, "high") for device in ledger.devices]
+        most = max(highs, key=lambda peak: peak.num_bytes - ledger.capacity_of(peak.scope))
+        if most.num_bytes <= ledger.capacity_of(most.scope):
+            return None
+        return f"{self._one_gpu} with the longest lengths", most.num_bytes, ledger.capacity_of(most.scope)
+
+    @property
+    def _one_gpu(self) -> str:
+        """The GPU with the least room, named where there are two kinds."""
+        if not self.setting.has_pools:
+            return "a GPU"
+        groups = (group.name for group in self.schedule.groups if self.binding.scope in group.devices)
+        return f"a {self.setting.pool(next(groups)).gpu.name}"
 
     @property
     def oom_risk_of_run(self) -> float:
@@ -247,7 +272,9 @@ class Budget:
         settings = zero_settings(training, self.candidate.trainer, step.num_training)
         ranks = min(step.num_training, setting.gpus_per_host)
         lora = {Role.POLICY: training.lora}
-        parts = (fixed_parts(setting.model_of(role), role, lora.get(role), settings) for role in step.trained_roles)
+        tp = self.candidate.trainer.tp
+        models = {role: setting.model_of(role) for role in step.trained_roles}
+        parts = (fixed_parts(model, role, lora.get(role), settings, tp) for role, model in models.items())
         return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -267,11 +294,11 @@ class Budget:
                 "moment": self.binding.moment,
                 "action_id": self.binding.action_id,
             },
-            "capacity_bytes": self.setting.capacity,
+            "capacity_bytes": self.binding_capacity,
             "host_capacity_bytes": self.setting.host_capacity,
             "oom_risk_per_step": self.oom_risk,
             "oom_risk_of_run": self.oom_risk_of_run,
-            "gpu": self.setting.gpu.name,
+            "gpu": " + ".join(pool.gpu.name for pool in self.setting.pools),
             "num_gpus": self.setting.num_gpus,
             "chosen": {
                 "placement": step.placement.value,

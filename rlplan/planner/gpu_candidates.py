@@ -1,36 +1,53 @@
-"""Candidates on GPUs: every combination of choices that a budget leaves open and that the numbers allow.
+"""Candidates on GPUs: every combination of choices that a budget leaves open, that its target can run and that divides.
 
-In: a BudgetSpec, the number of GPUs, the policy's shape. Out: candidates with a handicap each; what cannot be built.
-Left out: bytes (gpu_search.py). The handicap stands in for time until there is a timing model: it orders what is known
-to cost time, and nothing else may be read from it.
+In: a BudgetSpec, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
+that a search need not build their product, and the whole list where somebody wants it.
+Left out: bytes (gpu_roles.py) and seconds (gpu_times.py).
+
+A candidate is a frame (placement, GPUs of each group, who parks, staleness), a trainer's choice, an engine's choice and
+a transport. Ranks of a group are alike, so that a group is its size: permutations of devices are never made.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.planner.gpu_axes import (
+    Axes,
+    can_train,
+    engine_sizes,
+    parallel_axes,
+    powers,
+    quantizations,
+    zero_stages,
+)
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 MAX_AUTO_TOKENS = 32_768
-"""Tokens of a micro-batch beyond which `auto` does not go: kernels are long saturated."""
-MAX_TP = 32
-GPUS_IN_A_NODE = 8
-"""Beyond so many ranks tensor parallelism leaves the node, which costs more than it gains while anything else fits."""
+"""Tokens of a rank's micro-batch beyond which `auto` does not go: kernels are long saturated."""
+MAX_AUTO_SEQS = 1024
+"""Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
+MIN_AUTO_SEQS = 16
+LEAST_SCORING, MOST_SCORING = 16, 4
+"""A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
+gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
 
 
 @dataclass(frozen=True)
 class GpuCandidate:
-    """One combination. step: placement and devices. handicap: what it is known to cost in time, without unit."""
+    """One combination. step: placement and devices. transport: how weights reach the engine, empty without one."""
 
     step: GpuStep
     trainer: TrainerChoice
     engine: EngineChoice
-    handicap: float
+    transport: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,82 +58,239 @@ class Impossible:
     reason: str
 
 
-def list_gpu_candidates(
-    budget: BudgetSpec, num_gpus: int, model: ModelSpec
-) -> tuple[list[GpuCandidate], list[Impossible]]:
-    """(candidates by handicap, placements that cannot be built)."""
-    candidates: list[GpuCandidate] = []
-    impossible = []
-    for placement in _placements(budget):
-        training, generation = _split(budget, num_gpus, placement)
-        reason = _cannot(budget, training, generation)
-        if reason:
-            impossible.append(Impossible(placement, reason))
-            continue
-        candidates += _of_placement(budget, model, placement, training, generation)
-    return sorted(candidates, key=lambda candidate: candidate.handicap), impossible
+Lean = tuple[bool, bool, bool]
+"""Whether it recomputes, offloads the optimizer, offloads parameters: what saves memory for time."""
 
 
-def _placements(budget: BudgetSpec) -> tuple[Placement, ...]:
-    if not budget.declaration.has_rollouts:
-        return (Placement.HYBRID,)
-    wanted = budget.placement.placement
-    return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
+@dataclass(frozen=True)
+class Chain:
+    """Choices of a trainer that differ in their micro-batch alone, the largest first."""
+
+    choices: tuple[TrainerChoice, ...]
+    lean: Lean
 
 
-def _split(budget: BudgetSpec, num_gpus: int, placement: Placement) -> tuple[int, int]:
-    """GPUs that train, and that generate."""
-    if placement is not Placement.DISAGGREGATED:
-        return num_gpus, num_gpus
-    generation = min(num_gpus - 1, max(1, round(num_gpus * _share(budget))))
-    return num_gpus - generation, generation
+class GpuSpace:
+    """The axes of a budget's candidates."""
 
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
+        self._chains: dict[int, tuple[Chain, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
+        self._counts: dict[tuple[int, bool], int] = {}
 
-def _share(budget: BudgetSpec) -> float:
-    share = budget.placement.generation_share
-    return 0.5 if share == "auto" else share
+    @cached_property
+    def frames(self) -> tuple[GpuStep, ...]:
+        """Steps whose ZeRO stage and engine are open, those with fewer switches first."""
+        return tuple(frame for placement in self._placements for frame in self._of_placement(placement))
 
+    @cached_property
+    def impossible(self) -> tuple[Impossible, ...]:
+        """Placements without a frame."""
+        there = {frame.placement for frame in self.frames}
+        return tuple(Impossible(one, self._reason(one)) for one in self._placements if one not in there)
 
-def _cannot(budget: BudgetSpec, training: int, generation: int) -> str:
-    if training < 1 or generation < 1:
-        return "disaggregated needs at least 2 GPUs: some generate, the others train"
-    tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
-    ulysses, rollouts = budget.training.ulysses, budget.workload.rollouts_per_mini_batch
-    if training % ulysses:
-        return f"training.ulysses {ulysses} does not divide the {training} GPUs that train"
-    if generation % tp:
-        return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
-    if rollouts % (training // ulysses):
-        return f"mini_batch_size {rollouts} does not divide by the {training // ulysses} ranks that train"
-    return ""
-
-
-def _of_placement(
-    budget: BudgetSpec, model: ModelSpec, placement: Placement, training: int, generation: int
-) -> Iterator[GpuCandidate]:
-    share = budget.workload.rollouts_per_mini_batch // (training // budget.training.ulysses)
-    sleeps = _sleep_levels(budget, placement)
-    waits = _options(budget.placement.parks) if placement is Placement.COLOCATED else (False,)
-    for tp, level, parks, trainer in product(
-        _tensor_parallel(budget, model, generation), sleeps, waits, _trainers(budget, training, share)
-    ):
-        if parks and trainer.offloads_parameters:
-            continue  # DeepSpeed's `offload_states` refuses weights that are offloaded already
-        step = GpuStep(
-            placement=placement,
-            num_training=training,
-            num_generation=generation,
-            trained_roles=budget.declaration.trained_roles,
-            frozen_roles=frozen_roles(budget),
-            has_rollouts=budget.declaration.has_rollouts,
-            num_mini_batches=min(2, budget.workload.num_mini_batches),
-            zero_stage=trainer.zero_stage,
-            tp=tp,
-            scores_base=scores_base(budget),
-            sleeps=level > 0,
-            parks=parks,
+    @cached_property
+    def num_candidates(self) -> int:
+        """How many combinations there are, counted and not made."""
+        return sum(
+            self._num_choices(frame.num_training, parks=frame.parks)
+            * sum(len(self.transports(frame, engine)) for engine in self.engines(frame))
+            for frame in self.frames
         )
-        yield GpuCandidate(step, trainer, EngineChoice(tp, level), _handicap(budget, step, trainer))
+
+    def __iter__(self) -> Iterator[GpuCandidate]:
+        for frame in self.frames:
+            trainers = [choice for chain in self.chains(frame) for choice in chain.choices]
+            for engine, trainer in product(self.engines(frame), trainers):
+                for transport in self.transports(frame, engine):
+                    yield self.candidate(frame, trainer, engine, transport)
+
+    def candidate(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> GpuCandidate:
+        """The combination, its step closed."""
+        step = replace(frame, zero_stage=trainer.zero_stage, tp=engine.tp)
+        return GpuCandidate(step, trainer, engine, transport)
+
+    def chains(self, frame: GpuStep) -> tuple[Chain, ...]:
+        """What may be chosen for trained roles in a frame."""
+        if frame.num_training not in self._chains:
+            self._chains[frame.num_training] = tuple(self._all_chains(frame.num_training))
+        chains = self._chains[frame.num_training]
+        # DeepSpeed's `offload_states` refuses weights that are offloaded already
+        return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
+
+    def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
+        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
+        key = frame.num_generation, frame.sleeps, frame.shares_devices
+        if key not in self._engines:
+            engines = self._all_engines(frame.num_generation, frame.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
+        return self._engines[key]
+
+    def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:
+        """Ways for weights to the engine. An adapter needs a base that was not dropped while the engine slept."""
+        if not frame.has_rollouts:
+            return ("",)
+        usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
+        adapter = ("adapter",) if self.budget.training.lora is not None and engine.sleep_level < 2 else ()
+        wanted = self.budget.placement.transport
+        return (*usual, *adapter) if wanted == "auto" else tuple({wanted} & {*usual, *adapter, "delta", "disk"})
+
+    @property
+    def _placements(self) -> tuple[Placement, ...]:
+        if not self.budget.declaration.has_rollouts:
+            return (Placement.HYBRID,)
+        if self.split:
+            return (Placement.DISAGGREGATED,)
+        wanted = self.budget.placement.placement
+        return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
+
+    def _of_placement(self, placement: Placement) -> Iterator[GpuStep]:
+        """Frames in which something can train and something can generate."""
+        sleeps = placement is Placement.COLOCATED and self.budget.rollout.sleep_level != 0
+        for training, generation, scoring in self._splits(placement):
+            is_async = self.budget.placement.max_staleness and placement is Placement.DISAGGREGATED
+            frame = GpuStep(
+                placement=placement,
+                num_training=training,
+                num_generation=generation,
+                num_scoring=scoring,
+                trained_roles=self.budget.declaration.trained_roles,
+                frozen_roles=frozen_roles(self.budget),
+                has_rollouts=self.budget.declaration.has_rollouts,
+                num_mini_batches=min(2, self.budget.workload.num_mini_batches),
+                zero_stage=0,
+                scores_base=scores_base(self.budget),
+                sleeps=sleeps,
+            )
+            for staleness, (parks, parks_frozen) in product((0, 1) if is_async else (0,), self._parking(frame)):
+                one = replace(frame, max_staleness=staleness, parks=parks, parks_frozen=parks_frozen)
+                if self._can_train(one) and self.engines(one):
+                    yield one
+
+    def _can_train(self, frame: GpuStep) -> bool:
+        """Whether there is a choice for the trainer."""
+        return any(not (frame.parks and lean[2]) for _, _, lean, _ in self._layouts(frame.num_training))
+
+    def _parking(self, frame: GpuStep) -> tuple[tuple[bool, bool], ...]:
+        """(whether every role that waits moves to the host, whether frozen ones alone do)."""
+        can_park = frame.placement is Placement.COLOCATED
+        wanted = self.budget.placement.parks
+        if wanted != "auto":
+            return ((wanted and can_park, False),)
+        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
+        return (*(((False, False), (True, False)) if can_park else ((False, False),)), *frozen)
+
+    def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
+        """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
+        if placement is not Placement.DISAGGREGATED:
+            yield self.num_gpus, self.num_gpus, 0
+            return
+        share = self.budget.placement.generation_share
+        if self.split is None and share != "auto":
+            generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
+            yield self.num_gpus - generation, generation, 0
+            return
+        scoring = [0]
+        if frozen_roles(self.budget):
+            smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
+            scoring += [size for size in powers(largest) if size >= smallest]
+        for training, alone in product(self._training_sizes, scoring):
+            here = training + alone
+            if here < self.num_gpus and (self.split is None or here == self.split[0]):
+                yield training, self.num_gpus - training - alone, alone
+
+    @cached_property
+    def _training_sizes(self) -> tuple[int, ...]:
+        """Sizes of a training group that divide the mini-batch in some layout."""
+        rollouts = self.budget.workload.rollouts_per_mini_batch
+        divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
+        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.budget, self.model, self.num_gpus)}
+        sizes = {divisor * way for divisor in divisors for way in ways}
+        return tuple(sorted(size for size in sizes if size < self.num_gpus))
+
+    def _reason(self, placement: Placement) -> str:
+        if placement is Placement.DISAGGREGATED and self.num_gpus < 2:
+            return "disaggregated needs at least 2 GPUs: some generate, the others train"
+        budget = self.budget
+        training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
+        tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
+        rollouts = budget.workload.rollouts_per_mini_batch
+        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(budget, self.model, training)})
+        if all(training % way for way in ways):
+            return f"{_words(ways)} ranks that share a sequence do not divide the {training} GPUs that train"
+        if generation % tp:
+            return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
+        ranks = [training // way for way in ways if training % way == 0]
+        if all(rollouts % rank for rank in ranks):
+            return f"mini_batch_size {rollouts} does not divide by the {_words(ranks)} ranks that train"
+        return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
+
+    def _all_chains(self, training: int) -> Iterator[Chain]:
+        for axes, stage, lean, sizes in self._layouts(training):
+            chosen = (TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes)
+            yield Chain(tuple(chosen), lean)
+
+    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, Lean, tuple[tuple[int, int], ...]]]:
+        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
+        wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
+        recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
+        leans = list(product(recomputes, options(wanted.offloads_optimizer), options(wanted.offloads_parameters)))
+        for axes in parallel_axes(self.budget, self.model, training):
+            way = axes.ranks_per_sequence
+            if training % way or rollouts % (training // way):
+                continue
+            kinds = self._micro_batches(rollouts // (training // way), axes)
+            for stage, lean in product(zero_stages(self.budget, training, axes), leans):
+                if can_train(wanted, self.budget.target, stage, optimizer=lean[1], parameters=lean[2]):
+                    yield from ((axes, stage, lean, sizes) for sizes in kinds)
+
+    def _num_choices(self, training: int, *, parks: bool) -> int:
+        """How many choices of a trainer there are, counted and not made."""
+        if (training, parks) not in self._counts:
+            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (parks and lean[2]))
+            self._counts[training, parks] = sum(lengths)
+        return self._counts[training, parks]
+
+    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+
+        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
+        differ, padding is never better. One rollout a pass pads nothing, and more passes fill a pipeline better.
+        """
+        workload = self.budget.workload
+        if workload.max_tokens_per_micro_batch is not None:
+            tokens = workload.max_tokens_per_micro_batch
+            return (((max(1, tokens // workload.max_seq_len), tokens),),)
+        if workload.micro_batch_size_per_gpu != "auto":
+            return (((min(share, int(workload.micro_batch_size_per_gpu)), 0),),)
+        largest = max(1, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // workload.max_seq_len))
+        sizes = tuple(size for size in reversed(powers(largest)) if size <= largest)
+        if workload.prompt_len + workload.lengths.quantile(0.0) >= workload.max_seq_len:
+            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
+        return ((*((size, size * workload.max_seq_len) for size in sizes), (1, 0)),)
+
+    def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
+        if not self.budget.declaration.has_rollouts:
+            yield EngineChoice(1, 0)
+            return
+        rollout = self.budget.rollout
+        levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
+        formats = quantizations(self.budget, self.gpu)
+        for (tp, has_experts), level, quantization in product(engine_sizes(self.budget, self.model), levels, formats):
+            if generation % tp == 0:
+                for num_seqs in self._num_seqs(generation // tp):
+                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts)
+
+    def _num_seqs(self, num_engines: int) -> tuple[int, ...]:
+        """Sequences at once: up to all of an engine's share, the most first."""
+        wanted = self.budget.rollout.max_num_seqs
+        if wanted != "auto":
+            return (wanted,)
+        share = ceil_div(self.budget.workload.num_rollouts_per_step, num_engines)
+        most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
+        return tuple(size for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
 
 
 def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
@@ -130,69 +304,10 @@ def scores_base(budget: BudgetSpec) -> bool:
     return wanted and budget.training.lora is not None
 
 
-def _sleep_levels(budget: BudgetSpec, placement: Placement) -> tuple[int, ...]:
-    """An engine that shares devices and hands over by turns sleeps: level 2, for the hand-over brings new weights."""
-    if not budget.declaration.has_rollouts or placement is not Placement.COLOCATED:
-        return (0,)
-    wanted = budget.rollout.sleep_level
-    return (2,) if wanted == "auto" else (wanted,)
-
-
-def _options(choice: str | bool) -> tuple[bool, ...]:
+def options(choice: str | bool) -> tuple[bool, ...]:
+    """What a choice leaves open."""
     return (False, True) if choice == "auto" else (bool(choice),)
 
 
-def _tensor_parallel(budget: BudgetSpec, model: ModelSpec, generation: int) -> tuple[int, ...]:
-    if not budget.declaration.has_rollouts:
-        return (1,)
-    if budget.rollout.tp != "auto":
-        return (int(budget.rollout.tp),)
-    sizes = (2**power for power in range(MAX_TP.bit_length()))
-    return tuple(size for size in sizes if not generation % size and not model.num_heads % size)
-
-
-def _trainers(budget: BudgetSpec, training: int, share: int) -> Iterator[TrainerChoice]:
-    wanted = budget.training
-    stages = ((2, 3) if training > 1 else (0, 3)) if wanted.zero_stage == "auto" else (int(wanted.zero_stage),)
-    recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
-    for stage, recompute, optimizer, parameters, micro_batch in product(
-        stages,
-        recomputes,
-        _options(wanted.offloads_optimizer),
-        _options(wanted.offloads_parameters),
-        _micro_batches(budget, share),
-    ):
-        needs_three = parameters or (optimizer and wanted.offload_device == "nvme")
-        is_packed = wanted.lora is not None and wanted.lora.base == "nf4"
-        if (needs_three and stage < 3) or (is_packed and stage == 3) or (optimizer and stage == 0):
-            continue
-        yield TrainerChoice(stage, recompute, optimizer, parameters, micro_batch)
-
-
-def _micro_batches(budget: BudgetSpec, share: int) -> tuple[int, ...]:
-    workload = budget.workload
-    if workload.max_tokens_per_micro_batch is not None:
-        return (max(1, workload.max_tokens_per_micro_batch // workload.max_seq_len),)
-    if workload.micro_batch_size_per_gpu != "auto":
-        return (min(share, int(workload.micro_batch_size_per_gpu)),)
-    largest = max(1, min(share, MAX_AUTO_TOKENS * budget.training.ulysses // workload.max_seq_len))
-    sizes = (2**power for power in reversed(range(largest.bit_length())))
-    return tuple(size for size in sizes if size <= largest) or (1,)
-
-
-def _handicap(budget: BudgetSpec, step: GpuStep, trainer: TrainerChoice) -> float:
-    """What is known to cost time: a third more FLOPs, PCIe traffic, gathers, switches, idle devices, small passes."""
-    tokens = trainer.micro_batch * budget.workload.max_seq_len
-    return (
-        3.0 * trainer.recomputes
-        + 6.0 * trainer.offloads_optimizer
-        + 8.0 * trainer.offloads_parameters
-        + 1.0 * (trainer.zero_stage == 3)
-        + 1.5 * step.parks
-        + 0.5 * step.sleeps
-        + 4.0 * (step.placement is Placement.DISAGGREGATED)
-        + 0.5 * (step.tp.bit_length() - 1)
-        + 4.0 * (step.tp > GPUS_IN_A_NODE)
-        + max(0.0, 3.0 - 0.001 * tokens)
-        - 1e-7 * tokens
-    )
+def _words(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))

@@ -12,7 +12,7 @@ from rlplan.planner.budget import Budget, Remedy, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, LoraSpec
-from rlplan.spec.profiles import parse_gpus
+from rlplan.spec.profiles import parse_pools
 
 MORE_GPUS = (2, 4, 8, 16)
 ADAPTER_RANK = 64
@@ -61,8 +61,8 @@ def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
         yield [_changed(spec, "training", ulysses=ways) for ways in (2, 4, 8)]
     if training.lora is None:
         yield [_changed(spec, "training", lora=LoraSpec(rank=ADAPTER_RANK))]
-    count, gpu, _ = parse_gpus(spec.gpus, where="gpus")
-    more = [f"{count * times}x{gpu.name}" for times in MORE_GPUS]
+    pools = parse_pools(spec.gpus, where="gpus")
+    more = ["+".join(f"{count * times}x{gpu.name}" for count, gpu, _ in pools) for times in MORE_GPUS]
     yield [(f"gpus={gpus}", spec.model_copy(update={"gpus": gpus})) for gpus in more]
     words, other = _freed(spec)
     if words:

@@ -1,118 +1,221 @@
-"""Per-role tables: bytes of each role at each kind of action, so that a candidate is a few dozen additions.
+"""Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
 
-In: forecasts, schedules. Out: RoleTable of a role's choice, Pattern of a schedule, Fit of a pattern with its tables.
+In: forecasts, schedules. Out: RoleTable of a process, Frame of a schedule, Vector of a process in a frame, Fit of two.
 Left out: how a forecast counts (memory/gpu), which candidates there are.
+
+The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
+optimizer states appear during it, so that no moment of it is above the same moment of a steady step. Processes that
+wait keep what they held after their last action, which for the first action of a steady step is the last of the one
+before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import add, sub
 
-from rlplan.dataflow.schedule import Action, Schedule
+from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.predict import GpuForecast, host_bytes
 from rlplan.memory.gpu.spread import spread
+from rlplan.memory.ledger import Moment
 from rlplan.vocabulary import ActionKind, MemoryKind
 
-Slot = tuple[ActionKind, bool]
-"""A kind of action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
+Slot = tuple[Moment, str, bool]
+"""A moment, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
+DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 
 
 class RoleTable:
-    """Bytes of one process by slot: as expected, at the high end, and on the host. holds_kv: slots with a KV cache.
+    """Bytes of one process by action: as expected, at the high end, on the host. usual, longest: at two lengths.
 
-    Filled action by action: placements whose steps have the same actions share it. usual, longest: the process at two
-    lengths. full: the same engine with a KV cache, None for other processes.
+    full: the same engine with a KV cache, None for other processes.
     """
 
     def __init__(self, usual: GpuForecast, longest: GpuForecast, full: GpuForecast | None = None) -> None:
         self.usual, self.longest, self.full = usual, longest, full
-        self.expected: dict[Slot, int] = {}
-        self.high: dict[Slot, int] = {}
-        self.host: dict[Slot, int] = {}
-        self.holds_kv: set[Slot] = set()
+        self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
 
-    def cover(self, actions: Iterable[Action], process: str) -> None:
-        """Make sure that there is an entry for every action that the process takes part in."""
-        for action in actions:
-            inside, after = (action.kind, True), (action.kind, False)
-            if process not in action.processes or inside in self.expected:
-                continue
-            usual = self.usual.peak(action, "steady")
-            longest = usual if self.longest is self.usual else self.longest.peak(action, "steady")
-            self.expected[inside] = sum(usual.values())
-            self.high[inside] = sum(spread(kind, size)[1] for kind, size in longest.items())
-            resident = self.usual.resident(action, "steady")
-            self.expected[after] = sum(resident.values())
-            self.high[after] = sum(spread(kind, size)[1] for kind, size in resident.items())
-            self.host[inside] = self.host[after] = sum(host_bytes(self.usual, action, "steady").values())
-            if self.full is not None:
-                held = (self.full.peak(action, "steady"), self.full.resident(action, "steady"))
-                slots = zip((inside, after), held, strict=True)
-                self.holds_kv |= {slot for slot, kinds in slots if MemoryKind.KV_CACHE in kinds}
+    def at(self, moment: Moment, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
+        """(expected, high, host, whether the KV cache is there) inside an action, or after it."""
+        key = moment == "start", action.kind, inside
+        if key not in self._known:
+            self._known[key] = self._count(moment, action, inside=inside)
+        return self._known[key]
+
+    def _count(self, moment: Moment, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
+        asks: Callable[[GpuForecast], Mapping[MemoryKind, int]] = (
+            (lambda forecast: forecast.peak(action, moment))
+            if inside
+            else (lambda forecast: forecast.resident(action, moment))
+        )
+        usual = asks(self.usual)
+        longest = usual if not inside or self.longest is self.usual else asks(self.longest)
+        high = sum(spread(kind, size)[1] for kind, size in longest.items())
+        host = sum(host_bytes(self.usual, action, moment).values())
+        return sum(usual.values()), high, host, self.full is not None and MemoryKind.KV_CACHE in asks(self.full)
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """Who is in which slot at each moment of a steady step: on one device of each group, and everywhere."""
+class Frame:
+    """The moments of a schedule. places: (device, process -> slot) of each distinct moment of one device of each group;
+    hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
+    """
 
-    moments: tuple[tuple[tuple[str, Slot], ...], ...]
-    everywhere: tuple[tuple[tuple[str, Slot], ...], ...]
+    actions: Mapping[tuple[Moment, str], Action]
+    places: tuple[tuple[str, Mapping[str, Slot]], ...]
+    hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
+    kinds: Mapping[str, int]
+
+    @cached_property
+    def walks(self) -> dict[str, "Walk"]:
+        """Of each process where it is at each moment."""
+        return {process: self._walk(process) for process in self.kinds}
+
+    def _walk(self, process: str) -> "Walk":
+        slots: dict[Slot, int] = {}
+        places = [
+            slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
+        ]
+        hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
+        known = tuple((moment, self.actions[moment, name], inside) for moment, name, inside in slots)
+        return Walk(known, tuple(places), tuple(hosts))
 
 
-def pattern_of(schedule: Schedule) -> Pattern:
-    """The pattern of a schedule's step, once everything has come up."""
+@dataclass(frozen=True)
+class Walk:
+    """A process in a frame: its distinct slots, and which of them it is in at each moment of a device and of a host;
+    -1 where it is not there.
+    """
+
+    slots: tuple[tuple[Moment, Action, bool], ...]
+    places: tuple[int, ...]
+    hosts: tuple[int, ...]
+
+
+def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
+    """The moments of a schedule. hosts: of each process its host, and how many on it are like it."""
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
-    for action in (*schedule.start, *schedule.step):
-        last |= dict.fromkeys(action.processes, (action.kind, False))
-    moments, everywhere = [], []
-    for action in schedule.step:
-        inside = dict.fromkeys(action.processes, (action.kind, True))
-        for device in sorted({devices[process] for process in action.processes}):
-            there = {process: slot for process, slot in (last | inside).items() if devices[process] == device}
-            moments.append(tuple(there.items()))
-        everywhere.append(tuple((last | inside).items()))
-        last |= dict.fromkeys(action.processes, (action.kind, False))
-    return Pattern(tuple(dict.fromkeys(moments)), tuple(dict.fromkeys(everywhere)))
+    places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
+    on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
+    actions: dict[tuple[Moment, str], Action] = {}
+    pairs = set(schedule.concurrent)
+    # twice through a step: the second time its first actions find everybody where the step before has left them
+    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
+        ("start", schedule.start),
+        ("steady", schedule.step),
+        ("steady", schedule.step),
+        ("finish", schedule.finish),
+    )
+    for moment, part in parts:
+        for action in part:
+            actions[moment, action.id] = action
+            now = dict(last)
+            for other in (*(one for one in part if {(one.id, action.id), (action.id, one.id)} & pairs), action):
+                now |= dict.fromkeys(other.processes, (moment, other.id, True))
+            for device in sorted({devices[process] for process in action.processes}):
+                there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
+                places[device, there] = None
+            for host in {host for host, _ in hosts.values()}:
+                on_hosts[host, tuple((process, slot) for process, slot in now.items() if hosts[process][0] == host)] = (
+                    None
+                )
+            last |= dict.fromkeys(action.processes, (moment, action.id, False))
+    return Frame(
+        actions,
+        tuple((device, dict(there)) for device, there in places),
+        tuple((host, dict(there)) for host, there in on_hosts),
+        {process: alike for process, (_, alike) in hosts.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Bytes of some processes at every moment of a frame: of devices as expected and at the high end, and of hosts.
+
+    holds_kv: at which moments of devices the KV cache is there.
+    """
+
+    expected: tuple[int, ...]
+    high: tuple[int, ...]
+    hosts: tuple[int, ...]
+    holds_kv: tuple[int, ...] = ()
+
+    def __add__(self, other: "Vector") -> "Vector":
+        return Vector(
+            tuple(map(add, self.expected, other.expected)),
+            tuple(map(add, self.high, other.high)),
+            tuple(map(add, self.hosts, other.hosts)),
+            self.holds_kv or other.holds_kv,
+        )
+
+
+def vector_of(frame: Frame, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
+    """A process in a frame. any_tokens: at least, however many tokens its passes have."""
+    walk = frame.walks[process]
+    held = [
+        table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+        for moment, action, inside in walk.slots
+    ]
+    held.append((0, 0, 0, False))
+    alike = frame.kinds[process]
+    return Vector(
+        tuple([held[index][0] for index in walk.places]),
+        tuple([held[index][1] for index in walk.places]),
+        tuple([alike * held[index][2] for index in walk.hosts]),
+        tuple([place for place, index in enumerate(walk.places) if held[index][3]]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
 
-    host: bytes of the fullest host, the driver's part left out.
+    slack_expected, slack_high, slack_host: capacity that the worst moment leaves, negative where it overflows.
+    host: bytes of the fullest host with what the driver holds.
     """
 
     expected: int
     high: int
+    slack_expected: int
+    slack_high: int
     room_expected: int
     room_high: int
     host: int
+    slack_host: int
 
 
-def fit(pattern: Pattern, tables: Mapping[str, RoleTable], capacity: int, hosts: Mapping[str, tuple[str, int]]) -> Fit:
-    """Adds up the tables over a pattern. hosts: of each process its host, and how many on it are like it."""
-    most = most_high = 0
-    room = room_high = capacity
-    for moment in pattern.moments:
-        expected = high = 0
-        has_kv = False
-        for process, slot in moment:
-            table = tables[process]
-            expected += table.expected[slot]
-            high += table.high[slot]
-            has_kv = has_kv or slot in table.holds_kv
-        most, most_high = max(most, expected), max(most_high, high)
-        if has_kv:
-            room, room_high = min(room, capacity - expected), min(room_high, capacity - high)
-    return Fit(most, most_high, room, room_high, _fullest_host(pattern, tables, hosts))
+@dataclass(frozen=True)
+class Room:
+    """What there is at each moment of a frame: bytes of a device, bytes of a host without what the driver holds."""
+
+    devices: tuple[int, ...]
+    hosts: tuple[int, ...]
+    driver: tuple[int, ...]
 
 
-def _fullest_host(pattern: Pattern, tables: Mapping[str, RoleTable], hosts: Mapping[str, tuple[str, int]]) -> int:
-    most = 0
-    for moment in pattern.everywhere:
-        held: dict[str, int] = {}
-        for process, slot in moment:
-            host, num_alike = hosts[process]
-            held[host] = held.get(host, 0) + tables[process].host[slot] * num_alike
-        most = max(most, *held.values())
-    return most
+def fit(one: Vector, other: Vector, room: Room) -> Fit:
+    """Adds two vectors up."""
+    expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
+    slack, slack_high = [*map(sub, room.devices, expected)], [*map(sub, room.devices, high)]
+    host = [*map(sum, zip(one.hosts, other.hosts, room.driver, strict=True))]
+    kv = one.holds_kv or other.holds_kv
+    return Fit(
+        max(expected),
+        max(high),
+        min(slack),
+        min(slack_high),
+        min((slack[index] for index in kv), default=0),
+        min((slack_high[index] for index in kv), default=0),
+        max(host),
+        min(map(sub, room.hosts, host)),
+    )
+
+
+def room_of(frame: Frame, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
+    """What there is at the moments of a frame. driver: on the first host. others: where capacity differs."""
+    return Room(
+        tuple(others.get(device, capacity) for device, _ in frame.places),
+        tuple(others.get(name, host) for name, _ in frame.hosts),
+        tuple(driver if name == HOST_DEVICE else 0 for name, _ in frame.hosts),
+    )

@@ -1,254 +1,135 @@
-"""Memory over time: the whole host, and every process by itself.
+"""Memory over time: the whole host, every process by itself, and one GPU of each group.
 
-In: a RunFolder. Out: matplotlib figures: predicted bytes stacked by kind, phases shaded, measured bytes on top.
-Left out: the other charts (result_charts.py), colours and axes (style.py), what was held when (timeline.py).
+In: a Course: a run folder, or a plan or a simulation, of which nothing was measured. Out: matplotlib figures: predicted
+bytes stacked by kind, phases shaded, the prediction's interval as a band, measured bytes on top where there are any.
+Left out: how a scene is drawn (panels.py), the other charts (result_charts.py), what was held when (timeline.py).
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TypeAlias
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 
+from rlplan.dataflow.layouts import DeviceGroup
+from rlplan.memory.ledger import Bound
 from rlplan.report import style
 from rlplan.report import timeline as clock
 from rlplan.report.frames import in_order
-from rlplan.report.run_folder import RunFolder
-from rlplan.units import format_bytes
+from rlplan.report.panels import Scene, draw_scenes, say_nothing
 from rlplan.vocabulary import MemoryKind
 
+BOUNDS: tuple[Bound, Bound, Bound] = ("expected", "low", "high")
+Windows: TypeAlias = tuple[clock.Window, ...] | None
 MAX_PROCESS_ROWS = 12
-WIDTH, RIBBON, MARGINS = 10.8, 0.43, 1.12
 _STACK = tuple(str(kind) for kind in style.KIND_COLORS)
 _MODELLED = tuple(kind for kind in _STACK if kind != MemoryKind.PROCESS)
 
 
-@dataclass(frozen=True)
-class Scene:
-    """One row of panels: predicted bytes of some processes and kinds, and what was measured of them.
-
-    edges: n + 1 seconds. stacks: n bytes for each kind, from the bottom to the top. measured: n bytes, or nothing where
-    only points were measured. points: (seconds, bytes). capacity: bytes, or nothing. height: inches.
-    """
-
-    title: str
-    edges: clock.Bytes
-    stacks: dict[str, clock.Bytes]
-    measured: clock.Bytes | None
-    points: tuple[clock.Bytes, clock.Bytes]
-    height: float
-    capacity: int | None = None
-
-    @property
-    def total(self) -> clock.Bytes:
-        """Predicted bytes of all kinds."""
-        return sum(self.stacks.values(), np.zeros(len(self.edges) - 1))
-
-    @property
-    def top(self) -> float:
-        """The largest value to show."""
-        seen = [self.total.max(), *self.points[1]]
-        return float(max(seen if self.measured is None else [*seen, self.measured.max()]))
-
-
-def memory_timeline(run: RunFolder) -> Figure:
-    """The whole host over measured time.
+def memory_timeline(course: clock.Course, windows: Windows = None) -> Figure:
+    """The whole host over time. windows: the stretches to draw; chosen where none are named.
 
     Where the processes' own baseline hides everything that is modelled, a second row shows the modelled kinds alone,
     against what was measured less each process's measured baseline.
     """
-    ledger = run.plan.ledger
-    predicted = clock.predicted_levels(run, ("device", "host") if ledger.shares_host_memory else ("host",))
-    measured = clock.measured_levels(run)
+    ledger = course.ledger
+    predicted = clock.predicted_levels(course, ("device", "host") if ledger.shares_host_memory else ("host",))
+    measured = clock.measured_levels(course)
     with mpl.rc_context(style.RC):
-        windows = clock.choose_windows(clock.phase_blocks(run))
+        windows = windows or clock.choose_windows(clock.phase_blocks(course))
         if not windows:
-            return _nothing("No action of this run was measured, so there is no timeline.")
+            return say_nothing("No action of this run was measured, so there is no timeline.")
         names = tuple(dict.fromkeys([*predicted.processes, *measured.processes]))
-        points, capacity = clock.measured_points(run, names), ledger.host_capacity
-        stacks = _stacks(predicted, names, _STACK)
-        scenes = [Scene("Whole host", predicted.edges, stacks, measured.total(names), points, 3.3, capacity)]
+        points, capacity = clock.measured_points(course, names), ledger.host_capacity
+        stacks, seen = _stacks(predicted, names, _STACK), measured.total(names) if measured.parts else None
+        scenes = [Scene("Whole host", predicted.edges, stacks, seen, points, 3.3, capacity)]
         if stacks.get(str(MemoryKind.PROCESS), np.zeros(1)).max() > scenes[0].top / 2:
             scenes[0] = replace(scenes[0], height=2.5)
-            scenes.append(_scene_without_baselines(run, predicted, measured))
-        return _draw(run, scenes, windows)
+            scenes.append(_scene_without_baselines(course, predicted, measured))
+        return draw_scenes(course, scenes, windows)
 
 
-def _scene_without_baselines(run: RunFolder, predicted: clock.Levels, measured: clock.Levels) -> Scene:
+def memory_by_device(course: clock.Course, windows: Windows = None) -> Figure:
+    """One GPU of each group, which stands for all alike, and the hosts that they sit in."""
+    ledger = course.ledger
+    with mpl.rc_context(style.RC):
+        windows = windows or clock.choose_windows(clock.phase_blocks(course))
+        groups = [group for group in course.schedule.groups if group.devices[0] in ledger.devices]
+        scenes = [
+            replace(_place_scene(course, "device", group.devices[0]), title=_title(group, len(groups)), height=2.9,
+                    capacity=ledger.device_capacity or None)
+            for group in groups
+        ]  # fmt: skip
+        hosts = ledger.hosts if not ledger.shares_host_memory else ()
+        for host in hosts:
+            title = "Each host" if len(hosts) == 1 else f"A host of {groups[hosts.index(host) % len(groups)].name}"
+            scene = _place_scene(course, "host", host)
+            scenes.append(replace(scene, title=title, height=1.9, capacity=ledger.host_capacity or None))
+        return (
+            draw_scenes(course, scenes, windows)
+            if scenes and windows
+            else say_nothing("The plan holds no device's memory.")
+        )
+
+
+def _title(group: DeviceGroup, num_groups: int) -> str:
+    alike = f"One GPU of {len(group.devices)}" if len(group.devices) > 1 else "The GPU"
+    return alike if num_groups == 1 else f"{alike}, {group.name}"
+
+
+def _place_scene(course: clock.Course, space: str, device: str) -> Scene:
+    """The memory of one device or host."""
+    expected, low, high = (clock.predicted_levels(course, (space,), bound, device) for bound in BOUNDS)
+    measured = clock.measured_levels(course)
+    here = [name for name, place in course.schedule.processes if place == device and name in measured.processes]
+    total = measured.total(here) if here and space == "device" else None
+    names = expected.processes
+    ends = low.total(names), high.total(high.processes)
+    band = None if (ends[0] == ends[1]).all() else ends
+    points = clock.measured_points(course, here if space == "device" else ())
+    return Scene("", expected.edges, _stacks(expected, names, _STACK), total, points, 1.0, band=band)
+
+
+def _scene_without_baselines(course: clock.Course, predicted: clock.Levels, measured: clock.Levels) -> Scene:
     """The processes that hold models, less what each of them held before it held one."""
-    baselines = {s.process: s.num_bytes for s in run.trace.samples if s.kind == MemoryKind.PROCESS}
+    baselines = {s.process: s.num_bytes for s in course.trace.samples if s.kind == MemoryKind.PROCESS}
     names, offset = tuple(baselines), sum(baselines.values())
-    seconds, sizes = clock.measured_points(run, names)
+    seconds, sizes = clock.measured_points(course, names)
     return Scene(
         title="Without process baselines",
         edges=predicted.edges,
-        stacks=_stacks(predicted, names, _MODELLED),
-        measured=np.maximum(measured.total(names) - offset, 0),
+        stacks=_stacks(predicted, names or predicted.processes, _MODELLED),
+        measured=np.maximum(measured.total(names) - offset, 0) if names else None,
         points=(seconds, np.maximum(sizes - offset, 0)),
         height=2.6,
     )
 
 
-def memory_by_process(run: RunFolder) -> Figure:
+def memory_by_process(course: clock.Course, windows: Windows = None) -> Figure:
     """The same for every process by itself, each on a scale of its own."""
-    predicted, measured = clock.predicted_levels(run), clock.measured_levels(run)
-    names = in_order([*run.plan.ledger.processes, *measured.processes])
+    predicted, measured = clock.predicted_levels(course), clock.measured_levels(course)
+    names = in_order([*course.ledger.processes, *measured.processes])
     with mpl.rc_context(style.RC):
-        windows = clock.choose_windows(clock.phase_blocks(run))
+        windows = windows or clock.choose_windows(clock.phase_blocks(course))
         if not windows or not names:
-            return _nothing("No process of this run was measured.")
-        scenes = [_process_scene(run, name, predicted, measured) for name in names]
+            return say_nothing("No process of this run was measured.")
+        scenes = [_process_scene(course, name, predicted, measured) for name in names]
         shown = sorted(scenes, key=lambda scene: -scene.top)[:MAX_PROCESS_ROWS]
-        figure = _draw(run, [scene for scene in scenes if scene in shown], windows)
+        figure = draw_scenes(course, [scene for scene in scenes if scene in shown], windows)
         if len(shown) < len(scenes):
             note = f"the {len(shown)} largest of {len(scenes)} processes"
             figure.text(0.99, 0.004, note, ha="right", va="bottom", color=style.MUTED, fontsize=7.5)
         return figure
 
 
-def _process_scene(run: RunFolder, name: str, predicted: clock.Levels, measured: clock.Levels) -> Scene:
+def _process_scene(course: clock.Course, name: str, predicted: clock.Levels, measured: clock.Levels) -> Scene:
     stacks = _stacks(predicted, (name,), _STACK)
     total = measured.total([name]) if name in measured.processes else None
     height = max(1.45, 0.62 + 0.135 * len(stacks)) if len(stacks) > 1 else 0.72
-    return Scene(name, predicted.edges, stacks, total, clock.measured_points(run, [name]), height)
+    return Scene(name, predicted.edges, stacks, total, clock.measured_points(course, [name]), height)
 
 
 def _stacks(levels: clock.Levels, processes: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, clock.Bytes]:
     by_kind = levels.by_kind(processes)
     return {kind: by_kind[kind] for kind in kinds if kind in by_kind}
-
-
-def _nothing(text: str) -> Figure:
-    figure = style.new_figure(WIDTH, 1.6)
-    style.say(figure.subplots(), text)
-    return figure
-
-
-def _draw(run: RunFolder, scenes: list[Scene], windows: tuple[clock.Window, ...]) -> Figure:
-    """A grid: a ribbon of phases on top, a row for each scene, a column for each window and one for the words."""
-    blocks = clock.phase_blocks(run)
-    height = MARGINS + RIBBON + sum(scene.height for scene in scenes)
-    figure = style.new_figure(WIDTH, height)
-    widths = [1.0 if window.title == "Start" and len(windows) > 1 else 1.7 for window in windows]
-    grid = GridSpec(
-        len(scenes) + 1, len(windows) + 1, figure=figure, left=0.06, right=0.995,
-        top=1 - 0.5 / height, bottom=0.55 / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
-        width_ratios=[*widths, 0.27 * sum(widths)], height_ratios=[RIBBON, *(scene.height for scene in scenes)],
-    )  # fmt: skip
-    for column, window in enumerate(windows):
-        inches = WIDTH * 0.92 * widths[column] / (1.27 * sum(widths))
-        _draw_ribbon(figure.add_subplot(grid[0, column]), window, blocks, inches)
-    for row, scene in enumerate(scenes, 1):
-        for column, window in enumerate(windows):
-            axes = figure.add_subplot(grid[row, column])
-            _draw_panel(axes, scene, window, blocks)
-            axes.tick_params(labelleft=column == 0, labelbottom=row == len(scenes))
-            axes.spines["left"].set_visible(column == 0)
-        _draw_words(figure.add_subplot(grid[row, -1]), scene)
-    handles = [
-        Patch(facecolor="#b9c3cd", label="predicted, stacked by kind"),
-        Line2D([], [], color=style.MEASURED, lw=1.2, label="measured peak inside each action"),
-        Line2D([], [], color=style.MEASURED, lw=0, marker="o", ms=3.4, label="measured after each action"),
-    ]
-    figure.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0.052, 0.0), handletextpad=0.6)
-    return figure
-
-
-def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ...], inches: float) -> None:
-    """The phases by name, and above them the number of each step."""
-    axes.set_xlim(window.start_s, window.end_s)
-    axes.set_ylim(0, 1)
-    axes.set_axis_off()
-    axes.set_title(window.title, fontsize=9.5, pad=16)
-    per_second = inches * 72 / max(window.end_s - window.start_s, 1e-9)
-    for block in _inside(blocks, window):
-        color = style.phase_color(block.phase)
-        axes.axvspan(block.start_s, block.end_s, color=color, lw=0)
-        middle, points = (block.start_s + block.end_s) / 2, (block.end_s - block.start_s) * per_second
-        letters = len(block.phase)
-        upright = (7.5, 5.2, 90) if letters <= 8 else (np.inf, 0, 0)
-        for least, size, rotation in ((4.7 * letters, 7.4, 0), (3.9 * letters, 6.2, 0), upright):
-            if points > least:
-                text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "rotation": rotation}
-                axes.text(middle, 0.48, block.phase, **text)
-                break
-    for step in sorted({block.step for block in _inside(blocks, window)}):
-        mine = [block for block in blocks if block.step == step]
-        if step and (max(block.end_s for block in mine) - mine[0].start_s) * per_second > 26:
-            name = f"step {step}" if step > 0 else "finish"
-            axes.text(mine[0].start_s, 1.1, name, ha="left", va="bottom", fontsize=7.2, color=style.MUTED)
-
-
-def _inside(blocks: tuple[clock.Block, ...], window: clock.Window) -> list[clock.Block]:
-    """The blocks of a window, longest first: what runs beside a longer block is drawn over it."""
-    mine = [block for block in blocks if block.start_s >= window.start_s and block.end_s <= window.end_s]
-    return sorted(mine, key=lambda block: block.start_s - block.end_s)
-
-
-def _draw_panel(axes: Axes, scene: Scene, window: clock.Window, blocks: tuple[clock.Block, ...]) -> None:
-    for block in _inside(blocks, window):
-        axes.axvspan(block.start_s, block.end_s, color=style.phase_color(block.phase), alpha=0.42, lw=0)
-    part = clock.Levels(scene.edges, {}).slice_of(window.start_s, window.end_s)
-    edges, floor = scene.edges[part.start : part.stop + 1], np.zeros(part.stop - part.start)
-    for kind, values in scene.stacks.items():
-        ceiling = floor + values[part]
-        axes.stairs(ceiling, edges, baseline=floor, fill=True, lw=0, color=style.KIND_COLORS[MemoryKind(kind)])
-        if values.max() > 0.012 * scene.top:
-            axes.stairs(ceiling, edges, baseline=None, lw=0.5, color=style.PAPER)
-        floor = ceiling
-    if scene.measured is not None:
-        line = axes.stairs(scene.measured[part], edges, baseline=None, color=style.MEASURED, lw=1.2)
-        line.set_path_effects([withStroke(linewidth=2.6, foreground=style.PAPER, alpha=0.75)])
-    seconds, sizes = scene.points
-    seen = (seconds >= window.start_s) & (seconds <= window.end_s)
-    axes.plot(seconds[seen], sizes[seen], "o", ms=3.1, color=style.MEASURED, mec=style.PAPER, mew=0.5, zorder=4)
-    _draw_limits(axes, scene, says_capacity=window.end_s >= blocks[-1].end_s)
-    style.seconds_axis(axes, window.start_s, window.end_s)
-
-
-def _draw_limits(axes: Axes, scene: Scene, *, says_capacity: bool) -> None:
-    """The scale, and the capacity: where it lies, or at the upper edge and marked so when it lies far above."""
-    capacity = scene.capacity
-    if capacity is None:
-        style.bytes_axis(axes, 1.12 * scene.top, 5 if scene.height > 1 else 3)
-        return
-    is_far = capacity > 1.6 * scene.top
-    top = 1.27 * scene.top if is_far else 1.1 * max(capacity, scene.top)
-    style.bytes_axis(axes, top)
-    height = 0.95 * top if is_far else capacity
-    axes.axhline(height, color=style.BAD, lw=1.0, ls=(0, (5, 2)))
-    if says_capacity:
-        times = f" \u2191 {capacity / scene.top:.1f} times the peak, not to scale" if is_far else ""
-        text: dict[str, Any] = {"ha": "right", "va": "top", "color": style.BAD, "fontsize": 7.2}
-        axes.annotate(f"capacity {format_bytes(capacity)}{times}", (1, height), (-3, -2.5),
-                      xycoords=axes.get_yaxis_transform(), textcoords="offset points", **text)  # fmt: skip
-
-
-def _draw_words(axes: Axes, scene: Scene) -> None:
-    """What the largest predicted moment is made of, in the order of the stack."""
-    axes.set_axis_off()
-    peak = int(scene.total.argmax()) if len(scene.total) else 0
-    held = [(kind, values[peak]) for kind, values in reversed(scene.stacks.items()) if values[peak] > 0]
-    axes.set_xlim(0, 1)
-    points = 72 * scene.height
-    lines = min(11.0, (points - 30) / max(len(held) + 1, 1))
-    size, y = min(7.6, lines - 1.2), 1.0
-    axes.text(0.02, y, scene.title, fontweight="bold", va="top", fontsize=8.2)
-    y -= 12.5 / points
-    text = f"predicted peak {format_bytes(scene.total.max())}"
-    if scene.measured is not None:
-        text += f"\nmeasured peak {format_bytes(scene.measured.max())}"
-    axes.text(0.02, y, text, va="top", fontsize=7.2, color=style.MUTED, linespacing=1.25)
-    y -= (11 if scene.measured is None else 21) / points
-    for kind, size_bytes in held:
-        axes.plot([0.045], [y - lines / 2 / points], "s", ms=5.4, color=style.KIND_COLORS[MemoryKind(kind)])
-        axes.text(0.11, y - lines / 2 / points, style.name_of(kind), va="center", fontsize=size)
-        axes.text(0.98, y - lines / 2 / points, format_bytes(size_bytes), va="center", ha="right", fontsize=size)
-        y -= lines / points
-    axes.set_ylim(0, 1)

@@ -32,35 +32,47 @@ _STATES = {
 
 def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     """The page. figures: `learning`, `memory_timeline`, `memory_by_process`, `prediction`."""
-    environment = Environment(
+    page: str = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            summary=summary,
+            state=_STATES.get(
+                summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")
+            ),
+            tiles=_tiles(findings, summary),
+            pictures={name: style.data_uri(figure) for name, figure in figures.items()},
+            peaks=summary["memory"]["process_peaks"],
+            kinds_at_peak=_kinds_at_peak(findings),
+            exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
+            workload=_workload(findings),
+            schedule=findings.run.plan.schedule,
+            rejected=findings.run.plan.rejected,
+            commands=_commands(findings),
+            flat_points=FLAT_POINTS,
+            tolerance=PEAK_TOLERANCE,
+        )
+    )
+    return page
+
+
+def environment() -> Environment:
+    """Where every page is made: templates of this package, their values escaped, and how numbers become words."""
+    made = Environment(
         loader=FunctionLoader(_template), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {
+    made.filters |= {
         "bytes": _or_dash(format_bytes),
         "seconds": _or_dash(format_seconds),
         "percent": _or_dash(style.percent),
         "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
         "points": _or_dash(lambda value: f"{100 * value:+.1f} points".replace("-", "\u2212")),
+        "ratio": _or_dash(lambda value: f"{value:.2f}"),
         "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
     }
-    page: str = environment.get_template(TEMPLATE).render(
-        summary=summary,
-        state=_STATES.get(summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")),
-        tiles=_tiles(findings, summary),
-        pictures={name: style.data_uri(figure) for name, figure in figures.items()},
-        peaks=summary["memory"]["process_peaks"],
-        kinds_at_peak=_kinds_at_peak(findings),
-        exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
-        workload=_workload(findings),
-        schedule=findings.run.plan.schedule,
-        rejected=findings.run.plan.rejected,
-        commands=_commands(findings),
-        flat_points=FLAT_POINTS,
-        tolerance=PEAK_TOLERANCE,
-    )
-    return page
+    return made
 
 
 def _template(name: str) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
+from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.trace import Trace
 
@@ -52,6 +54,16 @@ class RunFolder:
     metrics: tuple[dict[str, Any], ...]
     timings: tuple[dict[str, Any], ...]
     status: RunStatus
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        """What the plan says that each process holds."""
+        return self.plan.ledger
+
+    @property
+    def schedule(self) -> Schedule:
+        """The plan's actions."""
+        return self.plan.schedule
 
     @property
     def is_control(self) -> bool:

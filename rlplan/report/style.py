@@ -7,6 +7,7 @@ weights and what is made of them are shades of one blue, and a thin white line p
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,12 @@ def seconds_axis(axes: Axes, start_s: float, end_s: float, num_ticks: int = 4) -
     axes.set_xticks([tick for tick in ticks if start_s + edge <= tick <= end_s - edge])
     axes.set_xlim(start_s, end_s)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} s"))
+
+
+def names_axis(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """An x axis whose places have names and no measure."""
+    axes.set_xticks(list(places), list(names), rotation=90, fontsize=6.8)
+    axes.tick_params(axis="x", length=0)
 
 
 def percent(value: float, digits: int = 1, *, signed: bool = False) -> str:

@@ -1,26 +1,49 @@
-"""The run on its own clock: what every process was predicted and measured to hold at every second.
+"""A schedule on its own clock: what every process was predicted and measured to hold at every second.
 
-In: a RunFolder, whose spans say when each action ran. Out: step functions of bytes, phase blocks and windows of time.
-Left out: drawing. Inside an action a process holds its peak; from its end to the process's next action it holds what
-was resident then. A process without actions of its own (the driver, Ray) holds a sample from when it was taken on, and
-its first from the beginning. Peaks of two processes in one action need not fall together: their sum is an upper bound,
-for the prediction and for the measurement alike.
+In: a Course, whose spans say when each action ran (a run folder) or is said to run (a plan, a simulation). Out: step
+functions of bytes, phase blocks and windows of time. Left out: drawing.
+
+Inside an action a process holds its peak; from its end to the process's next action it holds what was resident then. A
+process without actions of its own (the driver, Ray) holds a sample from when it was taken on, and its first from the
+beginning. Peaks of two processes in one action need not fall together: their sum is an upper bound, for the prediction
+and for the measurement alike.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplan.dataflow.schedule import Schedule
+from rlplan.memory.ledger import Bound, LedgerRow, MemoryLedger
 from rlplan.report.frames import TOTAL, moment_of_step
-from rlplan.report.run_folder import RunFolder
+from rlplan.trace import Trace
 
 Bytes: TypeAlias = NDArray[np.float64]
 Key = tuple[str, int, int]
 """(action_id, step, attempt)."""
+
+
+class Course(Protocol):
+    """A schedule, the bytes that it is said to hold, and when its actions ran or are said to run."""
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        """What each process holds, by action."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The actions."""
+        ...
+
+    @property
+    def trace(self) -> Trace:
+        """Spans, and samples of memory where it was measured."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -77,45 +100,58 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run that is worth a panel."""
+    """A stretch of the run that is worth a panel. is_timed: whether its seconds mean seconds, or an order alone."""
 
     title: str
     start_s: float
     end_s: float
+    is_timed: bool = True
 
 
-def predicted_levels(run: RunFolder, spaces: Iterable[str] = ("device", "host")) -> Levels:
-    """What the ledger says for the actions that ran, when they ran, of the rows in those spaces."""
+def predicted_levels(
+    course: Course, spaces: Iterable[str] = ("device", "host"), bound: Bound = "expected", device: str | None = None
+) -> Levels:
+    """What the ledger says for the actions that ran, when they ran, of the rows in those spaces.
+
+    bound: which end of the rows' intervals. device: only rows that lie there.
+    """
     wanted, rows = set(spaces), defaultdict(list)
-    for row in run.plan.ledger.rows:
-        if row.space in wanted:
+    for row in course.ledger.rows:
+        if row.space in wanted and device in (None, row.device):
             rows[(row.moment, row.action_id)].append(row)
-    intervals, own = _intervals(run), _by_process(run)
+    whole_spans, own = intervals(course), _by_process(course)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
-    for key, whole in intervals.items():
+    for key, whole in whole_spans.items():
         for row in rows[(moment_of_step(key[1]), key[0])]:
             stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, whole)))
-            stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + row.peak_bytes
-            stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + row.resident_bytes
-    return _levels(run, stays)
+            inside, after = _bytes_of(row, bound)
+            stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + inside
+            stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + after
+    return _levels(course, stays)
 
 
-def measured_levels(run: RunFolder) -> Levels:
+def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
+    """(inside the action, after it): of a host's memory those of all processes that the row stands for."""
+    times = row.num_alike if row.space == "host" else 1
+    return row.peak_at(bound) * times, row.resident_at(bound) * times
+
+
+def measured_levels(course: Course) -> Levels:
     """The whole of every process as the operating system saw it, under the kind `total`."""
-    intervals, own = _intervals(run), _by_process(run)
+    whole_spans, own = intervals(course), _by_process(course)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
-    for sample in run.trace.samples:
+    for sample in course.trace.samples:
         if sample.kind == TOTAL:
             key = (sample.action_id, sample.step, sample.attempt)
-            span = own.get(sample.process, {}).get(key) or intervals.get(key) or (sample.at_s, sample.at_s)
+            span = own.get(sample.process, {}).get(key) or whole_spans.get(key) or (sample.at_s, sample.at_s)
             stay = stays[sample.process].setdefault(key, _Stay(span))
             for table in (stay.inside, stay.after):
                 table.setdefault(TOTAL, sample.num_bytes)
             (stay.inside if sample.statistic == "peak" else stay.after)[TOTAL] = sample.num_bytes
-    return _levels(run, stays)
+    return _levels(course, stays)
 
 
-def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)) -> tuple[Bytes, Bytes]:
+def measured_points(course: Course, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)) -> tuple[Bytes, Bytes]:
     """(seconds, bytes): the sum of what those processes held of those kinds, each time an action had been measured.
 
     A point needs a sample of every process that had begun by then, so that no point is a part that looks like a whole.
@@ -123,10 +159,10 @@ def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[st
     wanted, known = set(processes), set(kinds)
     samples = [
         sample
-        for sample in sorted(run.trace.samples, key=lambda sample: sample.at_s)
+        for sample in sorted(course.trace.samples, key=lambda sample: sample.at_s)
         if sample.process in wanted and sample.kind in known and sample.statistic == "resident"
     ]
-    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(run).items()}
+    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(course).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for sample in reversed(samples):
@@ -142,16 +178,16 @@ def measured_points(run: RunFolder, processes: Iterable[str], kinds: Iterable[st
     return pairs[:, 0], pairs[:, 1]
 
 
-def phase_blocks(run: RunFolder) -> tuple[Block, ...]:
+def phase_blocks(course: Course) -> tuple[Block, ...]:
     """Which phase ran when; actions of one phase and step that follow each other are one block."""
-    parts = {"start": run.plan.schedule.start, "finish": run.plan.schedule.finish}
+    parts = {"start": course.schedule.start, "finish": course.schedule.finish}
     phases = {
         (part, action.id): str(action.phase)
         for part in ("start", "first", "steady", "finish")
-        for action in parts.get(part, run.plan.schedule.step)
+        for action in parts.get(part, course.schedule.step)
     }
     blocks: list[Block] = []
-    for (action_id, step, _), (start_s, end_s) in sorted(_intervals(run).items(), key=lambda item: item[1]):
+    for (action_id, step, _), (start_s, end_s) in sorted(intervals(course).items(), key=lambda item: item[1]):
         phase = phases.get((moment_of_step(step), action_id), "")
         if blocks and (blocks[-1].phase, blocks[-1].step) == (phase, step):
             blocks[-1] = Block(phase, step, blocks[-1].start_s, max(blocks[-1].end_s, end_s))
@@ -178,6 +214,15 @@ def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
     return tuple(windows)
 
 
+def ticks_of(course: Course, window: Window) -> tuple[list[float], list[str]]:
+    """(middles, names) of the actions of a window; those that run at the same time share a name of several lines."""
+    names: dict[tuple[float, float], list[str]] = defaultdict(list)
+    for (action, _, _), (start_s, end_s) in intervals(course).items():
+        if window.start_s <= start_s and end_s <= window.end_s:
+            names[(start_s, end_s)].append(action)
+    return [sum(pair) / 2 for pair in sorted(names)], ["\n".join(names[pair]) for pair in sorted(names)]
+
+
 def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
     if is_start:
         return "Start"
@@ -187,25 +232,25 @@ def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
     return f"{name} and finish" if is_finish else name
 
 
-def _intervals(run: RunFolder) -> dict[Key, tuple[float, float]]:
+def intervals(course: Course) -> dict[Key, tuple[float, float]]:
     """When each action ran, over all its processes."""
     found: dict[Key, tuple[float, float]] = {}
-    for spans in _by_process(run).values():
+    for spans in _by_process(course).values():
         for key, (start_s, end_s) in spans.items():
             before = found.get(key, (start_s, end_s))
             found[key] = (min(before[0], start_s), max(before[1], end_s))
     return found
 
 
-def _by_process(run: RunFolder) -> dict[str, dict[Key, tuple[float, float]]]:
+def _by_process(course: Course) -> dict[str, dict[Key, tuple[float, float]]]:
     spans: dict[str, dict[Key, tuple[float, float]]] = {}
-    for span in run.trace.spans:
+    for span in course.trace.spans:
         spans.setdefault(span.process, {})[(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
     return spans
 
 
-def _levels(run: RunFolder, stays: dict[str, dict[Key, _Stay]]) -> Levels:
-    own, edges = _by_process(run), _edges(run)
+def _levels(course: Course, stays: dict[str, dict[Key, _Stay]]) -> Levels:
+    own, edges = _by_process(course), _edges(course)
     if not len(edges):
         return Levels(edges, {})
     parts: dict[tuple[str, str], Bytes] = {}
@@ -220,12 +265,12 @@ def _levels(run: RunFolder, stays: dict[str, dict[Key, _Stay]]) -> Levels:
     return Levels(edges, parts)
 
 
-def _edges(run: RunFolder) -> Bytes:
+def _edges(course: Course) -> Bytes:
     """One grid for everything that is drawn together: all ends of spans, and samples that were taken outside them."""
-    own = _by_process(run)
+    own = _by_process(course)
     times = {t for spans in own.values() for pair in spans.values() for t in pair}
     if times:
-        times |= {sample.at_s for sample in run.trace.samples if sample.process not in own}
+        times |= {sample.at_s for sample in course.trace.samples if sample.process not in own}
     return np.array(sorted(times))
 
 

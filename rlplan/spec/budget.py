@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from rlplan.errors import did_you_mean
 from rlplan.spec.algorithm import ALGORITHMS, Algorithm
 from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec
+from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
 from rlplan.spec.workload import MAX_COUNT, MAX_MINI_BATCHES
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
@@ -23,6 +23,11 @@ Choice = Literal["auto"] | bool
 Ways = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 Target = Literal["rlplan", "fsdp2", "megatron"]
 Objective = Literal["step_time", "tokens_per_s", "cost", "gpus"]
+
+
+def fixed_ways(ways: int | str) -> int:
+    """A number of ranks as given; 1 where it is left open."""
+    return 1 if ways == "auto" else int(ways)
 
 
 class BudgetWorkload(Spec):
@@ -102,7 +107,7 @@ class BudgetWorkload(Spec):
     @property
     def lengths(self) -> Lengths:
         """Response lengths, cut at max_response_len."""
-        return Lengths(self.response_lengths, self.max_response_len)
+        return cut_lengths(self.response_lengths, self.max_response_len)
 
 
 class LoraSpec(Spec):
@@ -135,7 +140,7 @@ class BudgetTraining(Spec):
     offload_device: Literal["cpu", "nvme"] = "cpu"
     offloads_activations: bool = False
     master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
-    ulysses: int = Field(default=1, ge=1, le=1024)
+    ulysses: Ways = 1
     tp: Ways = 1
     pp: Ways = 1
     cp: Ways = 1
@@ -147,7 +152,9 @@ class BudgetTraining(Spec):
 class BudgetRollout(Spec):
     """How the rollout engine is held. kv_cache_memory: bytes a GPU; `auto` takes what is free, up to what is needed.
 
-    tp: ranks that share one engine. sleep_level: 0 stays, 1 keeps weights on the host, 2 drops them.
+    tp: ranks that share one engine. sleep_level: 0 stays, 1 keeps weights on the host, 2 drops them. quantization: of
+    its weights, by a format's name; `auto` may take fp8 where the GPU computes it. has_expert_parallel: whole experts
+    lie on an engine's ranks instead of a slice of each.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
@@ -155,11 +162,12 @@ class BudgetRollout(Spec):
     kv_dtype: Literal["auto", "fp8"] = "auto"
     tp: int | Literal["auto"] = "auto"
     kv_cache_memory: ByteCount | Literal["auto"] = "auto"
-    max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
+    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = 256
     max_num_batched_tokens: int = Field(default=8192, ge=1, le=MAX_COUNT)
     block_size: Literal[16, 32, 64, 128] = 16
     sleep_level: Literal["auto", 0, 1, 2] = "auto"
     has_cuda_graphs: bool = True
+    has_expert_parallel: Choice = False
 
     @field_validator("tp")
     @classmethod

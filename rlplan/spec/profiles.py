@@ -1,10 +1,13 @@
 """Profiles by name: which there are, and one of them or all, read when asked for.
 
-In: `hardware_profiles/**/*.yaml`, whose file names are the profiles' names. Out: frozen profiles, or a SpecError.
+In: `hardware_profiles/gpu/` and `node/*.yaml`, whose file names are the profiles' names, and likewise in the
+folder that the environment variable RLPLAN_PROFILES names: a file there replaces the bundled one of its name.
+Out: frozen profiles, or a SpecError.
 Reading one takes some ten milliseconds: names come from the folder, and a profile is parsed only when it is used.
 """
 
 import difflib
+import os
 import re
 from functools import cache
 from importlib import resources
@@ -37,12 +40,17 @@ SHORT_NAMES = {
 }
 """What people say, and the profile that it usually means."""
 
+FOLDER_VARIABLE = "RLPLAN_PROFILES"
+"""Names a folder of profiles beside the bundled ones."""
+
 _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "cpu": CpuProfile,
     "cuda": GpuProfile,
     "rocm": GpuProfile,
     "node": NodeProfile,
 }
+MAX_POOLS = 2
+"""Groups of GPUs of different kinds: those that train, and those that generate."""
 _GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
 
 
@@ -52,11 +60,30 @@ def profile_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "hardware_profiles"
 
 
-@cache
 def profile_paths() -> dict[str, Path]:
-    """The file of every profile, by name, in order; no file is read. Raises: SpecError where two have one name."""
+    """The file of every profile, by name, in order; no file is read. Your own stand behind the bundled ones.
+
+    Raises: SpecError where two of one folder have one name, or RLPLAN_PROFILES names no folder.
+    """
+    bundled, own = _paths_in(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
+    if not own:
+        return bundled
+    if not Path(own).is_dir():
+        raise SpecError(
+            f"{FOLDER_VARIABLE} is {shorten(own)}, which is no folder",
+            where="environment",
+            rule="a folder with profiles of your own, each in a .yaml file named like it",
+            way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
+        )
+    mine = _paths_in(Path(own).resolve())
+    return {name: path for name, path in bundled.items() if name not in mine} | mine
+
+
+@cache
+def _paths_in(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
-    for path in sorted(profile_folder().rglob("*.yaml"), key=lambda path: (path.parent.name, path.stem)):
+    files = [path for pattern in ("*.yaml", "gpu/*.yaml", "node/*.yaml") for path in folder.glob(pattern)]
+    for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):
         if path.stem in paths:
             raise SpecError(
                 f"profile name '{path.stem}' stands twice",
@@ -91,13 +118,13 @@ def read_profile(path: Path) -> Profile:
 
 
 @cache
-def _load(name: str) -> Profile:
-    return read_profile(profile_paths()[name])
+def _load(path: Path) -> Profile:
+    return read_profile(path)
 
 
 def load_profiles() -> dict[str, Profile]:
     """All profiles by name: a second or so. Raises: SpecError when a profile is broken."""
-    return {name: _load(name) for name in profile_paths()}
+    return {name: _load(path) for name, path in profile_paths().items()}
 
 
 def find_profile(name: str, *, where: str) -> Profile:
@@ -115,7 +142,7 @@ def find_profile(name: str, *, where: str) -> Profile:
             rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
             way_out="`rlplan profiles list` shows them; hardware_profiles/README.md says how to add one",
         )
-    return _load(wanted)
+    return _load(paths[wanted])
 
 
 def get_profile(name: str, *, where: str) -> CpuProfile:
@@ -162,6 +189,22 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     if isinstance(profile, NodeProfile):
         return count * profile.num_gpus, gpu, profile
     return count, gpu, None
+
+
+def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`: two that do not share devices. See `parse_gpus`.
+
+    Raises: SpecError where there are more than two, or one of them is not as it should be.
+    """
+    parts = text.split("+")
+    if len(parts) > MAX_POOLS:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' names {len(parts)} groups of GPUs",
+            where=where,
+            rule=f"at most {MAX_POOLS}: the first trains, the second generates",
+            way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",
+        )
+    return tuple(parse_gpus(part, where=where) for part in parts)
 
 
 def _normalized(name: str) -> str:

@@ -21,8 +21,8 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
     for words in (
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
         "One step on one GPU of 8 alike",
-        "generate <",
-        "The binding moment: generate, every step",
+        " < ",
+        "The binding moment: ",
         "kv_cache_memory_bytes=",
         "Host: ",
         "Not hybrid: ",
@@ -58,7 +58,7 @@ def test_a_file_asks_the_same(rlplan: Call, tmp_path: Path) -> None:
 
 
 def test_options_lie_over_a_file(rlplan: Call) -> None:
-    path = "examples/budgets/grpo-7b-8xh100.yaml"
+    path = "examples/grpo-7b-8xh100.yaml"
     answer = json.loads(rlplan("estimate", path, "--algorithm", "ppo", "--gpus", "8xH200", "--json").out)
     assert (answer["budget"]["algorithm"], answer["gpu"]) == ("ppo", "h200-sxm")
 
@@ -92,6 +92,7 @@ def test_quantised_bases_need_less(rlplan: Call) -> None:
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None:
     asked = ("estimate", "--model", "Qwen/Qwen2.5-32B", "--gpus", "16xH100")
+    asked = (*asked, "placement.placement=colocated")
     answer = rlplan(*asked, "training.zero_stage=2", "placement.parks=false")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
@@ -103,7 +104,8 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None
 
 def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
     fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "training.offloads_parameters=true")
-    answer = rlplan("estimate", "--model", "meta-llama/Llama-3.1-70B", "--gpus", "8xA100", *fixed)
+    place = "placement.placement=colocated"
+    answer = rlplan("estimate", "--model", "meta-llama/Llama-3.1-70B", "--gpus", "8xA100", *fixed, place)
     assert answer.exit_code == 1
     assert "of a host's memory, 1.12 TiB available" in answer.err
     assert "a host's memory: " in answer.out

@@ -16,11 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from rlplan_cli.app import main; main()"
 
 
-def rlplan(*arguments: str, columns: int | None = None, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own; columns: of a terminal; path: what replaces PATH."""
+def rlplan(
+    *arguments: str, columns: int | None = None, path: str | None = None, profiles: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; columns: of a terminal; path: what replaces PATH; profiles: one's own."""
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {"COLUMNS": str(columns)} if columns else {}
     environment |= {"PATH": path} if path is not None else {}
+    environment |= {"RLPLAN_PROFILES": str(profiles)} if profiles else {}
     command = [sys.executable, "-c", MAIN, "profiles", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
@@ -104,3 +107,31 @@ def test_detect_shows_the_profile_of_a_gpu_and_a_new_one_for_another(tmp_path: P
     assert "GPU 1: NVIDIA GeForce RTX 3080, 9.64 GiB to CUDA: no profile" in done.stdout
     assert "name: rtx-3080\n" in done.stdout
     assert "memory: {value: 9871MiB, provenance: measured" in done.stdout
+
+
+def test_measure_shows_rates_and_writes_a_profile_that_commands_find(tmp_path: Path):
+    done = rlplan("measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "GFLOP/s" in done.stdout
+    assert "this-host" in done.stderr
+    shown = rlplan("show", "this-host", profiles=tmp_path)
+    assert "rlplan profiles measure" in shown.stdout.replace("\n", " "), shown.stderr
+
+
+def test_measure_refuses_a_file_before_it_measures(tmp_path: Path):
+    done = rlplan("measure", "--out", str(tmp_path / "no-folder" / "mine.yaml"))
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+    assert "matrix products" not in done.stderr
+
+
+def test_a_profile_of_ones_own_folder_stands_beside_the_bundled_ones_or_replaces_one(tmp_path: Path):
+    text = profile_paths()["l40s"].read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("name: l40s", "name: mine").replace("'NVIDIA L40S'", "'Mine'"))
+    (tmp_path / "l40s.yaml").write_text(text.replace("864GB/s", "432GB/s"))
+    shown = json.loads(rlplan("show", "l40s", "--json", profiles=tmp_path).stdout)
+    assert shown["memory_bytes_per_s"]["value"] == 432_000_000_000
+    assert json.loads(rlplan("show", "mine", "--json", profiles=tmp_path).stdout)["name"] == "mine"
+    done = rlplan("show", "mine", profiles=tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "RLPLAN_PROFILES" in done.stderr

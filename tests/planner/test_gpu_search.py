@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from rlplan.memory.ledger import LedgerRow
 from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.gpu_candidates import list_gpu_candidates
 from rlplan.planner.gpu_remedies import find_budget
 from rlplan.planner.gpu_search import GpuSearch
-from rlplan.planner.gpu_tables import fit
 from rlplan.spec.budget import BudgetSpec, make_budget
 from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
 
@@ -34,43 +31,26 @@ def found(*arguments: str) -> Budget:
 def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
     spec = budget(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
     one = search(spec)
-    candidates, _ = list_gpu_candidates(spec, 4, one.setting.policy)
+    candidates = list(one.space)
     for candidate in candidates[::7]:
         rated = replace(one.rate(candidate), kv_cache=0)
         whole = one.whole(rated)
-        need = fit(
-            one.roles.schedule(candidate.step)[1],
-            one.roles.tables(candidate),
-            one.setting.capacity,
-            one.roles.hosts(candidate.step),
-        )
-        steady = [
-            replace(row, peak_bytes=0, resident_bytes=0) if _is_loading(row) else row
-            for row in whole.ledger.rows
-            if row.moment in ("start", "steady")
-        ]
-        order = tuple(moment for moment in whole.ledger.order if moment[0] in ("start", "steady"))
-        ledger = replace(whole.ledger, rows=tuple(steady), order=order)
+        need = one.roles.fit(candidate)
+        ledger = whole.ledger
         for bound, expected in (("expected", need.expected), ("high", need.high)):
             peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
-            assert max(peak.num_bytes for peak in peaks if peak.moment == "steady") == expected
-        drivers = sum(row.resident_bytes for row in whole.ledger.rows if row.process == "driver/0")
-        assert ledger.host_peak().num_bytes == need.host + drivers
-
-
-def _is_loading(row: LedgerRow) -> bool:
-    """Whether a row is of weights that are being loaded, which only the whole ledger sees."""
-    return row.space == "host" and row.kind is MemoryKind.SYNC_STAGING
+            assert max(peak.num_bytes for peak in peaks) == expected
+        assert ledger.host_peak().num_bytes == need.host
 
 
 def test_a_candidate_costs_little_once_its_tables_are_there() -> None:
     spec = budget("Qwen/Qwen2.5-7B")
     one = search(spec)
-    candidates, _ = list_gpu_candidates(spec, 8, one.setting.policy)
+    candidates = list(one.space)
     for candidate in candidates:
         one.rate(candidate)
     best = min(_seconds(one, candidates) for _ in range(20)) / len(candidates)
-    assert best < 50e-6
+    assert best < 100e-6
 
 
 def _seconds(one: GpuSearch, candidates: list) -> float:  # type: ignore[type-arg]
@@ -172,12 +152,12 @@ def test_a_host_counts_every_process_that_runs_on_it() -> None:
 
 def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
     spec = budget(SMALL)  # 14 heads
-    candidates, _ = list_gpu_candidates(spec, 8, read_setting(spec).policy)
+    candidates = list(search(spec).space)
     assert {candidate.engine.tp for candidate in candidates} == {1, 2}
 
 
 def test_one_gpu_cannot_be_disaggregated() -> None:
-    _, impossible = list_gpu_candidates(budget(gpus="1xH100"), 1, read_setting(budget()).policy)
+    impossible = search(budget(gpus="1xH100")).space.impossible
     assert [(one.placement, one.reason) for one in impossible] == [
         (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
     ]

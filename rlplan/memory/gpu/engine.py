@@ -41,6 +41,14 @@ class EngineChoice:
     has_expert_parallel: bool = False
 
 
+def expert_ways(choice: EngineChoice) -> int:
+    """Ranks over which whole experts are spread: those of the engine, where it is so chosen.
+
+    Source: vLLM 0.32.0, config/parallel.py (`enable_expert_parallel`: ep = tp * dp; an engine here has one dp rank).
+    """
+    return choice.tp if choice.has_expert_parallel else 1
+
+
 class EngineOnGpu:
     """One rank of one engine. See `memory.predict.Forecast`. kv_cache: bytes a GPU."""
 
@@ -88,20 +96,24 @@ class EngineOnGpu:
     @cached_property
     def weight_bytes(self) -> int:
         """Parameters and rotary table of the rank."""
-        return loaded_bytes(self.model, self.choice.tp, self.rollout.dtype.num_bytes, self.rollout.quantization or "")
+        choice = self.choice
+        return loaded_bytes(
+            self.model, choice.tp, self.rollout.dtype.num_bytes, choice.quantization or "", expert_ways(choice)
+        )
 
     @cached_property
     def activation_bytes(self) -> int:
         """Prefill or sampler, whichever is larger."""
         rollout, tp = self.rollout, self.choice.tp
-        prefill = prefill_peak_bytes(self.model, tp, rollout.max_num_batched_tokens, rollout.dtype.num_bytes)
-        sampler = sampler_peak_bytes(LATEST, self.model, rollout.max_num_batched_tokens, rollout.max_num_seqs)
+        num_tokens, ep = rollout.max_num_batched_tokens, expert_ways(self.choice)
+        prefill = prefill_peak_bytes(self.model, tp, num_tokens, rollout.dtype.num_bytes, ep=ep)
+        sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self.choice.max_num_seqs)
         return max(prefill, sampler)
 
     @cached_property
     def asleep(self) -> Bytes:
         """What stays whatever the engine does: context, communicator, graphs, kernels."""
-        graphs = cuda_graph_bytes(LATEST, self.rollout.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
+        graphs = cuda_graph_bytes(LATEST, self.choice.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
         held = process_overheads(
             self.overheads, self.choice.tp, in_transfer_group=self.placement is Placement.DISAGGREGATED
         )
@@ -123,8 +135,11 @@ class EngineOnGpu:
 
 
 @lru_cache(maxsize=256)
-def loaded_bytes(model: ModelSpec, tp: int, element_bytes: int, quantization: str) -> int:
-    """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError."""
+def loaded_bytes(model: ModelSpec, tp: int, element_bytes: int, quantization: str, ep: int = 1) -> int:
+    """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError.
+
+    ep: ranks over which whole experts are spread, 1 where each expert is cut over the tp ranks instead.
+    """
     scheme = quantization_by_word(quantization, where="rollout.quantization")
-    parameters = engine_weight_bytes(model, engine_layout(tp), element_bytes, scheme)
+    parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep), element_bytes, scheme)
     return parameters + rotary_table_bytes(model, element_bytes)

@@ -4,7 +4,7 @@ In: a Schedule, forecasts of each process at short, usual and longest lengths, c
 Left out: ranks that differ (the first pipeline stage, uneven experts).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -56,9 +56,17 @@ class GpuProcess:
 
 
 def predict_gpu_ledger(
-    schedule: Schedule, processes: Sequence[GpuProcess], capacity: int, host_capacity: int, rollout_buffer: int = 0
+    schedule: Schedule,
+    processes: Sequence[GpuProcess],
+    capacity: int,
+    host_capacity: int,
+    rollout_buffer: int = 0,
+    capacities: Mapping[str, int] | None = None,
 ) -> MemoryLedger:
-    """The whole ledger of a schedule. host_capacity: bytes of a host; rollout_buffer: of a step's rollouts."""
+    """The whole ledger of a schedule. host_capacity: bytes of a host; rollout_buffer: of a step's rollouts.
+
+    capacities: of devices and hosts that have another one.
+    """
     order: list[tuple[Moment, str]] = []
     rows = [_driver_row(schedule, DRIVER_HOST_BYTES + rollout_buffer)]
     by_name = {process.name: process for process in processes}
@@ -73,7 +81,15 @@ def predict_gpu_ledger(
             order.append((moment, action.id))
             for name in action.processes:
                 rows += _rows(action, moment, by_name[name])
-    return MemoryLedger(tuple(rows), capacity, host_capacity, shares_host_memory=False, order=tuple(order))
+    return MemoryLedger(
+        tuple(rows),
+        capacity,
+        host_capacity,
+        shares_host_memory=False,
+        order=tuple(order),
+        concurrent=schedule.concurrent,
+        capacities=tuple((capacities or {}).items()),
+    )
 
 
 def host_bytes(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:

@@ -3,7 +3,7 @@
 In: a GPU's overheads, sizes. Out: bytes by kind. Left out: tensors of a role (trainer.py, scorer.py, engine.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from rlplan.memory.host import pinned_bytes
@@ -25,14 +25,19 @@ def pinned(sizes: Mapping[MemoryKind, int]) -> Bytes:
     return {kind: pinned_bytes(size) for kind, size in sizes.items()}
 
 
-def process_overheads(overheads: GpuOverheads, num_ranks: int, *, in_transfer_group: bool = False) -> Bytes:
+def process_overheads(
+    overheads: GpuOverheads, num_ranks: int, *, in_transfer_group: bool = False, axes: Sequence[int] = ()
+) -> Bytes:
     """A CUDA context, and a communicator where a process has peers.
 
-    in_transfer_group: one more, of the trainer's first rank and all engines, which weights pass through.
+    in_transfer_group: one more, of the trainer's first rank and all engines, which weights pass through. axes: ranks of
+    further groups that the process belongs to (tensor, pipeline, context, expert parallel); those of one have none.
+    Differs: Megatron's 15 to 18 GB that stay after everything was offloaded (slime), of which 12 are communicators:
+    it makes some thirty groups, of which this counts those that the passes use.
     """
     held = {MemoryKind.CONTEXT: overheads.context.value}
-    pair = overheads.communicator_of_two if num_ranks == 2 else overheads.communicator_of_many
-    groups = pair.value * (num_ranks > 1) + overheads.communicator_of_many.value * in_transfer_group
+    pair, many = overheads.communicator_of_two.value, overheads.communicator_of_many.value
+    groups = sum(pair if size == 2 else many for size in (num_ranks, *axes) if size > 1) + many * in_transfer_group
     return held | ({MemoryKind.COMM_BUFFERS: groups} if groups else {})
 
 

@@ -1,6 +1,7 @@
 """What a trained role holds whatever the tokens: DeepSpeed's states on the GPU and on the host, counted once a choice.
 
-In: a model, a role, adapters, ZeRO's settings. Out: FixedParts. Left out: passes (trainer.py).
+In: a model, a role, adapters, ZeRO's settings. Out: FixedParts. Left out: passes (rank.py), other trainers' states
+(exported.py).
 """
 
 from dataclasses import dataclass, replace
@@ -16,15 +17,16 @@ from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.budget import BudgetTraining, LoraSpec
-from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
+from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.vocabulary import MemoryKind, Role
 
 
 @dataclass(frozen=True)
 class TrainerChoice:
     """What is chosen for a trained role. micro_batch: rollouts of a pass. ulysses, tp, pp, cp, ep: ranks that share one
-    sequence, one layer, the layers, one sequence's attention, the experts.
+    sequence, one layer, the layers, one sequence's attention, the experts. max_tokens: of a pass that is packed without
+    padding, 0 where passes are padded to their longest rollout.
     """
 
     zero_stage: int
@@ -37,11 +39,17 @@ class TrainerChoice:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    max_tokens: int = 0
 
     @property
     def ranks_per_sequence(self) -> int:
         """Ranks that work on the same micro-batch."""
         return self.ulysses * self.tp * self.pp * self.cp
+
+    @property
+    def token_ways(self) -> int:
+        """Ranks over which the tokens of a sequence are cut."""
+        return self.ulysses * self.cp
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,9 @@ class FixedParts:
 
 
 @lru_cache(maxsize=1024)
-def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings) -> FixedParts:
-    """States of a rank, counted once for all token counts."""
-    parameters, adapters, sizes = _trained(model, role, lora, settings.weight_bytes)
+def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings, tp: int = 1) -> FixedParts:
+    """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
+    parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
     saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base == "nf4" else 0
     held = held_by_zero(states, sizes)
@@ -104,12 +112,41 @@ def _lighter(states: States, saved: int) -> States:
     return States({**states.device, MemoryKind.WEIGHTS: states.device[MemoryKind.WEIGHTS] - saved}, states.host)
 
 
-@lru_cache(maxsize=64)
-def _trained(
-    model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int
+def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
+    """What one rank holds of a model under DeepSpeed's AutoTP: linear layers cut, embeddings (and a tied table) whole.
+
+    Counts: a share of each decoder projection and of an untied head, whose logits every rank gathers; norms whole.
+    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py (`_replace_with_config` takes linear layers only) with the plans
+    of transformers 5.19 (`colwise_gather_output`; a tied head stays replicated).
+    Assumes: tp divides the key heads; dense models, for stacked experts are no linear layers and would stay whole.
+    Raises: SpecError for sizes that do not divide.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("Qwen/Qwen2.5-0.5B")  # table 136,134,656, norms 49 * 896, halves of 357,854,208
+    >>> sum(tensor.numel for tensor in autotp_parameters(model, 2))
+    315105664
+    """
+    if tp == 1:
+        return model.parameters
+    share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
+    pairs = zip(model.parameters, share, strict=True)
+    return tuple(whole if whole.component is Component.EMBEDDINGS else part for whole, part in pairs)
+
+
+def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
+    """The same with one output instead of the language head, where the role gives one number a token."""
+    if role not in (Role.VALUE, Role.REWARD):
+        return parameters
+    kept = tuple(parameter for parameter in parameters if parameter.component is not Component.HEAD)
+    return (*kept, Parameter("score.weight", (1, hidden), Component.HEAD))
+
+
+@lru_cache(maxsize=256)
+def trained_sizes(
+    model: ModelSpec, role: Role, lora: LoraSpec | None, element_bytes: int, tp: int = 1
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
-    """The model's parameters, the adapters beside them, and their sizes."""
-    parameters = value_head_parameters(model) if role is Role.VALUE else model.parameters
+    """What a rank holds of the model's parameters, the adapters beside them, and their sizes."""
+    parameters = with_role_head(autotp_parameters(model, tp), role, model.hidden_size)
     adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
     sizes = sizes_of(
         parameters,
@@ -140,11 +177,11 @@ def offloaded_states(states: ZeroStates) -> Bytes:
 
 
 def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
-    """DeepSpeed's settings for a choice."""
+    """DeepSpeed's settings for a choice. Ranks that share layers (tp) do not share states."""
     element_bytes = training.dtype.num_bytes
     return ZeroSettings(
         stage=choice.zero_stage,
-        num_ranks=num_ranks,
+        num_ranks=max(1, num_ranks // choice.tp),
         weight_bytes=element_bytes,
         gradient_bytes=element_bytes,
         master_bytes=training.master_dtype.num_bytes,

@@ -1,0 +1,50 @@
+"""`rlplan explain`: why a plan for GPUs is as it is, what came next, and what would change it."""
+
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+NAME = "explain"
+
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="What if? Each by itself, and together.", show_default=False),
+]
+MoreGpus = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the GPUs too.")]
+
+
+def command(
+    job: Source = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    changes: WhatIf = None,
+    more_gpus: MoreGpus = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what binds in a plan for GPUs, and what would change it."""
+    from rlplan.planner.changes import Change, check_change
+    from rlplan.planner.explain import explain
+    from rlplan_cli.render import print_json
+    from rlplan_cli.render_explain import show_explanation
+    from rlplan_cli.sources import needs_budget, read_question
+    from rlplan_cli.waiting import waiting
+
+    question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
+    if question.job is not None:
+        raise needs_budget("explain", question.job)
+    asked = [Change((change,)) for change in changes or ()]
+    asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
+    with waiting("asking") as listen:
+        budget = question.answered()
+        assert budget is not None, "a question that is not about a job is about a budget"
+        for change in asked:
+            check_change(budget.spec, change)
+        explanation = explain(budget, asked, more_gpus=more_gpus, listen=listen)
+    if as_json:
+        print_json(explanation.as_json())
+    else:
+        show_explanation(budget, explanation)

@@ -1,0 +1,154 @@
+"""Parallel layouts that a target can run: which ranks share a sequence, a layer, the layers, the experts.
+
+In: a BudgetSpec, models, GPUs. Out: `Axes` of trainers, ZeRO stages, ways to offload, sizes of engines.
+Left out: whether a layout fits (gpu_roles.py) and how fast it is (gpu_times.py).
+
+rlplan's own runtime is DeepSpeed: ZeRO, Ulysses, AutoTP. FSDP2 shards everything and has tensor and context parallel
+ranks. Megatron-Core has its distributed optimizer and tensor, pipeline, context and expert parallel ranks.
+Sizes that are left open are powers of two. What runs beside every layer (tp, ulysses, cp) stays within MAX_BESIDE.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from rlplan.errors import SpecError
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
+from rlplan.spec.budget import BudgetSpec, BudgetTraining
+from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.spec.model import ModelSpec
+
+ENGINE_TP = 32
+"""Ranks of one engine beyond which `auto` does not go."""
+MAX_BESIDE = 8
+"""GPUs of a host: beyond it the exchange inside each layer leaves NVLink (arXiv:2104.04473, takeaway 1)."""
+MAX_PP = 16
+MAX_EP = 64
+LEAST_TOKENS = 2048
+"""Of the longest sequence, on each rank that shares its attention: with fewer, context parallelism saves nothing."""
+
+
+class Axes(NamedTuple):
+    """Ranks that share one sequence, one layer, the layers, one sequence's attention, the experts."""
+
+    ulysses: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        """Ranks that work on the same micro-batch."""
+        return self.ulysses * self.tp * self.pp * self.cp
+
+
+def powers(largest: int) -> tuple[int, ...]:
+    """1, 2, 4 ... up to `largest`."""
+    return tuple(2**power for power in range(largest.bit_length()))
+
+
+def parallel_axes(budget: BudgetSpec, model: ModelSpec, training: int) -> tuple[Axes, ...]:
+    """Every layout over at most `training` GPUs that the target has and the model divides by."""
+    wanted = budget.training
+    ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
+    has_adapters = wanted.lora is not None
+    most_cp = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
+    return tuple(_axes(model, budget.target, training, has_adapters, most_cp, ways))
+
+
+@lru_cache(maxsize=256)
+def _axes(
+    model: ModelSpec,
+    target: str,
+    training: int,
+    has_adapters: bool,
+    most_cp: int,
+    wanted: tuple[int | str, ...],
+) -> list[Axes]:
+    heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
+    experts = model.experts.num_experts if model.experts else 1
+    ways = [size for size in beside if heads % size == 0]
+    # AutoTP cuts plain linear layers by whole key heads; stacked experts would stay whole
+    cut = [1] if has_adapters or model.experts else [size for size in ways if model.num_kv_heads % size == 0]
+    contexts = powers(min(MAX_BESIDE, training, most_cp))
+    has = {
+        "rlplan": (ways, cut, [1], [1], [1]),
+        "fsdp2": ([1], ways, [1], contexts, [1]),
+        "megatron": (
+            [1],
+            ways,
+            [size for size in powers(min(MAX_PP, training)) if size <= model.num_layers],
+            contexts,
+            [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
+        ),
+    }[target]
+    sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
+    found = _that_divide(product(*sizes), heads, training)
+    return [axes for axes in found if target != "rlplan" or 1 in (axes.ulysses, axes.tp)]
+
+
+def _that_divide(combinations: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
+    for combination in combinations:
+        axes = Axes(*combination)
+        ranks = axes.tp * axes.pp
+        if heads % (axes.ulysses * axes.tp) or axes.ranks_per_sequence > training:
+            continue
+        if axes.ep == 1 or training % (ranks * axes.ep) == 0 or training % (axes.pp * axes.ep) == 0:
+            yield axes
+
+
+def zero_stages(budget: BudgetSpec, training: int, axes: Axes) -> tuple[int, ...]:
+    """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states, AutoTP goes up to stage 2.
+
+    Alone a rank shards nothing: stage 3 is there for what can be offloaded.
+    """
+    wanted = budget.training.zero_stage
+    if wanted != "auto":
+        return (int(wanted),)
+    if budget.target != "rlplan":
+        return (3,) if budget.target == "fsdp2" else (1,)
+    stages = (0, 1, 2, 3) if training > 1 else (0, 3)
+    return tuple(stage for stage in stages if axes.tp == 1 or stage < 3)
+
+
+def can_train(training: BudgetTraining, target: str, stage: int, *, optimizer: bool, parameters: bool) -> bool:
+    """Whether the target has the combination of a stage and what is offloaded."""
+    if target == "fsdp2":
+        return optimizer == parameters  # CPUOffloadPolicy moves both
+    if target == "megatron":
+        return not parameters
+    needs_three = parameters or (optimizer and training.offload_device == "nvme")
+    is_packed = training.lora is not None and training.lora.base == "nf4"
+    has_no_host_step = optimizer and (stage == 0 or training.optimizer != "adamw")
+    return not ((needs_three and stage < 3) or (is_packed and stage == 3) or has_no_host_step)
+
+
+def engine_sizes(budget: BudgetSpec, model: ModelSpec) -> tuple[tuple[int, bool], ...]:
+    """(ranks of an engine, whether whole experts lie on them) that vLLM divides the model by."""
+    rollout = budget.rollout
+    sizes = powers(ENGINE_TP) if rollout.tp == "auto" else (int(rollout.tp),)
+    experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
+    return tuple((tp, whole) for tp, whole in product(sizes, experts) if _can_hold(model, tp, has_experts=whole))
+
+
+@lru_cache(maxsize=256)
+def _can_hold(model: ModelSpec, tp: int, *, has_experts: bool) -> bool:
+    if has_experts and (model.experts is None or tp == 1):
+        return False
+    if model.num_heads % tp:
+        return False
+    try:
+        engine_weight_bytes(model, engine_layout(tp, ep=tp) if has_experts else engine_layout(tp), 2)
+    except SpecError:
+        return False
+    return True
+
+
+def quantizations(budget: BudgetSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
+    """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
+    wanted = budget.rollout.quantization
+    if wanted != "auto":
+        return (wanted,)
+    return (None, "fp8") if ComputeDtype.FLOAT8 in gpu.dense_flops_per_s else (None,)

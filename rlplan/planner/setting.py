@@ -1,0 +1,166 @@
+"""Where a budget runs and what with: one group of GPUs, or two of different kinds that do not share devices.
+
+In: a BudgetSpec. Out: frozen pools with their profiles, capacities and rates; models by role.
+Left out: which roles lie where (gpu_candidates.py). Of two pools the first trains and scores, the second generates.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rlplan.dataflow.gpu_step import GENERATION
+from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.profiles import get_node, parse_pools, profile_paths
+from rlplan.timing.cluster import Cluster
+from rlplan.vocabulary import Role
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """GPUs of one kind. capacity: bytes of one that may be used. host_capacity: of one host, None where not known.
+
+    node: the machine they sit in, None where none is known.
+    """
+
+    gpu: GpuProfile
+    num_gpus: int
+    capacity: int
+    gpus_per_host: int
+    host_capacity: int | None
+    node: NodeProfile | None = None
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts, the last of them perhaps not full."""
+        return -(-self.num_gpus // self.gpus_per_host)
+
+    @property
+    def overheads(self) -> GpuOverheads:
+        """What belongs to no tensor."""
+        return self.gpu.overheads
+
+    @property
+    def cluster(self) -> Cluster:
+        """Their rates."""
+        return Cluster(self.gpu, self.num_gpus, self.gpus_per_host, self.node)
+
+
+@dataclass(frozen=True)
+class GpuSetting:
+    """Where a budget runs and what with. pools: one group of GPUs, or those that train and those that generate.
+
+    What is asked of the whole setting (`gpu`, `capacity`, ...) is the first pool's, but for `num_gpus`.
+    """
+
+    pools: tuple[GpuPool, ...]
+    models: Mapping[Role, ModelSpec]
+
+    def pool(self, group: str) -> GpuPool:
+        """The GPUs of a device group of a schedule."""
+        return self.pools[-1] if group == GENERATION else self.pools[0]
+
+    def cluster(self, group: str) -> Cluster:
+        """The rates of a device group."""
+        return self.pool(group).cluster
+
+    def with_gpu(self, gpu: GpuProfile) -> "GpuSetting":
+        """The same with another profile of the GPU of that name."""
+        return replace(self, pools=tuple(replace(p, gpu=gpu) if p.gpu.name == gpu.name else p for p in self.pools))
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether training and generation have GPUs of different groups."""
+        return len(self.pools) > 1
+
+    @property
+    def split(self) -> tuple[int, int] | None:
+        """GPUs that train and that generate, where the groups say so; None where all may do both."""
+        return (self.pools[0].num_gpus, self.pools[1].num_gpus) if self.has_pools else None
+
+    @property
+    def words(self) -> str:
+        """The GPUs as they are named: `8x h100-sxm + 8x l40s`."""
+        return " + ".join(f"{pool.num_gpus}x {pool.gpu.name}" for pool in self.pools)
+
+    @property
+    def gpu(self) -> GpuProfile:
+        """The GPU that trains."""
+        return self.pools[0].gpu
+
+    @property
+    def num_gpus(self) -> int:
+        """All GPUs."""
+        return sum(pool.num_gpus for pool in self.pools)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of a GPU that trains."""
+        return self.pools[0].capacity
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs of a host of those that train."""
+        return self.pools[0].gpus_per_host
+
+    @property
+    def host_capacity(self) -> int | None:
+        """Bytes of a host: the smaller one of two kinds; None where none is known."""
+        return min((pool.host_capacity for pool in self.pools if pool.host_capacity is not None), default=None)
+
+    @property
+    def num_hosts(self) -> int:
+        """All hosts."""
+        return sum(pool.num_hosts for pool in self.pools)
+
+    @property
+    def policy(self) -> ModelSpec:
+        """The policy's shape."""
+        return self.models[Role.POLICY]
+
+    @property
+    def overheads(self) -> GpuOverheads:
+        """What belongs to no tensor, on a GPU that trains."""
+        return self.gpu.overheads
+
+    def model_of(self, role: Role) -> ModelSpec:
+        """A role's shape: the policy's where it has none of its own."""
+        return self.models.get(role, self.policy)
+
+
+def read_setting(budget: BudgetSpec) -> GpuSetting:
+    """Profiles and models of a budget. Raises: SpecError."""
+    models = {Role.POLICY: resolve_model(budget.model)}
+    for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
+        if name:
+            models[role] = resolve_model(name, where=f"{role.value}_model")
+    return GpuSetting(read_pools(budget), models)
+
+
+def read_pools(budget: BudgetSpec) -> tuple[GpuPool, ...]:
+    """The groups of GPUs of a budget; memory, host_memory and gpus_per_host hold for each. Raises: SpecError."""
+    pools = []
+    for num_gpus, gpu, named in parse_pools(budget.gpus, where="gpus"):
+        node = named or _usual_node(gpu)
+        capacity = gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
+        per_host = min(num_gpus, budget.gpus_per_host or (node.num_gpus if node else num_gpus))
+        host_memory = budget.host_memory or (node.host_memory.value if node else None)
+        pools.append(GpuPool(gpu, num_gpus, capacity, per_host, host_memory, node))
+    return tuple(pools)
+
+
+def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
+    """How many of which GPU train, and the bytes of each that may be used. Raises: SpecError."""
+    first = read_pools(budget)[0]
+    return first.num_gpus, first.gpu, first.capacity
+
+
+def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
+    """The first bundled node with this GPU; None where there is none."""
+    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
+    for name, path in profile_paths().items():
+        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
+            return get_node(name, where=name)
+    return None

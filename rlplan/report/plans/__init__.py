@@ -1,0 +1,1 @@
+"""Reports of plans and simulations, of which nothing has been measured."""

@@ -1,0 +1,158 @@
+"""write_plan_report: a plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
+
+In: a plan.json of a budget or of a job, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
+PlanFiles. Left out: runs (report/write.py). No output names a path of this machine.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from rlplan import __version__
+from rlplan.planner.plan import read_plan
+from rlplan.planner.plan_file import is_gpu_plan, read_gpu_plan
+from rlplan.report import charts, html, style
+from rlplan.report.plans.budget_page import budget_page
+from rlplan.report.plans.forecast import Forecast, forecast_budget, forecast_job
+from rlplan.report.plans.gantt import gantt
+from rlplan.report.plans.job_page import job_page
+from rlplan.report.plans.page import Page
+from rlplan.report.plans.simulated import Played, is_simulation, read_played, simulation_page, staleness_chart
+from rlplan.spec.base import read_json, writing
+
+TEMPLATE = "plan.html.j2"
+MAX_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """Where the parts of a plan's report lie, all in one folder.
+
+    actions: memory by action, where seconds are known. staleness: of a simulation, how old rollouts were.
+    """
+
+    page: Path
+    timeline: Path
+    actions: Path
+    gantt: Path
+    staleness: Path
+    summary: Path
+
+    @staticmethod
+    def within(folder: Path) -> "PlanFiles":
+        """The names that every report of a plan uses."""
+        names = ("report.html", "timeline.png", "actions.png", "gantt.png", "staleness.png", "report.json")
+        return PlanFiles(*(folder / name for name in names))
+
+
+def write_plan_report(path: Path, out_dir: Path) -> PlanFiles:
+    """Write the report of a plan. Raises: SpecError where the file is none, or where nothing can be written."""
+    data = read_json(path, "the plan", limit=MAX_BYTES)
+    if is_simulation(data):
+        played = read_played(data, path)
+        return _write(draw_played(played), simulation_page(played), path.name, out_dir)
+    return write_report_of(*read_forecast(path), out_dir)
+
+
+def write_report_of(forecast: Forecast, page: Page, out_dir: Path) -> PlanFiles:
+    """Write the report of what is foretold. Raises: SpecError where nothing can be written."""
+    return _write(draw(forecast), page, forecast.name, out_dir)
+
+
+def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) -> PlanFiles:
+    files = PlanFiles.within(out_dir)
+    with writing(files.page):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for stale in (files.actions, files.staleness):
+            stale.unlink(missing_ok=True)
+        for part, figure in figures.items():
+            style.save_png(figure, getattr(files, part))
+        files.summary.write_text(json.dumps(asdict(page), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        files.page.write_text(render(page, figures, name), encoding="utf-8")
+    return files
+
+
+def read_forecast(path: Path) -> tuple[Forecast, Page]:
+    """What a file foretells, and what its page says. Raises: SpecError."""
+    if is_gpu_plan(path):
+        budget = read_gpu_plan(path)
+        return forecast_budget(budget, path.name), budget_page(budget)
+    plan = read_plan(path)
+    return forecast_job(plan, path.name), job_page(plan)
+
+
+def draw(forecast: Forecast) -> dict[str, Figure]:
+    """`timeline`, `gantt`, and `actions` where the timeline has seconds, in which short actions are too thin to see."""
+    memory = charts.memory_timeline if forecast.ledger.shares_host_memory else charts.memory_by_device
+    figures = {"timeline": memory(forecast, forecast.windows)}
+    if forecast.timing is not None:
+        others = forecast.in_order()
+        figures["actions"] = memory(others, others.windows)
+    timed = tuple(window for window in forecast.windows if window.is_timed)
+    figures["gantt"] = gantt(forecast, timed[-1:] or forecast.windows, forecast.timing)
+    return figures
+
+
+def draw_played(played: Played) -> dict[str, Figure]:
+    """`timeline` and `gantt` of a simulation, and `staleness` where anything is older than what trains it."""
+    figures = {
+        "timeline": charts.memory_by_device(played, played.steady_windows),
+        "gantt": gantt(played, played.windows),
+    }
+    if any(played.result.rollout_staleness):
+        figures["staleness"] = staleness_chart(played.result)
+    return figures
+
+
+def render(page: Page, figures: Mapping[str, Figure], name: str) -> str:
+    """The page as self-contained HTML."""
+    text: str = (
+        html.environment()
+        .get_template(TEMPLATE)
+        .render(
+            page=page,
+            pictures={key: style.data_uri(figure) for key, figure in figures.items()},
+            sections=_sections(figures, bool(page.phases)),
+            version=__version__,
+            name=name,
+        )
+    )
+    return text
+
+
+_TIME = {
+    "name": "gantt",
+    "alt": "Gantt chart of a step: a lane for each process, bars coloured by phase",
+    "caption": "A lane a process: all ranks of a role work alike. The tables name bars that are too short.",
+}
+_MEMORY = {
+    "name": "timeline",
+    "alt": "Predicted memory over a step, stacked by kind, with the capacity",
+    "caption": "Inside an action each process counts with its peak, in between with what stays. One GPU stands for "
+    "all of its group. Words on the right: the largest moment that is expected.",
+}
+_ACTIONS = {
+    "name": "actions",
+    "alt": "Predicted memory, an equal width for each action",
+    "caption": "The same with an equal width for each action, so that short ones can be seen.",
+}
+_STALENESS = {
+    "name": "staleness",
+    "alt": "How old rollouts were when they were trained",
+    "caption": "Zero: generated by the very version that they train.",
+}
+
+
+def _sections(figures: Mapping[str, Figure], is_timed: bool) -> list[dict[str, Any]]:
+    memory, time = ([one for one in all_of if one["name"] in figures] for all_of in _PICTURES)
+    return [
+        {"name": "time", "title": "Time" if is_timed else "Order", "pictures": time},
+        {"name": "memory", "title": "Memory", "pictures": memory},
+    ]
+
+
+_PICTURES = ((_MEMORY, _ACTIONS), (_TIME, _STALENESS))

@@ -1,0 +1,60 @@
+"""Staleness: how far generation may be ahead of training, and how old the trained tokens are.
+
+In: versions of the weights, groups with the version of each token. Out: how many prompts may begin; histograms.
+Left out: what staleness does to learning.
+
+A version is a hand-over of weights to the engines: version v was trained on v batches. Optimizer steps inside a batch
+do not count: the tokens of a synchronous step are 0 versions old, whatever its mini-batches.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from rlplan.simulate.engine import Group
+
+
+def num_allowed(version: int, max_staleness: float, num_prompts: int) -> int:
+    """Prompts that may have been begun, in all, under a version.
+
+    Counts: floor((version + 1 + max_staleness) x prompts of a batch).
+    Source: AReaL's rule (Fu et al. 2025, equation 3) with the bound in batches; verl's fully asynchronous trainer
+        (`staleness_threshold`) says the same: at a hand-over it counts what is queued and unfinished, which is what was
+        begun less version x batch, and begins no more than (1 + threshold) x batch.
+    Assumes: no prompt is dropped.
+
+    >>> num_allowed(0, 0.0, 512), num_allowed(0, 0.5, 512), num_allowed(3, 0.5, 512)
+    (512, 768, 2304)
+    """
+    return math.floor((version + 1 + max_staleness) * num_prompts + 1e-9)
+
+
+def mean_lag(num_in_system: float, num_prompts: float) -> float:
+    """Versions between a prompt's beginning and its training, in the mean, when everything flows steadily.
+
+    Counts: prompts begun and not yet trained / prompts of a batch.
+    Source: Little's law; Sample Factory (Petrenko et al. 2020) and its documentation, "Policy Lag": the lag is
+        proportional to num_epochs x samples in flight / batch size, counted in optimizer steps.
+    Assumes: a steady flow, first in first out. Differs: from Sample Factory by counting hand-overs of weights.
+
+    >>> mean_lag(1024, 512)
+    2.0
+    """
+    return num_in_system / num_prompts
+
+
+class StalenessCounts:
+    """Ages at the moment of training, in versions."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[int] = Counter()
+        self.rollouts: Counter[int] = Counter()
+
+    def add(self, groups: Iterable[Group], version: int) -> None:
+        """Count what is trained under a version: each token's age, and of each rollout the oldest token's."""
+        for group in groups:
+            for rollout in group.rollouts:
+                spans = rollout.spans
+                for made_under, num_tokens in spans:
+                    self.tokens[version - made_under] += num_tokens
+                self.rollouts[version - spans[0][0]] += 1
