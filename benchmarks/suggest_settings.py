@@ -1,8 +1,8 @@
 """The table of suggested settings: for a GPU, a model's size and a way of training, what the planner chooses.
 
 In: the profiles, the bundled models, one workload for all. Out: reports/planner/suggested_settings.{md,csv}.
-Left out: anything written by hand: every row is a plan. Run it with `python benchmarks/suggest_settings.py`; it takes
-about a minute. A row has the fewest GPUs of COUNTS on which the job fits at the high end of every interval.
+Left out: anything written by hand: every row is a plan. Run it with `python -m benchmarks.suggest_settings`; it takes
+a minute. A row has the fewest GPUs of COUNTS on which the job fits at the high end of every interval.
 """
 
 import csv
@@ -55,7 +55,7 @@ WORKLOAD = (
 
 HEAD = """# Suggested settings
 
-Written by `python benchmarks/suggest_settings.py`, not by hand. Each row is the plan that is chosen on the fewest GPUs
+Written by `python -m benchmarks.suggest_settings`, not by hand. Each row is the plan that is chosen on the fewest GPUs
 ({counts} were tried) on which GRPO fits with the longest responses that are allowed. Seconds are predicted; nothing
 here was measured. The same as data, with every column: [suggested_settings.csv](suggested_settings.csv).
 
@@ -71,7 +71,9 @@ which does not depend on what else is on the GPU."""
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A row. Bytes are of one GPU. gpu_memory_utilization: what an engine of its own would need for the same KV cache.
+    """A row. Bytes are of one GPU. A pass has so many rollouts, or so many tokens.
+
+    gpu_memory_utilization: what an engine of its own would need for the same KV cache.
 
     max_lora_rank: the largest that fits on as many GPUs; 0 where all weights are trained.
     """
@@ -86,6 +88,7 @@ class Suggestion:
     recompute: str = ""
     offloads_optimizer: bool = False
     micro_batch_size_per_gpu: int = 0
+    max_tokens_per_micro_batch: int = 0
     tp: int = 0
     sleep_level: int = 0
     kv_cache_memory_bytes: int = 0
@@ -145,7 +148,8 @@ def _row(gpu: str, size: str, training: str, count: int, budget: Budget) -> Sugg
         zero_stage=trainer.zero_stage,
         recompute="full" if trainer.recomputes else "none",
         offloads_optimizer=trainer.offloads_optimizer,
-        micro_batch_size_per_gpu=trainer.micro_batch,
+        micro_batch_size_per_gpu=0 if trainer.max_tokens else trainer.micro_batch,
+        max_tokens_per_micro_batch=trainer.max_tokens,
         tp=engine.tp,
         sleep_level=engine.sleep_level,
         kv_cache_memory_bytes=kv.kv_cache_memory_bytes,
@@ -226,13 +230,14 @@ def _line(row: Suggestion) -> str:
     name = f"{row.size}, {row.training}"
     if not row.placement:
         return f"| {name} | {row.verdict} |{' |' * (len(_COLUMNS) - 2)}"
+    tokens = row.max_tokens_per_micro_batch
     stage = f"{row.zero_stage}" + ", optimizer on the host" * row.offloads_optimizer
     cells = (
         name,
         str(row.num_gpus),
         row.placement,
         stage,
-        str(row.micro_batch_size_per_gpu),
+        f"{tokens:,} tokens" if tokens else str(row.micro_batch_size_per_gpu),
         str(row.tp),
         format_bytes(row.kv_cache_memory_bytes),
         f"{row.gpu_memory_utilization:.2f}",

@@ -1,6 +1,6 @@
 """`python -m benchmarks.exercises`: rewrite the parts of docs/exercises.md, and the table of suggested settings.
 
-In: the planner. Out: docs/exercises.md and reports/planner/suggested_settings.*; about ten seconds. `--only-exercises`
+In: the planner. Out: docs/exercises.md and reports/planner/suggested_settings.*; about a minute. `--only-exercises`
 leaves the table as it is.
 """
 

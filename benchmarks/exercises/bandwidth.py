@@ -3,8 +3,7 @@
 In: the profiles, the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import GB, GROUPED, SEVENTY, decimal, plan, table, typed
-from rlplan.spec.models.catalogue import resolve_model
+from benchmarks.exercises.plans import GB, commands, decimal, example, table
 from rlplan.spec.profiles import get_gpu, get_node
 from rlplan.units import format_seconds
 
@@ -41,14 +40,14 @@ HANDED = {
     "disaggregated, one version behind": ("placement.placement=disaggregated", "placement.max_staleness=1"),
     "adapters of rank 64, colocated": ("placement.placement=colocated", "training.lora={rank: 64}"),
 }
-HANDED_GPUS = "8xdgx-h100"
+SEVENTY = "exercises/grpo-70b"
 
 
 def handed() -> str:
     """What the hand-over takes by our model, against a whole step."""
     rows = []
     for name, overrides in HANDED.items():
-        found = plan(SEVENTY, HANDED_GPUS, "grpo", (*GROUPED, *overrides))
+        found = example(SEVENTY, *overrides)
         if isinstance(found, str):
             rows.append((name, "-", "-", "-", found))
             continue
@@ -67,26 +66,23 @@ def handed() -> str:
 
 def handed_answer() -> str:
     """How much of a step the ten seconds would be, and what is saved by overlapping the rest."""
-    alone, behind = (
-        plan(SEVENTY, HANDED_GPUS, "grpo", (*GROUPED, *HANDED[name]))
-        for name in ("disaggregated", "disaggregated, one version behind")
-    )
+    alone, behind = (example(SEVENTY, *HANDED[name]) for name in ("disaggregated", "disaggregated, one version behind"))
     if isinstance(alone, str) or isinstance(behind, str):
         return "There is no such plan."
     cost = alone.costs["sync_weights"].seconds
-    moved = resolve_model(SEVENTY).num_parameters * 2
+    moved = alone.setting.policy.num_parameters * 2
     asked = alone.timing.seconds - cost + SECONDS
     step, overlapped = (format_seconds(one.timing.seconds) for one in (alone, behind))
     sentences = (
         f"Of the disaggregated step of {step}, the hand-over of {decimal(moved)} is {format_seconds(cost)},",
-        f"{decimal_rate(moved / cost)}. With the ten seconds of the question the step would take {format_seconds(asked)},",
-        f"of which they are {SECONDS / asked:.0%}. With rollouts one version behind, a step takes {overlapped}",
-        f"instead of {step}: generation and training overlap, the hand-over does not, because both sides take part in it.",
+        f"{decimal_rate(moved / cost)}. With the ten seconds of the question the step would take",
+        f"{format_seconds(asked)}, of which they are {SECONDS / asked:.0%}. With rollouts one version behind, a step",
+        f"takes {overlapped} instead of {step}: generation and training overlap, the hand-over does not, because both",
+        "sides take part in it.",
     )
     return "\n".join(sentences)
 
 
 def handed_commands() -> str:
     """How to get the rows."""
-    lines = [typed(SEVENTY, HANDED_GPUS, "grpo", (*GROUPED, *overrides)) for overrides in HANDED.values()]
-    return "```\n" + "\n".join(lines) + "\n```"
+    return commands((SEVENTY, *overrides) for overrides in HANDED.values())

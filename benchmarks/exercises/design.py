@@ -3,7 +3,7 @@
 In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import choice, example, kinds, table
+from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
 from rlplan.planner.budget import Budget
 from rlplan.planner.plan_results import choice_words, phase_costs
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -25,8 +25,8 @@ def design() -> str:
     ranks = trainer.tp * trainer.pp * trainer.cp * trainer.ulysses
     sync = budget.costs["sync_weights"]
     low, high = budget.interval()
-    transport = getattr(budget.candidate, "transport", "") or budget.spec.placement.transport
-    passes = f"{'full' if trainer.recomputes else 'no'} recomputation, {trainer.micro_batch} rollouts a pass"
+    transport = budget.candidate.transport
+    passes = f"{'full' if trainer.recomputes else 'no'} recomputation, {a_pass(budget)} a pass"
     ways = f"tp {trainer.tp}, pp {trainer.pp}, dp {step.num_training // ranks}, ZeRO-{trainer.zero_stage}"
     peak = f"{format_bytes(budget.binding.num_bytes)} of {format_bytes(budget.setting.capacity)}"
     assert budget.kv is not None, "there are rollouts"
@@ -76,7 +76,7 @@ def design_targets() -> str:
     rows = []
     for target in TARGETS:
         ways = ("training.tp=auto", "training.pp=auto") if target == "megatron" else ()
-        found = example(EXAMPLE, (f"target={target}", *ways))
+        found = example(EXAMPLE, f"target={target}", *ways)
         if isinstance(found, str):
             rows.append((target, found, "-", "-"))
             continue

@@ -3,30 +3,27 @@
 In: the planner. Out: parts of docs/exercises.md. Left out: the prose around them.
 """
 
-from benchmarks.exercises.plans import EIGHT, SEVENTY, WORKLOAD, choice, decimal, peak_of, plan, table, typed
+from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
 from rlplan.planner.budget import Budget, Verdict
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.profiles import get_gpu
 from rlplan.units import format_bytes, format_seconds
 
-FOUR_LARGE = (f"reward_model={SEVENTY}", *WORKLOAD)
-SMALL_OTHERS = (f"value_model={EIGHT}", f"reward_model={EIGHT}", *WORKLOAD)
+FOUR = "exercises/ppo-70b"
+EIGHT = "meta-llama/Llama-3.1-8B-Instruct"
+SMALL = (f"value_model={EIGHT}", f"reward_model={EIGHT}")
+SIZES: dict[str, tuple[str, ...]] = {"four of 70B": (), "value and reward of 8B": SMALL}
+PLACES = (("8xA100-80GB", "colocated"), ("32xA100-80GB", "disaggregated"), ("32xA100-80GB", "colocated"))
 PLACED = {
-    "four of 70B, 8 GPUs, colocated": ("8xA100-80GB", (*FOUR_LARGE, "placement.placement=colocated")),
-    "four of 70B, 32 GPUs, disaggregated": ("32xA100-80GB", (*FOUR_LARGE, "placement.placement=disaggregated")),
-    "four of 70B, 32 GPUs, colocated": ("32xA100-80GB", (*FOUR_LARGE, "placement.placement=colocated")),
-    "value and reward of 8B, 8 GPUs, colocated": ("8xA100-80GB", (*SMALL_OTHERS, "placement.placement=colocated")),
-    "value and reward of 8B, 32 GPUs, disaggregated": (
-        "32xA100-80GB",
-        (*SMALL_OTHERS, "placement.placement=disaggregated"),
-    ),
-    "value and reward of 8B, 32 GPUs, colocated": ("32xA100-80GB", (*SMALL_OTHERS, "placement.placement=colocated")),
+    f"{size}, {gpus.partition('x')[0]} GPUs, {place}": (FOUR, f"gpus={gpus}", f"placement.placement={place}", *small)
+    for size, small in SIZES.items()
+    for gpus, place in PLACES
 }
 
 
 def states() -> str:
     """What four models hold before anything runs."""
-    policy = resolve_model(SEVENTY)
+    policy = resolve_model("meta-llama/Llama-3.1-70B-Instruct")
     value = policy.num_parameters - policy.vocab_size * policy.hidden_size + policy.hidden_size
     weights = 2 * (2 * policy.num_parameters + 2 * value)
     trained = 14 * (policy.num_parameters + value)
@@ -48,8 +45,8 @@ def states() -> str:
 def placed() -> str:
     """A row a setting: what a GPU of each group holds, whether it fits, how long a step takes."""
     rows = []
-    for name, (gpus, overrides) in PLACED.items():
-        found = plan(SEVENTY, gpus, "ppo", overrides)
+    for name, question in PLACED.items():
+        found = example(*question)
         if isinstance(found, str):
             rows.append((name, found, "", "", "", ""))
             continue
@@ -66,10 +63,10 @@ def placed() -> str:
 
 def placed_answer() -> str:
     """Which fits, and what it costs."""
-    found = {name: plan(SEVENTY, gpus, "ppo", overrides) for name, (gpus, overrides) in PLACED.items()}
+    found = {name: example(*question) for name, question in PLACED.items()}
     fits = [name for name, one in found.items() if isinstance(one, Budget) and one.verdict is Verdict.FITS]
     lines = [f"Fits: {'; '.join(fits) if fits else 'none of these'}."]
-    for size in ("four of 70B", "value and reward of 8B"):
+    for size in SIZES:
         pair = [found[f"{size}, 32 GPUs, {place}"] for place in ("disaggregated", "colocated")]
         times = [one.timing.seconds for one in pair if isinstance(one, Budget) and one.verdict is Verdict.FITS]
         if len(times) == 2:
@@ -83,5 +80,4 @@ def placed_answer() -> str:
 
 def placed_commands() -> str:
     """How to get the rows."""
-    lines = [typed(SEVENTY, gpus, "ppo", overrides) for gpus, overrides in PLACED.values()]
-    return "```\n" + "\n".join(lines) + "\n```"
+    return commands(PLACED.values())

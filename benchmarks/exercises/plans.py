@@ -4,6 +4,7 @@ In: what would be typed. Out: budgets, or why there is none; rows of markdown. L
 """
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -12,38 +13,16 @@ from rlplan.memory.ledger import Peak
 from rlplan.planner.budget import Budget, read_setting
 from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu_search import GpuSearch
-from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
+from rlplan.spec.budget import BudgetSpec, load_budget
 from rlplan.vocabulary import MemoryKind
 
 ROOT = Path(__file__).resolve().parents[2]
-SEVENTY = "meta-llama/Llama-3.1-70B-Instruct"
-EIGHT = "meta-llama/Llama-3.1-8B-Instruct"
-ONE = "meta-llama/Llama-3.2-1B-Instruct"
-SEVEN = "meta-llama/Llama-2-7b-hf"
 GB = 10**9
 
-WORKLOAD = (
-    "workload.num_prompts_per_step=256",
-    "workload.num_samples_per_prompt=1",
-    "workload.max_prompt_len=1024",
-    "workload.mean_prompt_len=400",
-    "workload.max_response_len=1024",
-    "workload.response_lengths={kind: lognormal, median: 400, sigma: 0.6}",
-)
-"""Of the exercises with four models: PPO as it was run when they were written."""
-GROUPED = ("workload.num_prompts_per_step=32", "workload.num_samples_per_prompt=8", *WORKLOAD[2:])
-"""As many rollouts, in groups, as GRPO needs them."""
-
 
 @cache
-def plan(model: str, gpus: str, algorithm: str, overrides: tuple[str, ...]) -> Budget | str:
-    """The best plan; or, in words, why there can be none."""
-    return asked(make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides))
-
-
-@cache
-def example(name: str, overrides: tuple[str, ...] = ()) -> Budget | str:
-    """The same of a file in examples/."""
+def example(name: str, *overrides: str) -> Budget | str:
+    """The best plan of a file in examples/; or, in words, why there can be none."""
     return asked(load_budget(ROOT / "examples" / f"{name}.yaml", overrides))
 
 
@@ -57,10 +36,15 @@ def asked(spec: BudgetSpec) -> Budget | str:
         return str(error).splitlines()[0]
 
 
-def typed(model: str, gpus: str, algorithm: str, overrides: tuple[str, ...]) -> str:
+def typed(name: str, *overrides: str) -> str:
     """The command that gives the same."""
     words = [word if re.fullmatch(r"[\w.=/+-]+", word) else f"'{word}'" for word in overrides]
-    return f"rlplan plan --model {model} --algorithm {algorithm} --gpus {gpus} {' '.join(words)}"
+    return " ".join(("rlplan plan", f"examples/{name}.yaml", *words))
+
+
+def commands(lines: Iterable[tuple[str, ...]]) -> str:
+    """A block of them."""
+    return "\n".join(("```", *(typed(*line) for line in lines), "```"))
 
 
 def peak_of(budget: Budget, device: str) -> Peak:
@@ -83,8 +67,16 @@ def choice(budget: Budget) -> str:
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
     words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
     words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * step.parks
-    words += [f"{step.num_training} + {step.num_generation} GPUs"] if not step.shares_devices else []
+    if not step.shares_devices:
+        words.append(f"{step.num_training} GPUs train, {step.num_generation} generate")
+        words += [f"{step.num_scoring} score"] * bool(step.num_scoring)
     return ", ".join([*words, f"engine tp {engine.tp}"] if step.has_rollouts else words)
+
+
+def a_pass(budget: Budget) -> str:
+    """What a pass of the trainer works on."""
+    trainer = budget.candidate.trainer
+    return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

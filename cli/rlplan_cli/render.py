@@ -16,7 +16,9 @@ from rich.text import Text
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import LedgerRow, Peak
 from rlplan.planner.plan import Plan
-from rlplan.units import format_bytes
+from rlplan.planner.plan_results import phase_costs
+from rlplan.timing.cost import Cost, Resource
+from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind
 
 PIPE_WIDTH = 120
@@ -176,11 +178,13 @@ def _show_phases(plan: Plan) -> None:
 def show_plan(plan: Plan) -> None:
     """What was chosen, the schedule of a step, and what was rejected."""
     show_verdict(plan)
-    names = ["action", "after", "processes", "stream"][: 3 if stdout.width < NARROW else 4]
+    _show_step_time(plan)
+    names = ["action", "seconds", "after", "processes", "stream"][: 4 if stdout.width < NARROW else 5]
     table = new_table(*names, title="One step", left=("after", "processes", "stream"))
     for action in plan.schedule.step:
         cells = {
             "action": action.id if action.every == 1 else f"{action.id}, every {action.every}",
+            "seconds": "-" if (cost := _cost(plan, action.id)) is None else format_seconds(cost.seconds),
             "after": ",\n".join(action.after) or "-",
             "processes": ",\n".join(action.processes) or "driver",
             "stream": action.stream.value,
@@ -192,3 +196,37 @@ def show_plan(plan: Plan) -> None:
         for rejection in plan.rejected:
             rejected.add_row(f"{rejection.placement}, ZeRO-{rejection.zero_stage}", rejection.reason)
         stdout.print(rejected)
+
+
+RESOURCES = {
+    Resource.COMPUTE: "products",
+    Resource.MEMORY: "memory",
+    Resource.HOST: "fresh memory",
+    Resource.LATENCY: "Python and calls",
+    Resource.NETWORK: "collectives",
+    Resource.DISK: "disk",
+}
+"""What a resource of a CPU host is called."""
+
+
+def _cost(plan: Plan, action_id: str) -> Cost | None:
+    return plan.timing.cost("step", action_id) if plan.timing else None
+
+
+def _show_step_time(plan: Plan) -> None:
+    """Predicted seconds of a usual step and of the run, and a row a phase."""
+    timing, work = plan.timing, plan.job.workload
+    if timing is None:
+        stdout.print(f"No times: profile '{plan.job.hardware.profile}' lacks rates or latencies.", style="dim")
+        return
+    usual = f"{work.usual_response_len} tokens" + (", the longest" if work.mean_response_len is None else "")
+    stdout.print(
+        f"Predicted: {format_seconds(timing.step.seconds)} a step with responses of {usual}; {work.num_steps} steps "
+        f"with start and end {format_seconds(timing.run_s(plan.schedule, work.num_steps))}"
+    )
+    table = new_table("phase", "seconds", "of the step", "made of", title="A usual step, predicted", left=("made of",))
+    for phase, cost in phase_costs(timing.step).items():
+        parts = sorted(((part, RESOURCES[name]) for name, part in cost.parts.items()), reverse=True)
+        made = ", ".join(f"{name} {format_seconds(part)}" for part, name in parts if part >= 0.01 * cost.seconds)
+        table.add_row(phase.value, format_seconds(cost.seconds), f"{cost.seconds / timing.step.seconds:.0%}", made)
+    stdout.print(table)

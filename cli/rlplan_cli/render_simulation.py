@@ -21,7 +21,7 @@ def show_simulation(budget: Budget, result: SimulationResult) -> None:
         Text.assemble(
             (f"{format_seconds(result.mean_step_s)} a step", "bold"),
             f" in the mean of {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
-            f"95 % within {most}; {format_seconds(result.seconds)} and {result.gpu_hours:.3g} GPU-hours in all",
+            f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} GPU-hours in all",
         )
     )
     _show_phases(budget, result)
@@ -67,3 +67,8 @@ def _show_rollouts(result: SimulationResult) -> None:
 
 def _say(head: str, text: str) -> None:
     stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+
+
+def _count(value: float) -> str:
+    """Three digits, and no powers of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -3,14 +3,15 @@
 import json
 from pathlib import Path
 
-from rlplan.planner.plan import read_plan
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
-from rlplan.units import format_bytes
+from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import new_table, stdout
 
 
 def show_summary(folder: Path) -> None:
-    """Accuracy before and after, and each process's peak."""
+    """Accuracy before and after, each process's peak, each action's seconds."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     accuracies = [(row["step"], row["evaluate/greedy_accuracy"]) for row in rows if "evaluate/greedy_accuracy" in row]
     if accuracies:
@@ -27,4 +28,17 @@ def show_summary(folder: Path) -> None:
             table.add_row(
                 process, format_bytes(predicted), format_bytes(max(measured)), f"{predicted / max(measured) - 1:+.1%}"
             )
+    stdout.print(table)
+    _show_seconds(plan, trace, folder)
+
+
+def _show_seconds(plan: Plan, trace: Trace, folder: Path) -> None:
+    """Predicted seconds of each action beside the median of those measured, the first step apart."""
+    lines = (folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()
+    measured = measured_seconds(plan.schedule, trace.spans, [json.loads(line) for line in lines])
+    table = new_table("action", "part", "predicted", "measured median", "predicted / measured", title="Seconds")
+    for row in join_seconds(plan.schedule, plan.timing, measured):
+        predicted = "-" if row.predicted_s is None else format_seconds(row.predicted_s)
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        table.add_row(row.action_id, row.part, predicted, format_seconds(row.median_s), ratio)
     stdout.print(table)

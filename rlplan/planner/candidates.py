@@ -1,8 +1,8 @@
 """Candidates: every layout that the job leaves open and the runtime can execute.
 
-In: a JobSpec. Out: candidates in order of preference, and those that cannot be built with the reason.
-Left out: time. Until there is a timing model the order is fixed: hybrid before disaggregated, for it keeps every
-device busy in training.
+In: a JobSpec. Out: candidates, and those that cannot be built with the reason.
+Left out: time, by which search.py ranks them. Where a profile has no rates this order decides: hybrid before
+disaggregated, for it keeps every device busy in training.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from rlplan.planner.budget import Budget
 from rlplan.planner.changes import Change
-from rlplan.planner.gpu_axes import Axes, quantizations, zero_stages
-from rlplan.planner.gpu_candidates import MAX_AUTO_SEQS
+from rlplan.planner.gpu_axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, Axes, quantizations, zero_stages
+from rlplan.planner.gpu_candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.plan_results import WAYS, choice_words
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
@@ -36,6 +36,8 @@ LADDERS = (
 )
 """Profiles in the order in which one would move on: each has more memory than the one before, or is faster."""
 ADAPTER_RANK = 64
+FEW_HOSTS = 4
+"""Beyond so many hosts one more changes little, and divides nothing: twice as many is asked for instead."""
 
 
 def next_gpu(name: str) -> str | None:
@@ -61,9 +63,11 @@ def list_families(budget: Budget) -> Iterator[Change]:
     yield from _passes(budget)
     for name in WAYS:
         if getattr(spec.training, name) == "auto":
-            yield from _neighbours(f"training.{name}", getattr(budget.candidate.trainer, name), budget.setting.num_gpus)
+            most = min(budget.setting.num_gpus, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
+            yield from _neighbours(f"training.{name}", getattr(budget.candidate.trainer, name), most)
     if spec.declaration.has_rollouts and spec.rollout.tp == "auto":
-        yield from _neighbours("rollout.tp", budget.candidate.engine.tp, budget.candidate.step.num_generation)
+        most = min(ENGINE_TP, budget.candidate.step.num_generation)
+        yield from _neighbours("rollout.tp", budget.candidate.engine.tp, most)
     yield from _of_engine(budget)
 
 
@@ -72,7 +76,9 @@ def _passes(budget: Budget) -> Iterator[Change]:
     workload, trainer = budget.spec.workload, budget.candidate.trainer
     if workload.micro_batch_size_per_gpu != "auto" or workload.max_tokens_per_micro_batch is not None:
         return
-    least, most = workload.max_seq_len, workload.rollouts_per_mini_batch
+    least, ways = workload.max_seq_len, trainer.ranks_per_sequence
+    share = workload.rollouts_per_mini_batch * ways // budget.candidate.step.num_training
+    most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // least))
     if trainer.max_tokens:
         key = "workload.max_tokens_per_micro_batch"
         yield from _neighbours(key, trainer.max_tokens, most * least, least)
@@ -150,7 +156,10 @@ def _other_gpus(budget: Budget) -> Iterator[Change]:
     per_host = 1 if unit > 1 else setting.gpus_per_host
     more = per_host if count >= per_host else 1
     is_host = unit > 1 or more > 1
-    yield Change((f"gpus={count + more}x{name}",), "one host more" if is_host else "one GPU more")
+    if setting.num_hosts > FEW_HOSTS:
+        yield Change((f"gpus={2 * count}x{name}",), "twice as many")
+    else:
+        yield Change((f"gpus={count + more}x{name}",), "one host more" if is_host else "one GPU more")
     if count > 1:
         yield Change((f"gpus={count // 2}x{name}",), "half of them")
     elif unit > 1:

@@ -7,7 +7,6 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (gpu_counts.py).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -27,6 +26,8 @@ from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
 SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+MANY = 50_000
+"""Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
 """Candidates behind the best that are looked at for runners-up of other families."""
 
@@ -66,8 +67,9 @@ class GpuSearch:
         if not with_others:
             return best
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
-        rest = map(self._considered, self._best_of_others(best))
-        return best.with_considered((*considered, *rest))
+        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        rest = (placement for placement in there if placement is not best.candidate.step.placement)
+        return best.with_considered((*considered, *map(self._other, rest)))
 
     def better_than(self, verdict: Verdict) -> Budget | None:
         """The best candidate with a better verdict than that; None where there is none."""
@@ -196,13 +198,14 @@ class GpuSearch:
             min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
         )
 
-    def _best_of_others(self, best: Budget) -> Iterator[Rated]:
-        """Of each other placement the best candidate, or the nearest."""
-        for placement in dict.fromkeys(frame.placement for frame in self.space.frames):
-            if placement is not best.candidate.step.placement:
-                streams = (self.stream(rank, placement) for rank in (0, 1))
-                found = next((one for stream in streams for one in islice(stream, 1)), None)
-                yield found or self.nearest(placement)
+    def _other(self, placement: Placement) -> Considered:
+        """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
+        if self.space.num_candidates > MANY:
+            least = min(front.first_bound for front in self.stream(1, placement).fronts)
+            return Considered(placement, None, f"at least {format_seconds(least[0])} a step, if any of it fits")
+        streams = (self.stream(rank, placement) for rank in (0, 1))
+        found = next((one for stream in streams for one in islice(stream, 1)), None)
+        return self._considered(found or self.nearest(placement))
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity

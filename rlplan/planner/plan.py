@@ -1,4 +1,4 @@
-"""Plan: the schedule that was chosen, its memory ledger, and what was rejected and why.
+"""Plan: the schedule that was chosen, its memory ledger, its seconds, and what was rejected and why.
 
 In: a JobSpec. Out: a frozen, JSON-able Plan. On disk its paths stand relative to its own folder.
 Left out: how candidates are made (candidates.py) and compared (search.py).
@@ -16,6 +16,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.spec.base import Spec, read_json, validate, writing
 from rlplan.spec.job import JobSpec
+from rlplan.timing.job import JobTiming
 from rlplan.vocabulary import Placement
 
 PLAN_SCHEMA_VERSION = 1
@@ -37,6 +38,7 @@ class Plan(Spec):
     """What will run and how much memory it is predicted to need.
 
     The prediction uses the job, the model's config and the hardware profile, and nothing that runs.
+    timing: seconds of every action; None where the profile has no rates.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
@@ -47,6 +49,7 @@ class Plan(Spec):
     schedule: Schedule
     ledger: MemoryLedger
     rejected: tuple[Rejection, ...] = ()
+    timing: JobTiming | None = None
 
     @property
     def zero_stage(self) -> int:

@@ -3,16 +3,17 @@
 In: a Budget, a number of steps, a seed. Out: what simulate/ makes of it. Left out: how it plays (simulate/).
 """
 
+from dataclasses import replace
+
+from rlplan.dataflow.gpu_step import GENERATION
 from rlplan.errors import SpecError
 from rlplan.planner.budget import Budget
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
-from rlplan.simulate.speed import LinearSpeed, Speed
-from rlplan.spec.lengths import ConstantLengths, Lengths
-from rlplan.timing.cluster import Cluster
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.simulate.speed import Speed
+from rlplan.timing.generation import EngineSpeed
 from rlplan.vocabulary import ActionKind, Stream
 
 MAX_STEPS = 10_000
@@ -66,10 +67,8 @@ def _rollouts(budget: Budget) -> RolloutWork:
 
 
 def _speed(budget: Budget) -> Speed:
-    """Stands in until timing/ has an EngineSpeed that is asked step by step."""
-    setting = budget.setting
-    cluster = Cluster(setting.gpu, setting.num_gpus, setting.gpus_per_host, None)
-    speed = EngineSpeed(setting.policy, budget.spec.rollout, budget.candidate.engine, cluster)
-    one = Lengths(ConstantLengths(value=1), 1)
-    seconds = generate_cost(speed, GenerationWork(1, 1.0, 1, one, 1, 1 << 20)).seconds
-    return LinearSpeed(base_s=seconds, prefill_token_s=seconds / 1000)
+    """The engines on the GPUs that generate."""
+    step, whole = budget.candidate.step, budget.setting.cluster(GENERATION)
+    size = step.num_generation
+    cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+    return EngineSpeed(budget.setting.policy, budget.spec.rollout, budget.candidate.engine, cluster)

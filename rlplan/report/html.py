@@ -68,6 +68,7 @@ def environment() -> Environment:
         "percent": _or_dash(style.percent),
         "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
         "points": _or_dash(lambda value: f"{100 * value:+.1f} points".replace("-", "\u2212")),
+        "ratio": _or_dash(lambda value: f"{value:.2f}"),
         "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
     }

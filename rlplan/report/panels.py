@@ -75,6 +75,7 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
     height = 0.57 + foot + RIBBON + sum(scene.height for scene in scenes)
     figure = style.new_figure(WIDTH, height)
     widths = widths_of(windows, {window: len(names) for window, (_, names) in ticks.items()})
+    widest = max(range(len(widths)), key=lambda column: (widths[column], column))
     grid = GridSpec(
         len(scenes) + 1, len(windows) + 1, figure=figure, left=0.06, right=0.995,
         top=1 - 0.5 / height, bottom=foot / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
@@ -87,7 +88,7 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
         for column, window in enumerate(windows):
             axes = figure.add_subplot(grid[row, column])
             _draw_panel(axes, scene, window, blocks)
-            _draw_limits(axes, scene, says_capacity=column == len(windows) - 1)
+            _draw_limits(axes, scene, says_capacity=column == widest)
             if window.is_timed:
                 style.seconds_axis(axes, window.start_s, window.end_s, 4 if len(windows) > 2 else 8)
             else:
@@ -103,7 +104,8 @@ def widths_of(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window,
     """Of each column: by the number of actions where all are drawn in order, else starting is narrower."""
     if len(num_actions) == len(windows):
         return [float(max(3, num_actions[window])) for window in windows]
-    return [1.0 if window.title == "Start" and len(windows) > 1 else 1.7 for window in windows]
+    narrow = {"Start": 1.0, "Finish": 0.35}
+    return [narrow.get(window.title, 1.7) if len(windows) > 1 else 1.7 for window in windows]
 
 
 def _legend(scenes: list[Scene]) -> list[Any]:

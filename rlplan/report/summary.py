@@ -5,7 +5,7 @@ Left out: drawing and wording.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlplan import __version__
 from rlplan.report import frames
 from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
+from rlplan.timing.measured import FIRST, join_seconds, measured_seconds
 from rlplan.vocabulary import MemoryKind
 
 REPORT_SCHEMA_VERSION = 1
@@ -124,28 +125,22 @@ def num_steps_done(run: RunFolder) -> int:
 
 
 def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
-    """Seconds of every action that was timed, in the order of the schedule.
+    """Seconds of every action that was timed, in the order of the schedule, beside the plan's.
 
-    mean_s: over its executions. share: its part of all steps' seconds; actions that overlap may sum to more than 1.
+    median_s: over its executions, the first step apart. ratio: predicted over measured. share: its part of those
+    steps' seconds; actions that overlap may sum to more than 1.
     """
-    spans: dict[tuple[str, str], dict[tuple[int, int], tuple[float, float]]] = {}
-    for span in findings.run.trace.spans:
-        part = {0: "start", -1: "finish"}.get(span.step, "step")
-        runs = spans.setdefault((part, span.action_id), {})
-        start_s, end_s = runs.get((span.step, span.attempt), (span.start_s, span.end_s))
-        runs[(span.step, span.attempt)] = (min(start_s, span.start_s), max(end_s, span.end_s))
-    total_s = findings.timings["step_s"].sum() if "step_s" in findings.timings else 0.0
+    run = findings.run
+    measured = measured_seconds(run.plan.schedule, run.trace.spans, run.timings)
+    steps = findings.timings
+    later = steps[steps["step"] > FIRST]
+    total_s = (later if len(later) else steps)["step_s"].sum() if "step_s" in steps else 0.0
     rows = []
-    for part, actions in findings.run.plan.schedule.parts:
-        for action in actions:
-            durations = [end_s - start_s for start_s, end_s in spans.get((part, action.id), {}).values()]
-            written = findings.timings.get(f"seconds/{action.id}")
-            if part == "step" and written is not None and written.notna().any():
-                durations = [float(value) for value in written.dropna()]
-            if durations:
-                share = sum(durations) / total_s if part == "step" and total_s else None
-                rows.append({"part": part, "action_id": action.id, "phase": str(action.phase), "count": len(durations),
-                             "mean_s": sum(durations) / len(durations), "share": share})  # fmt: skip
+    for row in join_seconds(run.plan.schedule, run.plan.timing, measured):
+        durations = measured[(row.part, row.action_id)]
+        share = sum(durations) / total_s if row.part == "step" and total_s else None
+        rows.append({**asdict(row), "phase": str(row.phase), "mean_s": sum(durations) / len(durations),
+                     "ratio": row.ratio, "share": share})  # fmt: skip
     return rows
 
 

@@ -118,7 +118,9 @@ class CpuRates(Spec):
 
     flops_per_s: of large square products, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
     collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
-    flushed. launch: seconds of one operation on one element.
+    flushed. launch: seconds of one operation on one element. num_cores: that these rates are for.
+    fresh_memory_bytes_per_s: of results that one process writes into memory that the system has just given to it,
+    whatever its threads: page faults take most of it.
     """
 
     flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
@@ -126,12 +128,38 @@ class CpuRates(Spec):
     collective_bytes_per_s: SourcedByteRate | None = None
     disk_bytes_per_s: SourcedByteRate | None = None
     launch: SourcedSeconds | None = None
+    num_cores: SourcedCount | None = None
+    fresh_memory_bytes_per_s: SourcedByteRate | None = None
+
+
+class CpuLatencies(Spec):
+    """Seconds on a host without a GPU that neither a byte nor a FLOP explains.
+
+    call: a call of a worker process and its answer. rollout: a rollout dealt out, sent, decoded or looked at once.
+    gradient, update: a parameter's part in a backward pass (the trainer's hooks) and in an optimizer step.
+    engine_step, engine_layer, engine_sequence, engine_request: of the rollout engine, once a step of all sequences, a
+    layer and step, a sequence and step, a prompt. reload_tensor: a parameter loaded and packed anew. start_trainer,
+    start_scorer, start_engine: seconds of one core until the process has its libraries and an empty model.
+    """
+
+    call: SourcedSeconds
+    rollout: SourcedSeconds
+    gradient: SourcedSeconds
+    update: SourcedSeconds
+    engine_step: SourcedSeconds
+    engine_layer: SourcedSeconds
+    engine_sequence: SourcedSeconds
+    engine_request: SourcedSeconds
+    reload_tensor: SourcedSeconds
+    start_trainer: SourcedSeconds
+    start_scorer: SourcedSeconds
+    start_engine: SourcedSeconds
 
 
 class CpuProfile(ProfileBase):
     """A host whose "devices" are process slots.
 
-    memory: the host's, which the devices share. rates: None where nobody measured.
+    memory: the host's, which the devices share. rates, latencies: None where nobody measured; a plan then has no times.
     weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
     """
 
@@ -142,6 +170,7 @@ class CpuProfile(ProfileBase):
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
     rates: CpuRates | None = None
+    latencies: CpuLatencies | None = None
 
 
 HardwareProfile = CpuProfile

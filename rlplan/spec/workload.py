@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
@@ -26,6 +26,7 @@ class WorkloadSpec(Spec):
 
     evaluate_every: greedy evaluation on the held-out prompts after every so many steps; also before the first and
     after the last. mini_batch_size: rollouts per optimizer step. micro_batch_size_per_gpu: rollouts per forward.
+    mean_response_len: of usual rollouts, for predicted seconds alone; the longest where it is not given.
     """
 
     prompts: str
@@ -37,6 +38,7 @@ class WorkloadSpec(Spec):
     micro_batch_size_per_gpu: int = Field(ge=1, le=MAX_COUNT)
     max_prompt_len: int = Field(ge=1, le=MAX_COUNT)
     max_response_len: int = Field(ge=1, le=MAX_COUNT)
+    mean_response_len: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     temperature: float = Field(default=1.0, ge=0.01, le=2)
     ignores_eos: bool = False
     evaluate_every: int = Field(default=10, ge=1)
@@ -56,6 +58,18 @@ class WorkloadSpec(Spec):
     def max_seq_len(self) -> int:
         """Longest prompt plus longest response."""
         return self.max_prompt_len + self.max_response_len
+
+    @property
+    def usual_response_len(self) -> int:
+        """Tokens of a response in predicted seconds: the longest, an upper bound, unless the job says."""
+        return self.max_response_len if self.mean_response_len is None else self.mean_response_len
+
+    @field_validator("mean_response_len")
+    @classmethod
+    def _mean_is_no_longer(cls, mean: int | None, info: ValidationInfo) -> int | None:
+        if mean is not None and mean > info.data.get("max_response_len", mean):
+            raise ValueError("mean_response_len is at most max_response_len")
+        return mean
 
     @model_validator(mode="after")
     def _ladder_divides(self) -> "WorkloadSpec":

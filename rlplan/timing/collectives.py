@@ -10,7 +10,7 @@ from math import log2
 
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.links import Link, link
+from rlplan.timing.links import Link, link, link_domain, link_out
 
 
 def _cost(way: Link, transfer_s: float, hops: float) -> Cost:
@@ -96,9 +96,10 @@ def all_to_all_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    way = link(cluster, num_ranks, stride)
-    if way.resource is not Resource.NETWORK:
+    if num_ranks * stride <= link_domain(cluster):
+        way = link(cluster, num_ranks, stride)
         return _cost(way, (num_ranks - 1) / num_ranks * num_bytes / way.bytes_per_s, num_ranks - 1.0)
+    way = link_out(cluster, num_ranks, stride)
     of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
     outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / way.bytes_per_s
     return _cost(way, outside, num_ranks - 1.0)

@@ -39,17 +39,35 @@ def link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     >>> link(two, 8).resource.value, link(two, 16).resource.value, link(two, 2, 8).resource.value
     ('device_link', 'network', 'network')
     """
-    in_domain = max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 1)
-    inside = _inside(cluster, min(num_ranks, max(1, in_domain // stride)))
-    if num_ranks * stride <= in_domain:
+    inside = _inside(cluster, min(num_ranks, max(1, link_domain(cluster) // stride)))
+    if num_ranks * stride <= link_domain(cluster):
         return inside
+    outside = link_out(cluster, num_ranks, stride)
+    if min(num_ranks, cluster.gpus_per_host // stride) > 1 and inside.bytes_per_s < outside.bytes_per_s:
+        return Link(inside.bytes_per_s, outside.latency_s, inside.resource)
+    return outside
+
+
+def link_domain(cluster: Cluster) -> int:
+    """GPUs that the device link joins."""
+    return max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 1)
+
+
+def link_out(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
+    """What the ranks of a group on one host have of its network, all of them together.
+
+    Counts: the node's network times the share of its GPUs that belong to the group; a mean hop of a ring. Source: as
+    `link`. Raises: SpecError where the node is not known.
+
+    >>> from rlplan.spec.profiles import get_gpu, get_node
+    >>> two = Cluster(get_gpu("h100", where=""), 16, 8, get_node("dgx-h100", where=""))
+    >>> link_out(two, 16).bytes_per_s == 8 * link_out(two, 2, 8).bytes_per_s
+    True
+    """
     network = cluster.node_efficiencies.network.value * _network(cluster)
     of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
-    rate = network * of_host / cluster.gpus_per_host
     hop = (HOP_IN_HOST * (of_host - 1) + cluster.node_efficiencies.network_latency.value) / of_host
-    if of_host > 1 and inside.bytes_per_s < rate:
-        return Link(inside.bytes_per_s, hop, inside.resource)
-    return Link(rate, hop, Resource.NETWORK)
+    return Link(network * of_host / cluster.gpus_per_host, hop, Resource.NETWORK)
 
 
 def _network(cluster: Cluster) -> float:

@@ -179,6 +179,22 @@ def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluste
     return Cost({Resource.COMPUTE: total})
 
 
+def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> float:
+    """Seconds below which `pass_cost` does not go, however a micro-batch is cut into several.
+
+    Counts: FLOPs over rates with full tiles and weights that are read for nothing, attention of equally long sequences
+    (their squares add up to the least), bytes between, exchanges of all rows at once. Source: the terms of `pass_cost`.
+    """
+    model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
+    products = 2.0 * layer_parameters(model) * batch.num_tokens * times.products
+    products /= product_flops_per_s(cluster, has_fp8=runs.has_fp8)
+    head = head_flops(model, setting.role) * batch.num_head_tokens * times.head / product_flops_per_s(cluster)
+    scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
+    scores /= attention_flops_per_s(cluster, runs)
+    others = between_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times, cluster)
+    return (products + head + scores) / ranks + others.seconds
+
+
 def _rank_products(setting: TrainSetting) -> dict[Component, float]:
     """Parameters of the layers' products that one rank holds."""
     choice = setting.choice

@@ -13,7 +13,15 @@ from statistics import NormalDist
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.flops import Lengths
-from rlplan.timing.passes import FORWARD, MicroBatch, Times, TrainSetting, pass_cost, training_times
+from rlplan.timing.passes import (
+    FORWARD,
+    MicroBatch,
+    Times,
+    TrainSetting,
+    least_pass_seconds,
+    pass_cost,
+    training_times,
+)
 from rlplan.timing.shards import overlap, pass_traffic, step_traffic
 
 __all__ = ["TrainSetting", "TrainWork", "train_cost"]
@@ -132,6 +140,20 @@ def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
     else:
         most = min(mean + work.deviation * sqrt(each) * largest_normal(groups), each * work.max_len)
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
+
+
+def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> float:
+    """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
+
+    Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
+    where a pass has one rollout. One rank a sequence bounds every layout.
+    Source: `least_pass_seconds`; a test compares it with the layouts of a few jobs.
+    """
+    choice = setting.choice
+    each = work.num_rollouts * choice.ranks_per_sequence / setting.num_ranks
+    batch = MicroBatch(each, Lengths(work.mean_len, work.mean_len**2), each * work.num_head_tokens_per_rollout)
+    seconds = least_pass_seconds(setting, batch, times, cluster)
+    return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
 def forward_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:

@@ -91,3 +91,18 @@ def test_more_bytes_never_take_less_time(collective, size, ranks):
 def test_leaving_the_host_is_never_faster(collective, size):
     pod = cluster("dgx-a100-80gb", 64)
     assert collective(size, 8, pod).seconds <= collective(size, 16, pod).seconds
+
+
+def test_a_faster_link_inside_hosts_never_makes_an_exchange_between_hosts_slower() -> None:
+    """With adapters as fast as the links inside, a ring is bound inside; an exchange still leaves its host."""
+    gpu, node = get_gpu("h200", where=""), get_node("dgx-h200", where="")
+    assert gpu.efficiencies is not None
+    assert gpu.efficiencies.device_link is not None
+    seconds = []
+    for share in (0.5, 0.7, 0.75, 0.8, 0.9, 1.0):
+        rate = gpu.efficiencies.device_link.model_copy(update={"value": share})
+        efficiencies = gpu.efficiencies.model_copy(update={"device_link": rate})
+        cluster = Cluster(gpu.model_copy(update={"efficiencies": efficiencies}), 16, 8, node)
+        seconds.append(collectives.all_to_all_cost(1e9, 16, cluster).seconds)
+    assert seconds == sorted(seconds, reverse=True)
+    assert collectives.all_to_all_cost(1e9, 16, cluster).bound_by is Resource.NETWORK

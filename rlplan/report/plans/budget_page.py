@@ -22,7 +22,8 @@ def budget_page(budget: Budget) -> Page:
     """What the page of a budget says."""
     spec, setting = budget.spec, budget.setting
     work = spec.workload
-    rollouts = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
+    samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
+    rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
     shortage = ""
     if budget.shortage is not None:
         of, needed, room = budget.shortage

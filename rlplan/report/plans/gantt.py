@@ -159,7 +159,7 @@ def _draw_waits(axes: Axes, phases: Mapping[Phase, Cost]) -> None:
             if seconds:
                 axes.barh(y, seconds, left=left, height=0.74, color=RESOURCE_COLORS[resource], lw=0)
                 left += seconds
-                used.append(resource)
+                used += [resource] * (seconds > 0.003 * total)
         text = f"  {format_seconds(cost.seconds)}, {_share(cost.seconds / total)}"
         axes.text(left, y, text, va="center", fontsize=7.4)
     axes.set_xlim(0, 1.22 * max(cost.seconds for cost in phases.values()))

@@ -5,7 +5,7 @@ Left out: capacities, provenances and intervals: a trace has none. A process is 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ class Played:
 
     @property
     def windows(self) -> tuple[timeline.Window, ...]:
-        """All steps that were traced."""
-        return timeline.choose_windows(timeline.phase_blocks(self))
+        """All steps that were traced, from the very beginning: rollouts that run ahead belong to no step before it."""
+        chosen = timeline.choose_windows(timeline.phase_blocks(self))
+        return (
+            *(replace(one, start_s=min(span.start_s for span in self.trace.spans)) for one in chosen[:1]),
+            *chosen[1:],
+        )
 
     @property
     def steady_windows(self) -> tuple[timeline.Window, ...]:

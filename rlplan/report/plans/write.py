@@ -92,8 +92,8 @@ def draw(forecast: Forecast) -> dict[str, Figure]:
     if forecast.timing is not None:
         others = forecast.in_order()
         figures["actions"] = memory(others, others.windows)
-    last = forecast.windows if forecast.timing is None else forecast.windows[-1:]
-    figures["gantt"] = gantt(forecast, last, forecast.timing)
+    timed = tuple(window for window in forecast.windows if window.is_timed)
+    figures["gantt"] = gantt(forecast, timed[-1:] or forecast.windows, forecast.timing)
     return figures
 
 

@@ -57,7 +57,7 @@ def test_a_host_holds_at_most_the_peak_that_its_ledger_states() -> None:
 def test_a_steady_step_begins_at_zero_and_lasts_as_long_as_it_is_timed() -> None:
     for budget in every_budget():
         forecast = forecast_budget(budget, "plan.json")
-        steady = forecast.windows[-1]
+        steady = next(window for window in forecast.windows if window.title == "Every later step")
         assert (steady.start_s, steady.end_s, steady.is_timed) == (0.0, budget.timing.seconds, True)
         times = {span.action_id: (span.start_s, span.end_s) for span in forecast.trace.spans if span.step == 2}
         assert times == {action.action_id: (action.start_s, action.end_s) for action in budget.timing.actions}
@@ -66,7 +66,7 @@ def test_a_steady_step_begins_at_zero_and_lasts_as_long_as_it_is_timed() -> None
 def test_a_moment_that_binds_is_among_the_windows() -> None:
     for budget in every_budget():
         titles = {window.title for window in forecast_budget(budget, "plan.json").windows}
-        wanted = {"start": "Start", "first": "First step", "steady": "Every later step"}
+        wanted = {"start": "Start", "first": "First step", "steady": "Every later step", "finish": "Finish"}
         assert wanted[budget.binding.moment] in titles
         assert wanted[budget.ledger.host_peak().moment] in titles
 
@@ -74,8 +74,8 @@ def test_a_moment_that_binds_is_among_the_windows() -> None:
 def test_in_order_every_action_is_as_long_as_any_other() -> None:
     forecast = forecast_budget(example("grpo-7b-8xh100"), "plan.json").in_order()
     assert {span.end_s - span.start_s for span in forecast.trace.spans} == {1.0}
-    assert [window.is_timed for window in forecast.windows] == [False, False]
-    assert forecast.windows[-1].end_s == len(example("grpo-7b-8xh100").schedule.step)
+    assert not any(window.is_timed for window in forecast.windows)
+    assert forecast.windows[1].end_s == len(example("grpo-7b-8xh100").schedule.step)
 
 
 def test_no_process_does_two_things_at_once() -> None:
@@ -99,7 +99,7 @@ def _job(tmp_path: Path) -> Forecast:
 
 
 def test_actions_of_a_job_that_wait_for_the_same_share_a_place(job: Forecast) -> None:
-    _, names = timeline.ticks_of(job, job.windows[-1])
+    _, names = timeline.ticks_of(job, next(window for window in job.windows if window.title == "Every later step"))
     assert names[:2] == ["generate", "verify\nscore/reference"] or names[:2] == ["generate", "score/reference\nverify"]
     assert job.timing is None
 

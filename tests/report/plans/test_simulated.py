@@ -58,6 +58,12 @@ def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationR
     assert {lane.group for lane in lanes if lane.process.startswith("policy_trainer")} == {"training"}
 
 
+def test_rollouts_that_run_ahead_of_the_first_step_are_drawn(result: SimulationResult) -> None:
+    again = played(result)
+    drawn = sum(len(lane.bars) for lane in lanes_of(again, again.windows))
+    assert drawn == len(result.trace.spans)
+
+
 def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, budget: Budget) -> None:
     again = played(result)
     for device in budget.ledger.devices:
@@ -87,6 +93,13 @@ def test_a_simulation_becomes_a_page(result: SimulationResult, tmp_path: Path) -
     page = files.page.read_text()
     assert "Played, not measured" in page
     assert page.count("<img ") == 2 + any(result.rollout_staleness)
+
+
+def test_a_simulation_without_a_trace_is_a_page_all_the_same(result: SimulationResult, tmp_path: Path) -> None:
+    data = result.as_json()
+    data["trace"] = {"origin": "predicted", "spans": [], "samples": []}
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    assert "Played, not measured" in write_plan_report(tmp_path / "result.json", tmp_path / "report").page.read_text()
 
 
 def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""CPU jobs: seconds of every action of a job's schedule on a host without a GPU.
+
+In: a JobSpec, its model and profile, a Schedule. Out: a Cost for each action of each part, or nothing where the profile
+lacks a rate. Left out: the first step (Adam's states, oneDNN's kernels: it takes 1.3 to 2 times as long), lengths that
+differ (all rollouts have the usual length), what the controller does between actions (50 ms a step on two cores).
+
+Symbols: P parameters, n ranks of the trainer, S = P/n, R rollouts, c sequences that the engine runs at once, V
+vocabulary, h hidden. Compute, memory and calls follow each other: nothing is counted as overlapping.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.spec.hardware import CpuProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.cpu_engine import CpuEngine, Requests
+from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
+from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
+from rlplan.timing.job import JobTiming, PartCosts, time_job
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind
+
+
+def predict_job(job: JobSpec, model: ModelSpec, profile: CpuProfile, schedule: Schedule) -> JobTiming | None:
+    """Seconds of a job's actions; None where the profile has no rates or latencies."""
+    host = host_of(profile)
+    return None if host is None else time_job(schedule, action_costs(job, model, host, schedule))
+
+
+def action_costs(job: JobSpec, model: ModelSpec, host: CpuHost, schedule: Schedule) -> PartCosts:
+    """A Cost for each action, by part and id."""
+    times = CpuTimes(job, model, host, schedule)
+    return {(part, action.id): times.cost(part, action) for part, actions in schedule.parts for action in actions}
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Costs of actions. Each method's docstring says what it counts."""
+
+    job: JobSpec
+    model: ModelSpec
+    host: CpuHost
+    schedule: Schedule
+
+    def cost(self, part: Part, action: Action) -> Cost:
+        """Of one action, with the driver's call of its processes and what it does by itself."""
+        work = self.job.workload
+        kind = action.kind
+        if kind is ActionKind.COMPUTE_ADVANTAGES:
+            return self._python(work.num_rollouts_per_step / 10)
+        if kind is ActionKind.VERIFY:
+            return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+        if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
+            return self._start(kind)
+        if kind is ActionKind.SYNC_WEIGHTS:
+            return self.sync_cost(is_first=part == "start")
+        if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
+            return NOTHING  # the last step's own evaluation is not repeated
+        made = {
+            ActionKind.GENERATE: self.generate_cost,
+            ActionKind.EVALUATE: self.evaluate_cost,
+            ActionKind.SCORE: self.score_cost,
+            ActionKind.TRAIN_FORWARD_BACKWARD: self.train_cost,
+            ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
+            ActionKind.CHECKPOINT: self.checkpoint_cost,
+        }[kind]
+        return made() + self._call()
+
+    def generate_cost(self) -> Cost:
+        """The engine's work on a step's rollouts, and the driver's decoding of each."""
+        work = self.job.workload
+        requests = Requests(work.num_prompts_per_step, work.num_samples_per_prompt, *self._lengths)
+        return self._engine.cost(requests) + self._python(work.num_rollouts_per_step)
+
+    def evaluate_cost(self) -> Cost:
+        """The same of the held-out prompts, one response each, and their rewards."""
+        num_prompts = self.job.workload.num_heldout_prompts
+        cost = self._engine.cost(Requests(num_prompts, 1, *self._lengths))
+        return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
+
+    def score_cost(self) -> Cost:
+        """Forward passes of a frozen model over a step's rollouts, micro-batch by micro-batch, in one process.
+
+        Assumes: each rollout is sent, padded and answered by Python; verifiers beside it take nothing worth counting.
+        """
+        work = self.job.workload
+        share = self.host.share(len(self._group("scorer")))
+        passes = self._passes(share, work.num_rollouts_per_step, trains=False)
+        return passes + self._python(2 * work.num_rollouts_per_step)
+
+    def train_cost(self) -> Cost:
+        """Forward and backward passes of a mini-batch on n ranks at once, and the reduction of each micro-batch.
+
+        Counts: each backward pass copies 4P bytes of gradients into a bucket (16P read and written with the way
+        back), and all-reduces 4P; a rank keeps 4S of it. Hooks: once a parameter.
+        Source: DeepSpeed 0.19.8, stage_1_and_2.py: `reduce_ready_partitions_and_remove_grads`, `average_tensor`.
+        """
+        num_rollouts = self.job.workload.mini_batch_size // self._num_ranks
+        gradients = FLOAT_BYTES * self.model.num_parameters
+        share = self._training
+        reduction = share.touch_cost(4 * gradients) + share.fresh_cost(gradients / self._num_ranks)
+        reduction += share.all_reduce_cost(gradients)
+        reduction += share.latency_cost(self.host.latencies.gradient.value, len(self.model.parameters))
+        num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
+        passes = self._passes(share, num_rollouts, trains=True)
+        return passes + reduction.times(num_passes) + self._python(2 * num_rollouts)
+
+    def optimizer_cost(self) -> Cost:
+        """Norm, clipping, Adam on a rank's part, and the all-gather of what it made.
+
+        Counts: gradients flattened (4S fresh, 8S), norm 4S, scaled 8S, Adam 28S (four read, three written), weights
+        copied 8S; all-gather of 4P into a fresh buffer of 4P, copied out 8P; nothing to gather for one rank.
+        Source: DeepSpeed 0.19.8 `step`; the buffer is gloo's (docs/decisions.md).
+        """
+        share, part = self._training, self.model.num_parameters / self._num_ranks
+        cost = share.touch_cost((8 + 4 + 8 + 28 + 8) * part) + share.fresh_cost(FLOAT_BYTES * part)
+        if self._num_ranks > 1:
+            whole = FLOAT_BYTES * self.model.num_parameters
+            cost += share.all_gather_cost(whole) + share.fresh_cost(whole) + share.touch_cost(2 * whole)
+        return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
+
+    def sync_cost(self, *, is_first: bool = False) -> Cost:
+        """Through shared memory into vLLM's layerwise reload.
+
+        Counts: 4P copied into the arena (8P read and written); a fresh tensor of each parameter, copied (8P); a fresh
+        pack of each matrix (8 a number); both tables packed again at the end; two calls a bucket and two in all.
+        first: the arena's pages are fresh too. Source: vLLM 0.32.0 model_loader/reload; weight_sync/vllm_extension.py.
+        """
+        model, engine = self.model, self._engine
+        whole = FLOAT_BYTES * model.num_parameters
+        tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
+        packed = engine.matrix_bytes + tables
+        bucket = min(self.job.placement.sync_bucket, whole)
+        num_calls = 2 * ceil_div(whole, bucket) + 2 + is_first
+        share = engine.share
+        cost = share.touch_cost(4 * whole + 2 * packed)
+        cost += share.fresh_cost(_fresh(model) + packed + (bucket if is_first else 0))
+        cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
+        return cost + self._call().times(num_calls)
+
+    def checkpoint_cost(self) -> Cost:
+        """The policy's weights copied apart and written."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        share = self.host.share(1)
+        written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
+        return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def _start(self, kind: ActionKind) -> Cost:
+        """Imports of all processes at once, each on one core; then fresh memory for the weights, and reading them."""
+        latencies = self.host.latencies
+        seconds = {
+            ActionKind.START_TRAINER: latencies.start_trainer.value,
+            ActionKind.START_ENGINE: latencies.start_engine.value,
+            ActionKind.START_SCORER: latencies.start_scorer.value,
+        }
+        all_processes = [seconds[a.kind] for a in self.schedule.start if a.kind in seconds for _ in a.processes]
+        ends = _share_in_turns(all_processes, self.host.num_cores)
+        share = self.host.share(1, len(all_processes))
+        whole = FLOAT_BYTES * self.model.num_parameters
+        ended = ends[all_processes.index(seconds[kind])]
+        return Cost({Resource.LATENCY: ended}) + share.fresh_cost(2 * whole) + share.touch_cost(2 * whole)
+
+    def _passes(self, share: CpuShare, num_rollouts: int, *, trains: bool) -> Cost:
+        """Micro-batches of `num_rollouts`, the last one smaller."""
+        prompt, response = self._lengths
+        size = self._micro_batch(num_rollouts)
+        whole, rest = divmod(num_rollouts, size)
+
+        def one(num_sequences: int) -> Cost:
+            batch = MicroBatch(num_sequences, prompt + response, response)
+            work = forward_work(self.model, batch, computes_entropy=trains)
+            return share.pass_cost(work + backward_work(self.model, batch) if trains else work)
+
+        return one(size).times(whole) + (one(rest) if rest else NOTHING)
+
+    def _micro_batch(self, num_rollouts: int) -> int:
+        return min(self.job.workload.micro_batch_size_per_gpu, num_rollouts)
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """(prompt, response) tokens of a usual rollout."""
+        return self.job.workload.max_prompt_len, self.job.workload.usual_response_len
+
+    @cached_property
+    def _num_ranks(self) -> int:
+        return self.schedule.layout("policy_trainer").dp
+
+    @cached_property
+    def _training(self) -> CpuShare:
+        return self.host.share(1, self._num_ranks)
+
+    @cached_property
+    def _engine(self) -> CpuEngine:
+        share = self.host.share(len(self._group("rollout_engine")))
+        return CpuEngine(self.model, self.job.rollout, share)
+
+    def _group(self, worker: str) -> tuple[str, ...]:
+        """Devices whose threads a worker may use: those of its group (emit/ray.py)."""
+        name = next(layout.group for layout in self.schedule.layouts if layout.worker == worker)
+        return next(group.devices for group in self.schedule.groups if group.name == name)
+
+    def _call(self) -> Cost:
+        return Cost({Resource.LATENCY: self.host.latencies.call.value})
+
+    def _python(self, num_rollouts: float) -> Cost:
+        return Cost({Resource.LATENCY: self.host.latencies.rollout.value * num_rollouts})
+
+
+def _fresh(model: ModelSpec) -> float:
+    """Bytes of the parameters that are large enough to be mapped anew."""
+    return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)
+
+
+def _share_in_turns(seconds: list[float], num_cores: int) -> list[float]:
+    """When each of several single-threaded tasks ends that begin at once and share the cores evenly.
+
+    >>> _share_in_turns([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
+    [3.0, 5.0, 7.0]
+    """
+    now, done, ends = 0.0, 0.0, {}
+    for position, task in enumerate(sorted(range(len(seconds)), key=seconds.__getitem__)):
+        now += (seconds[task] - done) * max(1.0, (len(seconds) - position) / num_cores)
+        done, ends[task] = seconds[task], now
+    return [ends[task] for task in range(len(seconds))]
