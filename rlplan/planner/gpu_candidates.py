@@ -49,6 +49,13 @@ class GpuCandidate:
     engine: EngineChoice
     transport: str = ""
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all groups."""
+        step = self.step
+        own = 0 if step.shares_devices else step.num_generation
+        return step.num_training + step.num_scoring + own
+
 
 @dataclass(frozen=True)
 class Impossible:
