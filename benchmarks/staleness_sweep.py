@@ -2,20 +2,22 @@
 
     published   Qwen2.5-Math-7B, DAPO, 128 H20 as 64 for rollouts and 64 for training, 100 hand-overs of weights:
                 staleness_threshold 0 / 0.1 / 0.3 / 0.5 took 4 h 25, 3 h 53, 3 h 18, 3 h 13
-    calibrated  on the first of them alone: `LENGTH_SCALE`
+    calibrated  on the first of them alone: `length_scale`
     predicted   the other three, as ratios to the first
 
 Every input below was written down, with its source, before the other three were simulated; the commits show it. (The
 published hours themselves were known all along: they stand in the task.)
 
     python -m benchmarks.staleness_sweep inputs       the engine's speed, from two colocated runs
-    python -m benchmarks.staleness_sweep calibrate    LENGTH_SCALE, from the first of the four
+    python -m benchmarks.staleness_sweep calibrate    length_scale, from the first of the four
     python -m benchmarks.staleness_sweep              all four
+    python -m benchmarks.staleness_sweep sensitivity  all four where an assumed input is another, calibrated anew
 """
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
@@ -54,7 +56,7 @@ GROUPS_AT_ONCE = 16 * NUM_ENGINES
 LIMITS = EngineLimits(max_num_seqs=1024, num_blocks=300_000)
 
 # ------------------------------------------------------------------------------------------- the colocated runs
-# Source: shared/data/measured_points.json, verl-dapo-7b-h20-128 and -32: 512 prompts x 16, means over 400 steps.
+# Source: rlplan/accuracy/data/measured_points.json, verl-dapo-7b-h20-128 and -32: 512 prompts x 16, means over 400 steps.
 COLOCATED_GENERATION_S = {128: 177.85, 32: 357.41}
 COLOCATED_UPDATE_S = {128: 113.81, 32: 269.80}
 
@@ -89,16 +91,6 @@ def sigma_of(mean: float) -> float:
     return z - math.sqrt(z * z - 2 * math.log(MAX_RESPONSE / mean))
 
 
-MEAN_RESPONSE = MEAN_TOKENS - PROMPT_LEN
-SIGMA = sigma_of(MEAN_RESPONSE)
-
-
-def lengths(scale: float) -> Lengths:
-    """Of the responses. scale: of the mean, against the 400 steps of the colocated runs."""
-    median = scale * MEAN_RESPONSE / math.exp(SIGMA * SIGMA / 2)
-    return Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=SIGMA), MAX_RESPONSE)
-
-
 # ---------------------------------------------------------------------------------------------------- engine speed
 # A step of n sequences: base + n x per_seq + tokens held x per_token. The last by the roofline: 57344 / 4 bytes at
 # 0.8 x 4 TB/s. A prefill at 0.6 x 4 x 148 TFLOP/s. base and per_seq: from the two colocated generations, 32 and 8
@@ -106,92 +98,142 @@ def lengths(scale: float) -> Lengths:
 # (43 us): sampling, log-probs and the server's own work for each token.
 PER_TOKEN_S = 57344 / 4 / (0.8 * 4e12)
 PREFILL_TOKEN_S = 2 * 7.07e9 / (0.6 * 4 * 148e12)
-BASE_S = 0.004453
-PER_SEQ_S = 0.0002120
 
 SYNC_S = 2.0
 """Source: 15.2 GB at the 8.25 GB/s that verl's NCCL checkpoint engine reaches (measured_points.json)."""
 
-LENGTH_SCALE = 0.476
-"""Calibrated on staleness_threshold = 0 alone: responses of the first 100 steps against those of 400."""
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is assumed or fitted.
+
+    mean_response: of the 400 colocated steps. length_scale: of the first 100 steps against them.
+    base_s, per_seq_s: of the engine. offload_s: seconds of an update that the asynchronous run does not have.
+    """
+
+    mean_response: float = MEAN_TOKENS - PROMPT_LEN
+    sigma: float = sigma_of(MEAN_TOKENS - PROMPT_LEN)
+    offload_s: float = OFFLOAD_S
+    base_s: float = 0.004453
+    per_seq_s: float = 0.0002120
+    length_scale: float = 0.476
+
+    def lengths(self, scale: float) -> Lengths:
+        """Of the responses, `scale` times as long as in the colocated runs."""
+        median = scale * self.mean_response / math.exp(self.sigma * self.sigma / 2)
+        return Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=self.sigma), MAX_RESPONSE)
+
+    @property
+    def speed(self) -> LinearSpeed:
+        """Of one engine of four H20."""
+        return LinearSpeed(self.base_s, self.per_seq_s, PER_TOKEN_S, PREFILL_TOKEN_S)
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of all mini-batches of a step on 64 GPUs."""
+        tokens = [self.lengths(scale).mean + PROMPT_LEN for scale in (self.length_scale, 1.0)]
+        return FIXED_S - self.offload_s + tokens[0] / tokens[1] * WORK_GPU_S / 64
 
 
-def speed(base_s: float = BASE_S, per_seq_s: float = PER_SEQ_S) -> LinearSpeed:
-    """Of one engine of four H20."""
-    return LinearSpeed(base_s, per_seq_s, PER_TOKEN_S, PREFILL_TOKEN_S)
+INPUTS = Inputs()
+"""As fixed beforehand; length_scale is calibrated on staleness_threshold = 0 alone."""
 
 
-def generation_s(num_gpus: int, engine: LinearSpeed, num_steps: int = 20) -> float:
+def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) -> float:
     """Seconds of generation in a colocated step."""
     schedule = build_gpu_schedule(GpuStep(Placement.HYBRID, num_gpus, num_gpus, tp=4))
-    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths(1.0), num_gpus // 4, LIMITS)
-    setting = SimulationSetting(schedule, rollouts=work, speed=engine, num_steps=num_steps)
+    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, inputs.lengths(1.0), num_gpus // 4, LIMITS)
+    setting = SimulationSetting(schedule, rollouts=work, speed=inputs.speed, num_steps=num_steps)
     return simulate(setting).phase_s[Phase.ROLLOUT] / num_steps
 
 
-def fit_engine() -> LinearSpeed:
-    """base_s and per_seq_s that give both colocated generations: seconds are linear in both."""
-    (few, many), (base, per_seq) = (32, 128), (0.003, 0.0001)
+def with_fitted_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
+    """base_s and per_seq_s that give both colocated generations: seconds are nearly linear in both."""
+    runs = (32, 128)
     for _ in range(6):
-        now = [generation_s(n, speed(base, per_seq)) for n in (few, many)]
-        by_base = [generation_s(n, speed(base * 1.01, per_seq)) for n in (few, many)]
-        by_seq = [generation_s(n, speed(base, per_seq * 1.01)) for n in (few, many)]
-        a, b = ((after - before) / (0.01 * base) for before, after in zip(now, by_base, strict=True))
-        c, d = ((after - before) / (0.01 * per_seq) for before, after in zip(now, by_seq, strict=True))
-        left = [COLOCATED_GENERATION_S[n] - seconds for n, seconds in zip((few, many), now, strict=True)]
-        base += (left[0] * d - left[1] * c) / (a * d - b * c)
-        per_seq += (a * left[1] - b * left[0]) / (a * d - b * c)
-    return speed(base, per_seq)
+
+        def seconds(tried: Inputs) -> list[float]:
+            return [generation_s(num_gpus, tried, num_steps) for num_gpus in runs]
+
+        now = seconds(inputs)
+        by_base = seconds(replace(inputs, base_s=inputs.base_s * 1.01))
+        by_seq = seconds(replace(inputs, per_seq_s=inputs.per_seq_s * 1.01))
+        a, b = ((after - before) / (0.01 * inputs.base_s) for before, after in zip(now, by_base, strict=True))
+        c, d = ((after - before) / (0.01 * inputs.per_seq_s) for before, after in zip(now, by_seq, strict=True))
+        left = [COLOCATED_GENERATION_S[num_gpus] - got for num_gpus, got in zip(runs, now, strict=True)]
+        if max(map(abs, left)) < 0.2:
+            break
+        inputs = replace(
+            inputs,
+            base_s=inputs.base_s + (left[0] * d - left[1] * c) / (a * d - b * c),
+            per_seq_s=inputs.per_seq_s + (a * left[1] - b * left[0]) / (a * d - b * c),
+        )
+    return inputs
 
 
 # -------------------------------------------------------------------------------------------------------- the sweep
 
 
-def update_s(scale: float) -> float:
-    """Seconds of all mini-batches of a step on 64 GPUs."""
-    tokens = (lengths(scale).mean + PROMPT_LEN) / (lengths(1.0).mean + PROMPT_LEN)
-    return FIXED_S - OFFLOAD_S + tokens * WORK_GPU_S / 64
-
-
-def run(threshold: float, scale: float, num_steps: int = NUM_STEPS, seed: int = 0) -> SimulationResult:
+def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, seed: int = 0) -> SimulationResult:
     """The first `num_steps` hand-overs of one run."""
     num_mini = REQUIRE_BATCHES * TRIGGER
-    step = GpuStep(Placement.DISAGGREGATED, 64, 64, num_mini_batches=num_mini, tp=4)
-    schedule = build_gpu_schedule(step)
-    each = Cost({Resource.COMPUTE: update_s(scale) / num_mini})
+    schedule = build_gpu_schedule(GpuStep(Placement.DISAGGREGATED, 64, 64, num_mini_batches=num_mini, tp=4))
+    each = Cost({Resource.COMPUTE: inputs.update_s / num_mini})
     costs = {action.id: each for action in schedule.step if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD}
     costs["sync_weights"] = Cost({Resource.NETWORK: SYNC_S})
     asynchrony = Asynchrony(threshold, True, True, num_takes=TRIGGER, max_groups_at_once=GROUPS_AT_ONCE)
-    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths(scale), NUM_ENGINES, LIMITS)
-    return simulate(SimulationSetting(schedule, costs, work, speed(), num_steps, asynchrony), seed)
+    lengths = inputs.lengths(inputs.length_scale)
+    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths, NUM_ENGINES, LIMITS)
+    return simulate(SimulationSetting(schedule, costs, work, inputs.speed, num_steps, asynchrony), seed)
 
 
-def calibrate(seconds: Callable[[float], float], target: float) -> float:
-    """The length scale that gives the target, by bisection: longer responses take longer."""
+def calibrated(inputs: Inputs, num_steps: int = 25) -> Inputs:
+    """With the length scale that gives the first point, by bisection: longer responses take longer."""
     low, high = 0.02, 2.0
     for _ in range(9):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if seconds(middle) < target else (low, middle)
-    return math.sqrt(low * high)
+        seconds = run(0.0, replace(inputs, length_scale=middle), num_steps).seconds * NUM_STEPS / num_steps
+        low, high = (middle, high) if seconds < PUBLISHED_S[0.0] else (low, middle)
+    return replace(inputs, length_scale=math.sqrt(low * high))
+
+
+def ratios(inputs: Inputs, num_steps: int) -> list[float]:
+    """Of the seconds of all four to those of the first."""
+    seconds = [run(threshold, inputs, num_steps).seconds for threshold in PUBLISHED_S]
+    return [each / seconds[0] for each in seconds]
+
+
+def variants() -> Iterator[tuple[str, Inputs]]:
+    """Other values of what was assumed."""
+    yield "as fixed", INPUTS
+    yield "offload 0 s (nothing falls away)", replace(INPUTS, offload_s=0.0)
+    yield "offload 1.9 s (pinned, 49 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 49)
+    yield "offload 15 s (6 GB/s)", replace(INPUTS, offload_s=OFFLOAD_S * 10 / 6)
+    yield "sigma 0.85", with_fitted_engine(replace(INPUTS, sigma=0.85), 5)
+    yield "sigma 1.2", with_fitted_engine(replace(INPUTS, sigma=1.2), 5)
+    longer = (MEAN_TOKENS * 0.75) - PROMPT_LEN
+    yield "MFU 0.45", with_fitted_engine(replace(INPUTS, mean_response=longer, sigma=sigma_of(longer)), 5)
 
 
 def main() -> None:
     """What the module docstring says."""
     command = sys.argv[1] if len(sys.argv) > 1 else "all"
     if command == "inputs":
-        engine = fit_engine()
-        print(f"mean response {MEAN_RESPONSE:.0f}, sigma {SIGMA:.3f}; update: {FIXED_S:.1f} s, {WORK_GPU_S:.0f} GPU s")
-        print(f"base {engine.base_s:.6f} s, per sequence {engine.per_seq_s:.7f} s")
-        print({n: round(generation_s(n, engine), 1) for n in COLOCATED_GENERATION_S})
+        fitted = with_fitted_engine(INPUTS)
+        print(f"mean response {INPUTS.mean_response:.0f}, sigma {INPUTS.sigma:.3f}; {fitted}")
+        print({num_gpus: round(generation_s(num_gpus, fitted), 1) for num_gpus in COLOCATED_GENERATION_S})
     elif command == "calibrate":
-        scale = calibrate(lambda scale: run(0.0, scale, 25).seconds * NUM_STEPS / 25, PUBLISHED_S[0.0])
-        print(f"length scale {scale:.3f}, update {update_s(scale):.1f} s")
+        print(calibrated(INPUTS))
+    elif command == "sensitivity":
+        for name, inputs in variants():
+            again = calibrated(inputs)
+            told = ", ".join(f"{ratio:.3f}" for ratio in ratios(again, 25)[1:])
+            print(f"{name}: {told} (length scale {again.length_scale:.3f}, update {again.update_s:.0f} s)", flush=True)
     else:
-        first = None
+        results = {threshold: run(threshold) for threshold in PUBLISHED_S}
         for threshold, published in PUBLISHED_S.items():
-            result = run(threshold, LENGTH_SCALE)
-            first = first or result.seconds
-            ratio, measured = result.seconds / first, published / PUBLISHED_S[0.0]
+            result = results[threshold]
+            ratio, measured = result.seconds / results[0.0].seconds, published / PUBLISHED_S[0.0]
             use = ", ".join(f"{group.name} {group.utilisation:.0%}" for group in result.groups)
             print(
                 f"{threshold}: {result.seconds / 3600:.2f} h, published {published / 3600:.2f} h; ratio {ratio:.3f}, "

@@ -10,6 +10,7 @@ import pytest
 
 from rlplan import errors
 from rlplan.emit.bundle import write_bundle
+from rlplan.report.plans.write import PlanFiles
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
@@ -108,3 +109,8 @@ def test_every_action_of_the_quickstart_is_told(part: str) -> None:
 def test_every_process_of_the_quickstart_is_told() -> None:
     told = section(RUNTIME_PAGE, "Processes")
     assert {name for name in plan_of("quickstart").ledger.processes if f"`{name}`" not in told} == set()
+
+
+def test_every_file_of_a_plans_report_is_documented() -> None:
+    names = {path.name for path in vars(PlanFiles.within(Path())).values()}
+    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "The report of a plan"))} == names

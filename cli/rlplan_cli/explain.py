@@ -25,7 +25,7 @@ def command(
     more_gpus: MoreGpus = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what binds in a plan for GPUs, why others lost, and what would change it."""
+    """Say what binds in a plan for GPUs, and what would change it."""
     from rlplan.planner.changes import Change, check_change
     from rlplan.planner.explain import explain
     from rlplan_cli.render import print_json

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
+from rlplan.planner.plan_results import WAYS
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout
@@ -68,21 +69,34 @@ def describe_question(budget: Budget) -> str:
     return ", ".join(words)
 
 
+TRAINERS = {"rlplan": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
+
+
 def describe_choice(budget: Budget) -> str:
     """What was chosen, in a line."""
     step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    ways = [f"{name} {getattr(trainer, name)}" for name in WAYS if getattr(trainer, name) > 1]
+    passes = f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass"
+    if trainer.max_tokens:
+        passes = f"{trainer.max_tokens:,} tokens a pass"
     words = [
         f"{step.placement.value}: " if step.has_rollouts else "",
-        f"trainer ZeRO-{trainer.zero_stage} on {step.num_training}, ",
-        f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass",
+        f"{TRAINERS[budget.spec.target]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        "".join(f"{word}, " for word in ways),
+        passes,
         ", full recomputation" * trainer.recomputes,
         ", optimizer offloaded" * trainer.offloads_optimizer,
         ", parameters offloaded" * trainer.offloads_parameters,
         ", waiting roles on the host" * step.parks,
+        ", frozen roles on the host while they wait" * step.parks_frozen,
+        f", frozen roles on {step.num_scoring} GPUs of their own" * (step.num_scoring > 0),
     ]
     if step.has_rollouts:
         words.append(f"; engine tp {engine.tp} x {step.num_generation // engine.tp}")
+        words.append(" with whole experts" * engine.has_expert_parallel)
+        words.append(f" in {engine.quantization}" if engine.quantization else "")
         words.append(f", asleep at level {engine.sleep_level} in between" * (engine.sleep_level > 0))
+        words.append(", beside training" * (step.max_staleness > 0))
     return "".join(words)
 
 

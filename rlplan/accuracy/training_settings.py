@@ -87,16 +87,24 @@ class RunSettings(Settings):
         return " ".join(listed + sorted(self.techniques & {"lora", "qlora"}))
 
 
+HOSTS = re.compile(r"\s*(\d+)\s*(?:nodes?\s*)?(?:x|\*|of)\s*([1-8]|16)\s*[x* ]\s*(?=[a-z])(?!gi?b)", re.IGNORECASE)
+"""Hosts and the GPUs of each, in front of a GPU's name."""
+
+
 def num_ranks(settings: RunSettings) -> int:
     """GPUs of the run: stated, else in the name of the hardware.
 
     >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="2x RTX3090", measured={"value": 1, "unit": "GiB"})))
     2
+    >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="4x8 H100", measured={"value": 1, "unit": "s"})))
+    32
     """
     key = settings.first(RANKS)
     if key:
         return settings.count(key)
-    match = re.match(r"\s*(\d+)\s*(x\b|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
+    if match := HOSTS.match(settings.gpu):
+        return int(match.group(1)) * int(match.group(2))
+    match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
     return int(match.group(1)) if match else 1
 
 

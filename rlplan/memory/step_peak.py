@@ -12,6 +12,7 @@ gradient has come, the logits are gone), `last_layer` (all gradients, one layer)
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from rlplan.memory.activations import (
     block_saved_bytes,
@@ -110,7 +111,7 @@ class Work:
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
 
-    @property
+    @cached_property
     def kinds(self) -> "tuple[Work, ...]":
         """The same work for each kind of layer alone."""
         if not self.more:

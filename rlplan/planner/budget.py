@@ -24,11 +24,13 @@ from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement, Role
 
 __all__ = [
+    "Alternative",
     "Budget",
     "Considered",
     "GpuSetting",
     "KvReport",
     "Remedy",
+    "SearchStats",
     "Verdict",
     "gpus_of",
     "read_setting",

@@ -5,9 +5,12 @@ In: a BudgetSpec and its setting. Out: nothing, or a SpecError. Left out: what o
 
 from collections.abc import Iterator
 
+from rlplan.dataflow.gpu_step import GENERATION
 from rlplan.errors import SpecError
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.planner.budget import GpuSetting
+from rlplan.planner import target_checks
+from rlplan.planner.setting import GpuSetting
+from rlplan.planner.target_checks import Problem
 from rlplan.spec.budget import BudgetSpec, fixed_ways
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.lengths import ConstantLengths
@@ -15,13 +18,10 @@ from rlplan.spec.models.adapters import lora_parameters
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Dtype
 
-Problem = tuple[str, str, str, str]
-"""What, where, rule, way out."""
-
 
 def check_budget(budget: BudgetSpec, setting: GpuSetting) -> None:
     """Raises: SpecError for the first thing that could not run."""
-    for find in (_lengths, _types, _sizes, _offload, _adapters, _engine):
+    for find in (_lengths, _types, _sizes, _offload, _adapters, _engine, *target_checks.CHECKS):
         for what, where, rule, way_out in find(budget, setting):
             raise SpecError(what, where=where, rule=rule, way_out=way_out)
 
@@ -46,8 +46,11 @@ def _lengths(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def _types(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
-    gpu = setting.gpu
-    for key, dtype in (("training.dtype", budget.training.dtype), ("rollout.dtype", budget.rollout.dtype)):
+    generates = setting.pool(GENERATION).gpu
+    for key, dtype, gpu in (
+        ("training.dtype", budget.training.dtype, setting.gpu),
+        ("rollout.dtype", budget.rollout.dtype, generates),
+    ):
         if dtype is Dtype.BFLOAT16 and ComputeDtype.BFLOAT16 not in gpu.dense_flops_per_s and gpu.dense_flops_per_s:
             yield (
                 f"{key} is bfloat16, which a {gpu.name} does not compute",
@@ -56,9 +59,9 @@ def _types(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
                 "training.dtype=float16 rollout.dtype=float16",
             )
     uses_fp8 = budget.rollout.kv_dtype == "fp8" or (budget.rollout.quantization or "").startswith("fp8")
-    if uses_fp8 and gpu.kind == "cuda" and float(gpu.architecture) < 8.0:
+    if uses_fp8 and generates.kind == "cuda" and float(generates.architecture) < 8.0:
         yield (
-            f"fp8 on a {gpu.name} (compute capability {gpu.architecture})",
+            f"fp8 on a {generates.name} (compute capability {generates.architecture})",
             "rollout.kv_dtype, rollout.quantization",
             "vLLM's fp8 kernels need compute capability 8.0 or more",
             "leave both out, or take another GPU",
@@ -67,9 +70,9 @@ def _types(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 def _sizes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
     heads, ways = setting.policy.num_heads, fixed_ways(budget.training.ulysses)
-    if ways > setting.num_gpus:
+    if ways > setting.pools[0].num_gpus:
         yield (
-            f"training.ulysses is {ways}, there are {setting.num_gpus} GPUs",
+            f"training.ulysses is {ways}, there are {setting.pools[0].num_gpus} GPUs",
             "training.ulysses",
             "ranks that share a sequence are GPUs",
             "fewer ranks, or more GPUs",
@@ -81,10 +84,11 @@ def _sizes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
             "ranks that share a sequence take whole heads in turn",
             "a number that divides the heads",
         )
-    if budget.memory is not None and budget.memory > setting.gpu.memory.value:
-        total = format_bytes(setting.gpu.memory.value)
+    largest = max((pool.gpu for pool in setting.pools), key=lambda gpu: gpu.memory.value)
+    if budget.memory is not None and budget.memory > largest.memory.value:
+        total = format_bytes(largest.memory.value)
         yield (
-            f"memory is {format_bytes(budget.memory)}, a {setting.gpu.name} has {total}",
+            f"memory is {format_bytes(budget.memory)}, a {largest.name} has {total}",
             "memory",
             "at most what the driver reports",
             "leave it out, or name a larger GPU",

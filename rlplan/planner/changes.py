@@ -80,8 +80,9 @@ def changed(spec: BudgetSpec, overrides: Sequence[str]) -> BudgetSpec:
 
 
 def headroom(budget: Budget) -> int:
-    """Bytes that are left on the fullest GPU at the high end of the interval."""
-    return budget.binding_capacity - budget.interval()[1]
+    """Bytes that are left on the GPU with the least room at the high end of the interval."""
+    ledger = budget.ledger
+    return min(ledger.capacity_of(one) - ledger.device_peak(one, "high").num_bytes for one in ledger.devices)
 
 
 def ask(spec: BudgetSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:

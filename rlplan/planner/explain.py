@@ -157,7 +157,9 @@ def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
 
 
 def _memory(budget: Budget) -> MemoryWhy:
-    peak, host, room = budget.binding, budget.ledger.host_peak().num_bytes, budget.setting.host_capacity
+    peak, ledger = budget.binding, budget.ledger
+    host = ledger.host_peak()
+    room = None if budget.setting.host_capacity is None else ledger.host_capacity_of(host.scope)
     process, _, kind, size = peak.rows[0]
     return MemoryWhy(
         device=peak.scope,
@@ -167,8 +169,8 @@ def _memory(budget: Budget) -> MemoryWhy:
         headroom_bytes=headroom(budget),
         largest=f"{kind} of {process}",
         largest_bytes=size,
-        host_bytes=host,
-        host_headroom_bytes=None if room is None else room - host,
+        host_bytes=host.num_bytes,
+        host_headroom_bytes=None if room is None else room - host.num_bytes,
     )
 
 

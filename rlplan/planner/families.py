@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from rlplan.planner.budget import Budget
 from rlplan.planner.changes import Change
+from rlplan.planner.gpu_axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, Axes, quantizations, zero_stages
+from rlplan.planner.gpu_candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.plan_results import WAYS, choice_words
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
@@ -34,6 +36,8 @@ LADDERS = (
 )
 """Profiles in the order in which one would move on: each has more memory than the one before, or is faster."""
 ADAPTER_RANK = 64
+FEW_HOSTS = 4
+"""Beyond so many hosts one more changes little, and divides nothing: twice as many is asked for instead."""
 
 
 def next_gpu(name: str) -> str | None:
@@ -56,22 +60,54 @@ def list_families(budget: Budget) -> Iterator[Change]:
             if placement is not budget.candidate.step.placement:
                 yield Change((f"placement.placement={placement}",), placement.value)
     yield from _switches(spec, budget, words)
-    tokens = spec.workload.max_tokens_per_micro_batch
-    if spec.workload.micro_batch_size_per_gpu == "auto" and tokens is None:
-        most = spec.workload.rollouts_per_mini_batch
-        yield from _neighbours("workload.micro_batch_size_per_gpu", budget.candidate.trainer.micro_batch, most)
+    yield from _passes(budget)
     for name in WAYS:
         if getattr(spec.training, name) == "auto":
-            yield from _neighbours(f"training.{name}", getattr(budget.candidate.trainer, name), budget.setting.num_gpus)
+            most = min(budget.setting.num_gpus, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
+            yield from _neighbours(f"training.{name}", getattr(budget.candidate.trainer, name), most)
     if spec.declaration.has_rollouts and spec.rollout.tp == "auto":
-        yield from _neighbours("rollout.tp", budget.candidate.engine.tp, budget.candidate.step.num_generation)
+        most = min(ENGINE_TP, budget.candidate.step.num_generation)
+        yield from _neighbours("rollout.tp", budget.candidate.engine.tp, most)
+    yield from _of_engine(budget)
+
+
+def _passes(budget: Budget) -> Iterator[Change]:
+    """Passes of other sizes, where these were left open."""
+    workload, trainer = budget.spec.workload, budget.candidate.trainer
+    if workload.micro_batch_size_per_gpu != "auto" or workload.max_tokens_per_micro_batch is not None:
+        return
+    least, ways = workload.max_seq_len, trainer.ranks_per_sequence
+    share = workload.rollouts_per_mini_batch * ways // budget.candidate.step.num_training
+    most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // least))
+    if trainer.max_tokens:
+        key = "workload.max_tokens_per_micro_batch"
+        yield from _neighbours(key, trainer.max_tokens, most * least, least)
+    else:
+        yield from _neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
+
+
+def _of_engine(budget: Budget) -> Iterator[Change]:
+    """How the engine sleeps, how many sequences it has at once, and in how many bits."""
+    spec, engine = budget.spec, budget.candidate.engine
+    if not spec.declaration.has_rollouts:
+        return
+    if spec.rollout.sleep_level == "auto" and engine.sleep_level:
+        other = 3 - engine.sleep_level
+        yield Change((f"rollout.sleep_level={other}",), "weights kept" if other == 1 else "weights dropped")
+    if spec.rollout.max_num_seqs == "auto":
+        yield from _neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
+    if spec.rollout.quantization == "auto":
+        for word in quantizations(spec, budget.setting.pools[-1].gpu):
+            if word != engine.quantization:
+                yield Change((f"rollout.quantization={word or 'null'}",), word or "as loaded")
 
 
 def _switches(spec: BudgetSpec, budget: Budget, words: dict[str, str]) -> Iterator[Change]:
-    training, is_alone = spec.training, budget.candidate.step.num_training == 1
+    training, trainer = spec.training, budget.candidate.trainer
     if training.zero_stage == "auto":
-        for stage in (0, 3) if is_alone else (2, 3):
-            if str(stage) != words["training.zero_stage"]:
+        axes = Axes(*(getattr(trainer, name) for name in WAYS))
+        for stage in zero_stages(spec, budget.candidate.step.num_training, axes):
+            if stage != trainer.zero_stage:
                 yield Change((f"training.zero_stage={stage}",), f"ZeRO-{stage}")
     if training.recompute == "auto":
         other = "none" if words["training.recompute"] == "full" else "full"
@@ -82,13 +118,13 @@ def _switches(spec: BudgetSpec, budget: Budget, words: dict[str, str]) -> Iterat
         ("placement.parks", spec.placement.parks, "waiting roles on the host"),
     ):
         if value == "auto" and (key != "placement.parks" or spec.declaration.has_rollouts):
-            is_on = words.get(key) == "true"
+            is_on = words.get(key, "false") != "false"
             if key != "placement.parks" or budget.candidate.step.placement is Placement.COLOCATED:
                 yield Change((f"{key}={str(not is_on).lower()}",), f"without {what}" if is_on else what)
 
 
-def _neighbours(key: str, value: int, most: int) -> Iterator[Change]:
-    if value > 1:
+def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
+    if value // 2 >= least:
         yield Change((f"{key}={value // 2}",), "half")
     if 2 * value <= most:
         yield Change((f"{key}={2 * value}",), "double")
@@ -120,7 +156,10 @@ def _other_gpus(budget: Budget) -> Iterator[Change]:
     per_host = 1 if unit > 1 else setting.gpus_per_host
     more = per_host if count >= per_host else 1
     is_host = unit > 1 or more > 1
-    yield Change((f"gpus={count + more}x{name}",), "one host more" if is_host else "one GPU more")
+    if setting.num_hosts > FEW_HOSTS:
+        yield Change((f"gpus={2 * count}x{name}",), "twice as many")
+    else:
+        yield Change((f"gpus={count + more}x{name}",), "one host more" if is_host else "one GPU more")
     if count > 1:
         yield Change((f"gpus={count // 2}x{name}",), "half of them")
     elif unit > 1:

@@ -25,6 +25,8 @@ MAX_BESIDE = 8
 """GPUs of a host: beyond it the exchange inside each layer leaves NVLink (arXiv:2104.04473, takeaway 1)."""
 MAX_PP = 16
 MAX_EP = 64
+LEAST_TOKENS = 2048
+"""Of the longest sequence, on each rank that shares its attention: with fewer, context parallelism saves nothing."""
 
 
 class Axes(NamedTuple):
@@ -52,7 +54,8 @@ def parallel_axes(budget: BudgetSpec, model: ModelSpec, training: int) -> tuple[
     wanted = budget.training
     ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
     has_adapters = wanted.lora is not None
-    return tuple(_axes(model, budget.target, training, has_adapters, ways))
+    most_cp = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
+    return tuple(_axes(model, budget.target, training, has_adapters, most_cp, ways))
 
 
 @lru_cache(maxsize=256)
@@ -61,24 +64,29 @@ def _axes(
     target: str,
     training: int,
     has_adapters: bool,
+    most_cp: int,
     wanted: tuple[int | str, ...],
 ) -> list[Axes]:
     heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     ways = [size for size in beside if heads % size == 0]
+    # AutoTP cuts plain linear layers by whole key heads; stacked experts would stay whole
+    cut = [1] if has_adapters or model.experts else [size for size in ways if model.num_kv_heads % size == 0]
+    contexts = powers(min(MAX_BESIDE, training, most_cp))
     has = {
-        "rlplan": (ways, [1] if has_adapters else ways, [1], [1], [1]),
-        "fsdp2": ([1], ways, [1], beside, [1]),
+        "rlplan": (ways, cut, [1], [1], [1]),
+        "fsdp2": ([1], ways, [1], contexts, [1]),
         "megatron": (
             [1],
             ways,
             [size for size in powers(min(MAX_PP, training)) if size <= model.num_layers],
-            beside,
+            contexts,
             [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
         ),
     }[target]
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
-    return list(_that_divide(product(*sizes), heads, training))
+    found = _that_divide(product(*sizes), heads, training)
+    return [axes for axes in found if target != "rlplan" or 1 in (axes.ulysses, axes.tp)]
 
 
 def _that_divide(combinations: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:

@@ -6,7 +6,8 @@ seconds (gpu_times.py) are worked out, and what is made of the best (gpu_search.
 Best first: a heap holds frames, pairs of a trainer and an engine, and rated candidates, each by a lower bound of its
 seconds; what is taken from it is looked at more closely and put back, and a rated candidate that comes up is the best
 of all that have not come up. This is exact, for no bound is above the seconds of anything that it stands for:
-- a frame stands for its pairs: its fastest engine alone (rollouts with all the KV cache that is ever useful);
+- a frame stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with the FLOPs
+  of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
 - a pair stands for itself and for those behind it in both streams (gpu_streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the hand-over's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
@@ -16,7 +17,7 @@ Candidates whose seconds are the same come in a fixed total order (`simplicity`)
 the order of anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -50,10 +51,14 @@ class FrameFront:
         return self._trainers
 
     @property
+    def first_bound(self) -> Key:
+        """Of all candidates of the frame, before any trainer is looked at."""
+        return self._key(self.rater.times.floor_seconds(self.frame), self.engines.entries[0].seconds)
+
+    @property
     def bound(self) -> Key:
         """Of all candidates of the frame."""
-        fastest = self.engines.entries[0].seconds * HAIR
-        return rounded(fastest, fastest)
+        return self._key(self.trainers.bound, self.engines.entries[0].seconds)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
@@ -84,9 +89,9 @@ class FrameFront:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         roles, parts = self.rater.roles, self.rater.roles.parts(self.frame)
         one, other = roles.holding_vector(self.frame, trainer), roles.engine_vector(self.frame, engine)
-        need = roles.without_host_memory(fit(one, other, parts.capacities, parts.driver))
+        need = roles.without_host_memory(fit(one, other, parts.room))
         slack = need.slack_expected if self.rank else need.slack_high
-        if slack < 0 or self.rater.host_is_full(need.host):
+        if slack < 0 or need.slack_host < 0:
             return None
         room = need.room_expected if self.rank else need.room_high
         most, rank = self.rater.kv_cache(self.frame, engine, room, room)
@@ -119,28 +124,33 @@ class Close:
 
 
 class BestFirst:
-    """Candidates of a space that fit with a rank, the best first. num_rated: how many have been rated so far."""
+    """Candidates of some frames that fit with their rank, the best first. num_rated: that have been rated."""
 
-    def __init__(self, rater: Rater, space: GpuSpace, frames: tuple[GpuStep, ...], rank: int) -> None:
-        self.rater, self.space, self.frames, self.rank = rater, space, frames, rank
-        self.num_rated = 0
+    def __init__(self, fronts: Sequence[FrameFront]) -> None:
+        self.fronts, self.num_rated = fronts, 0
         self._heap: list[tuple[Key, int, tuple[object, ...], object]] = []
         self._count = count()
 
     def __iter__(self) -> Iterator[Rated]:
-        for frame in self.frames:
-            front = FrameFront(self.rater, self.space, frame, self.rank)
-            self._push(front.bound, front)
+        for front in self.fronts:
+            self._push(front.first_bound, front)
         while self._heap:
-            *_, item = heappop(self._heap)
+            key, _, _, item = heappop(self._heap)
             if isinstance(item, Rated):
                 yield item
             elif isinstance(item, FrameFront):
-                self._open(item, 0, 0)
+                self._open_frame(item, key)
             elif isinstance(item, Pair):
                 self._look_closer(item)
             elif isinstance(item, Close):
                 self._rate(item)
+
+    def _open_frame(self, front: FrameFront, key: Key) -> None:
+        """Its first pair, or itself with a bound that is closer."""
+        if front.bound > key:
+            self._push(front.bound, front)
+        else:
+            self._open(front, 0, 0)
 
     def _open(self, front: FrameFront, i: int, j: int) -> None:
         found = front.pair(i, j)
@@ -153,17 +163,18 @@ class BestFirst:
         self._open(pair.front, pair.i, pair.j + 1)
         if pair.j == 0:
             self._open(pair.front, pair.i + 1, 0)
-        for transport in self.space.transports(pair.front.frame, pair.engine):
-            key = pair.front.closer(pair.trainer, pair.engine, transport)
+        front = pair.front
+        for transport in front.space.transports(front.frame, pair.engine):
+            key = front.closer(pair.trainer, pair.engine, transport)
             if key is not None:
                 self._push(key, Close(pair, transport))
 
     def _rate(self, close: Close) -> None:
-        pair = close.pair
-        candidate = self.space.candidate(pair.front.frame, pair.trainer, pair.engine, close.transport)
-        rated = self.rater.rate(candidate)
+        pair, front = close.pair, close.pair.front
+        candidate = front.space.candidate(front.frame, pair.trainer, pair.engine, close.transport)
+        rated = front.rater.rate(candidate)
         self.num_rated += 1
-        if rated.rank <= self.rank:
+        if rated.rank <= front.rank:
             heappush(self._heap, (rated.key, 1, simplicity(candidate), rated))
 
     def _push(self, key: Key, item: object) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.gpu_axes import (
@@ -25,9 +25,8 @@ from rlplan.planner.gpu_axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -59,31 +58,27 @@ class Impossible:
     reason: str
 
 
+Lean = tuple[bool, bool, bool]
+"""Whether it recomputes, offloads the optimizer, offloads parameters: what saves memory for time."""
+
+
 @dataclass(frozen=True)
 class Chain:
-    """Choices of a trainer that differ in their micro-batch alone, the largest first.
-
-    lean: which of recomputation, offloaded optimizer and offloaded parameters it has: what saves memory for time.
-    """
+    """Choices of a trainer that differ in their micro-batch alone, the largest first."""
 
     choices: tuple[TrainerChoice, ...]
-    lean: tuple[bool, bool, bool]
+    lean: Lean
 
 
 class GpuSpace:
-    """The axes of a budget's candidates. gpu: that generates. pools: GPUs that train and that generate, where given."""
+    """The axes of a budget's candidates."""
 
-    def __init__(
-        self,
-        budget: BudgetSpec,
-        num_gpus: int,
-        model: ModelSpec,
-        gpu: GpuProfile,
-        pools: tuple[int, int] | None = None,
-    ) -> None:
-        self.budget, self.num_gpus, self.model, self.gpu, self.pools = budget, num_gpus, model, gpu, pools
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
-        self._engines: dict[tuple[int, bool], tuple[EngineChoice, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
+        self._counts: dict[tuple[int, bool], int] = {}
 
     @cached_property
     def frames(self) -> tuple[GpuStep, ...]:
@@ -100,7 +95,7 @@ class GpuSpace:
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            sum(len(chain.choices) for chain in self.chains(frame))
+            self._num_choices(frame.num_training, parks=frame.parks)
             * sum(len(self.transports(frame, engine)) for engine in self.engines(frame))
             for frame in self.frames
         )
@@ -126,10 +121,11 @@ class GpuSpace:
         return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
 
     def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in a frame, more sequences at once first."""
-        key = frame.num_generation, frame.sleeps
+        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
+        key = frame.num_generation, frame.sleeps, frame.shares_devices
         if key not in self._engines:
-            self._engines[key] = tuple(self._all_engines(*key))
+            engines = self._all_engines(frame.num_generation, frame.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
         return self._engines[key]
 
     def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:
@@ -145,7 +141,7 @@ class GpuSpace:
     def _placements(self) -> tuple[Placement, ...]:
         if not self.budget.declaration.has_rollouts:
             return (Placement.HYBRID,)
-        if self.pools is not None:
+        if self.split:
             return (Placement.DISAGGREGATED,)
         wanted = self.budget.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
@@ -170,8 +166,12 @@ class GpuSpace:
             )
             for staleness, (parks, parks_frozen) in product((0, 1) if is_async else (0,), self._parking(frame)):
                 one = replace(frame, max_staleness=staleness, parks=parks, parks_frozen=parks_frozen)
-                if self.chains(one) and self.engines(one):
+                if self._can_train(one) and self.engines(one):
                     yield one
+
+    def _can_train(self, frame: GpuStep) -> bool:
+        """Whether there is a choice for the trainer."""
+        return any(not (frame.parks and lean[2]) for _, _, lean, _ in self._layouts(frame.num_training))
 
     def _parking(self, frame: GpuStep) -> tuple[tuple[bool, bool], ...]:
         """(whether every role that waits moves to the host, whether frozen ones alone do)."""
@@ -188,7 +188,7 @@ class GpuSpace:
             yield self.num_gpus, self.num_gpus, 0
             return
         share = self.budget.placement.generation_share
-        if self.pools is None and share != "auto":
+        if self.split is None and share != "auto":
             generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
             yield self.num_gpus - generation, generation, 0
             return
@@ -197,7 +197,8 @@ class GpuSpace:
             smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
             scoring += [size for size in powers(largest) if size >= smallest]
         for training, alone in product(self._training_sizes, scoring):
-            if training + alone < self.num_gpus and self.pools in (None, (training + alone, *(self.pools or ())[1:])):
+            here = training + alone
+            if here < self.num_gpus and (self.split is None or here == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
     @cached_property
@@ -227,31 +228,37 @@ class GpuSpace:
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
     def _all_chains(self, training: int) -> Iterator[Chain]:
-        """Of every parallel layout and ZeRO stage: with and without what saves memory for time."""
+        for axes, stage, lean, sizes in self._layouts(training):
+            chosen = (TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes)
+            yield Chain(tuple(chosen), lean)
+
+    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, Lean, tuple[tuple[int, int], ...]]]:
+        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
         wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
         recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
+        leans = list(product(recomputes, options(wanted.offloads_optimizer), options(wanted.offloads_parameters)))
         for axes in parallel_axes(self.budget, self.model, training):
             way = axes.ranks_per_sequence
             if training % way or rollouts % (training // way):
                 continue
-            sizes = self._micro_batches(rollouts // (training // way), axes)
-            for stage, recompute, optimizer, parameters in product(
-                zero_stages(self.budget, training, axes),
-                recomputes,
-                options(wanted.offloads_optimizer),
-                options(wanted.offloads_parameters),
-            ):
-                if not can_train(wanted, self.budget.target, stage, optimizer=optimizer, parameters=parameters):
-                    continue
-                lean = recompute, optimizer, parameters
-                for kind in sizes:
-                    chosen = (
-                        TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in kind
-                    )
-                    yield Chain(tuple(chosen), lean)
+            kinds = self._micro_batches(rollouts // (training // way), axes)
+            for stage, lean in product(zero_stages(self.budget, training, axes), leans):
+                if can_train(wanted, self.budget.target, stage, optimizer=lean[1], parameters=lean[2]):
+                    yield from ((axes, stage, lean, sizes) for sizes in kinds)
+
+    def _num_choices(self, training: int, *, parks: bool) -> int:
+        """How many choices of a trainer there are, counted and not made."""
+        if (training, parks) not in self._counts:
+            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (parks and lean[2]))
+            self._counts[training, parks] = sum(lengths)
+        return self._counts[training, parks]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first."""
+        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+
+        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
+        differ, padding is never better. One rollout a pass pads nothing, and more passes fill a pipeline better.
+        """
         workload = self.budget.workload
         if workload.max_tokens_per_micro_batch is not None:
             tokens = workload.max_tokens_per_micro_batch
@@ -260,10 +267,9 @@ class GpuSpace:
             return (((min(share, int(workload.micro_batch_size_per_gpu)), 0),),)
         largest = max(1, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // workload.max_seq_len))
         sizes = tuple(size for size in reversed(powers(largest)) if size <= largest)
-        padded = tuple((size, 0) for size in sizes)
         if workload.prompt_len + workload.lengths.quantile(0.0) >= workload.max_seq_len:
-            return (padded,)  # all are equally long: there is no padding to save
-        return padded, tuple((size, size * workload.max_seq_len) for size in sizes)
+            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
+        return ((*((size, size * workload.max_seq_len) for size in sizes), (1, 0)),)
 
     def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
         if not self.budget.declaration.has_rollouts:

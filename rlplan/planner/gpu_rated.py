@@ -9,7 +9,7 @@ from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_roles import GpuRoles
+from rlplan.planner.gpu_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu_tables import Fit
 from rlplan.planner.gpu_times import GpuTimes
 from rlplan.spec.budget import BudgetSpec
@@ -31,7 +31,7 @@ def rounded(seconds: float, busy: float) -> Key:
 class Rated:
     """A candidate with what it needs. kv_cache: bytes a GPU. rank: 0 fits, 1 fits in expectation only, 2 does not.
 
-    excess: the largest of what GPU, KV cache and host need over what they have, as a ratio.
+    excess: what GPU, KV cache or host lack most over what there is, and all that they lack.
     """
 
     candidate: GpuCandidate
@@ -39,7 +39,7 @@ class Rated:
     kv_cache: int
     rank: int
     timing: StepTiming
-    excess: float = 0.0
+    excess: tuple[float, float] = (0.0, 0.0)
 
     @property
     def key(self) -> Key:
@@ -51,7 +51,7 @@ class Rated:
         """A total order. Better ones first: what fits, then what is fast, then what is simple; among what does not fit,
         what overflows least.
         """
-        return (self.rank, 0.0 if self.rank < 2 else self.excess, *self.key, *simplicity(self.candidate))
+        return (self.rank, (0.0, 0.0) if self.rank < 2 else self.excess, *self.key, *simplicity(self.candidate))
 
 
 def simplicity(candidate: GpuCandidate) -> tuple[object, ...]:
@@ -95,11 +95,11 @@ class Rater:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
         need = self.roles.fit(candidate)
         rank = 0 if need.slack_high >= 0 else 1 if need.slack_expected >= 0 else 2
-        if self.host_is_full(need.host):
+        if need.slack_host < 0:
             rank = 2
         kv_cache, kv_rank = self.kv_cache(candidate.step, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
-        return Rated(candidate, need, kv_cache, max(rank, kv_rank), timing, self._excess(candidate, need))
+        return Rated(candidate, need, kv_cache, max(rank, kv_rank), timing, self.excess(candidate, need))
 
     def kv_cache(self, frame: GpuStep, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
         """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
@@ -121,17 +121,15 @@ class Rater:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
-    def host_is_full(self, num_bytes: int) -> bool:
-        """Whether a host has less than so many bytes."""
-        return self.setting.host_capacity is not None and num_bytes > self.setting.host_capacity
+    def excess(self, candidate: GpuCandidate, need: Fit | None = None) -> tuple[float, float]:
+        """What a candidate lacks most, over what there is, and all that it lacks; at most 0 where it fits as expected.
 
-    def excess(self, candidate: GpuCandidate) -> float:
-        """What a candidate needs over what there is; at most 1 where it fits as expected."""
-        return self._excess(candidate, self.roles.fit(candidate))
-
-    def _excess(self, candidate: GpuCandidate, need: Fit) -> float:
-        capacity, least = max(1, need.expected + need.slack_expected), 0
+        Counts: the worst moment of a GPU, with the room for one longest sequence where the KV cache is, each over what
+        a training GPU has, and the fullest host over what a host has.
+        """
+        need = need or self.roles.fit(candidate)
+        lacks = -need.slack_expected
         if candidate.step.has_rollouts:
-            least = self.roles.demand(candidate.step, candidate.engine)[2]
-        needed = max(need.expected, capacity - need.room_expected + least if least else 0)
-        return max(needed / capacity, need.host / (self.setting.host_capacity or need.host or 1))
+            lacks = max(lacks, self.roles.demand(candidate.step, candidate.engine)[2] - need.room_expected)
+        each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
+        return max(each), sum(max(0.0, one) for one in each)

@@ -19,11 +19,13 @@ from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import Loss
 from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_tables import Fit, Frame, RoleTable, Vector, driver_of, fit, frame_of, vector_of
+from rlplan.planner.gpu_tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
+UNKNOWN = 1 << 60
+"""Bytes of a host of which nothing is known: it is not what binds."""
 NO_ENGINE = EngineChoice(1, 0)
 NO_TRAINER = TrainerChoice(0, False, False, False, 1)
 """Stand in for the half of a candidate that a forecast does not look at."""
@@ -31,12 +33,11 @@ NO_TRAINER = TrainerChoice(0, False, False, False, 1)
 
 @dataclass(frozen=True)
 class FrameParts:
-    """A frame with what every candidate in it shares. capacities: of each moment's device. driver: on each host."""
+    """A frame with what every candidate in it shares."""
 
     frame: Frame
     schedule: Schedule
-    capacities: tuple[int, ...]
-    driver: tuple[int, ...]
+    room: Room
 
     @cached_property
     def others(self) -> tuple[str, ...]:
@@ -64,14 +65,15 @@ class GpuRoles:
 
     def parts(self, step: GpuStep) -> FrameParts:
         """The frame of a step, whatever its ZeRO stage and engine."""
-        step = replace(step, zero_stage=0, tp=1)
+        step = opened(step)
         if step not in self._frames:
             schedule = build_gpu_schedule(step)
             frame = frame_of(schedule, self.hosts(schedule))
-            of_device = self.capacities(schedule)
-            capacities = tuple(of_device[device] for device, _ in frame.places)
-            driver = driver_of(frame, DRIVER_HOST_BYTES + self.rollout_buffer)
-            self._frames[step] = FrameParts(frame, schedule, capacities, driver)
+            host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
+            driver = DRIVER_HOST_BYTES + self.rollout_buffer
+            others = self.other_capacities(schedule)
+            room = room_of(frame, self.setting.capacity, host, driver, others)
+            self._frames[step] = FrameParts(frame, schedule, room)
         return self._frames[step]
 
     def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
@@ -89,13 +91,13 @@ class GpuRoles:
                     hosts[name] = host, min(len(members), per_host)
         return hosts
 
-    def capacities(self, schedule: Schedule) -> dict[str, int]:
-        """Bytes of the device of each group that stands for all, and of the hosts whose memory is known."""
+    def other_capacities(self, schedule: Schedule) -> dict[str, int]:
+        """Bytes of devices and hosts that are not those of the training pool."""
         capacities: dict[str, int] = {}
-        for index, group in enumerate(schedule.groups):
+        for index, group in enumerate(schedule.groups if self.setting.has_pools else ()):
             pool = self.setting.pool(group.name)
-            capacities[group.devices[0]] = pool.capacity
-            if self.setting.has_pools and pool.host_capacity is not None:
+            capacities |= dict.fromkeys(group.devices[:1], pool.capacity)
+            if pool.host_capacity is not None:
                 capacities[f"host:{index}"] = pool.host_capacity
         return capacities
 
@@ -103,8 +105,7 @@ class GpuRoles:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
         parts = self.parts(candidate.step)
         one = self.trainer_vector(candidate.step, candidate.trainer)
-        need = fit(one, self.engine_vector(candidate.step, candidate.engine), parts.capacities, parts.driver)
-        return self.without_host_memory(need)
+        return self.without_host_memory(fit(one, self.engine_vector(candidate.step, candidate.engine), parts.room))
 
     def without_host_memory(self, need: Fit) -> Fit:
         """The same where the GPU's memory is the host's, so that both must fit into it together."""
@@ -123,7 +124,7 @@ class GpuRoles:
 
     def trainer_vector(self, step: GpuStep, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
         """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        frame = replace(step, zero_stage=0, tp=1)
+        frame = opened(step)
         key = frame, choice, any_tokens
         if key not in self._vectors:
             candidate = self.closed(frame, choice, NO_ENGINE)
@@ -142,7 +143,7 @@ class GpuRoles:
 
     def engine_vector(self, step: GpuStep, choice: EngineChoice) -> Vector:
         """The engine, without its KV cache."""
-        frame = replace(step, zero_stage=0, tp=1)
+        frame = opened(step)
         key = frame, choice
         if key not in self._vectors:
             candidate = self.closed(frame, NO_TRAINER, choice)
@@ -153,8 +154,7 @@ class GpuRoles:
     def _sum(
         self, parts: FrameParts, processes: tuple[str, ...], candidate: GpuCandidate, *, any_tokens: bool = False
     ) -> Vector:
-        nothing = (0,) * len(parts.frame.places)
-        total = Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
+        total = _nothing(parts)
         for name in processes:
             total += vector_of(parts.frame, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
@@ -269,14 +269,13 @@ class GpuRoles:
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
     def _fits_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> bool:
-        """Whether every moment fits when the longest response has so many tokens."""
+        """Whether every moment fits as expected when the longest response has so many tokens."""
         parts = self.parts(candidate.step)
-        nothing = (0,) * len(parts.frame.places)
-        total = Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
+        total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += vector_of(parts.frame, name, RoleTable(forecast, forecast))
-        return all(need <= capacity for need, capacity in zip(total.expected, parts.capacities, strict=True))
+        return self.without_host_memory(fit(total, nothing, parts.room)).slack_expected >= 0
 
     def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
@@ -301,3 +300,14 @@ class GpuRoles:
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]
+
+
+def opened(step: GpuStep) -> GpuStep:
+    """The frame of a step: the same whatever its ZeRO stage and engine."""
+    return step if step.zero_stage == 0 and step.tp == 1 else replace(step, zero_stage=0, tp=1)
+
+
+def _nothing(parts: FrameParts) -> Vector:
+    """No bytes at every moment."""
+    nothing = (0,) * len(parts.frame.places)
+    return Vector(nothing, nothing, (0,) * len(parts.frame.hosts))

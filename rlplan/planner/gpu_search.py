@@ -7,17 +7,16 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (`gpu_counts`).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from rlplan.dataflow.gpu_step import GENERATION, build_gpu_schedule
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
-from rlplan.planner.gpu_best_first import BestFirst
+from rlplan.planner.gpu_best_first import BestFirst, FrameFront
 from rlplan.planner.gpu_candidates import GpuCandidate, GpuSpace, Impossible
 from rlplan.planner.gpu_rated import Rated, Rater
 from rlplan.spec.budget import BudgetSpec
@@ -25,6 +24,8 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
+MANY = 50_000
+"""Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
 """Candidates behind the best that are looked at for runners-up of other families."""
 
@@ -36,7 +37,8 @@ class GpuSearch:
         self.budget, self.setting = budget, setting
         self.rater = Rater(budget, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
-        self.space = GpuSpace(budget, setting.num_gpus, setting.policy, setting.pool(GENERATION).gpu, setting.split)
+        self.space = GpuSpace(budget, setting)
+        self._fronts: dict[tuple[GpuStep, int], FrameFront] = {}
 
     def run(self, *, with_others: bool = True) -> Budget:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -53,20 +55,29 @@ class GpuSearch:
         if not with_others:
             return best
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
-        rest = map(self._considered, self._best_of_others(best))
-        return best.with_considered((*considered, *rest))
+        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        rest = (placement for placement in there if placement is not best.candidate.step.placement)
+        return best.with_considered((*considered, *map(self._other, rest)))
 
     def best(self) -> "tuple[Budget, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
         num_rated = 0
         for rank in (0, 1):
-            stream = BestFirst(self.rater, self.space, self.space.frames, rank)
+            stream = self.stream(rank)
             for one in stream:
                 budget = self.whole(one)
                 if budget.verdict.rank <= rank:
                     return budget, stream, num_rated
             num_rated += stream.num_rated
         return self.whole(self.nearest()), None, num_rated
+
+    def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
+        """Candidates that fit with a rank, the best first: all, or those of a placement."""
+        frames = [frame for frame in self.space.frames if placement in (None, frame.placement)]
+        for frame in frames:
+            if (frame, rank) not in self._fronts:
+                self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
+        return BestFirst([self._fronts[frame, rank] for frame in frames])
 
     def rate(self, candidate: GpuCandidate) -> Rated:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
@@ -77,7 +88,7 @@ class GpuSearch:
 
         Counts: of each layout the leanest chain's smallest pass, beside every engine.
         """
-        found: list[tuple[float, int, GpuCandidate]] = []
+        found: list[tuple[tuple[float, float], int, GpuCandidate]] = []
         for frame in self.space.frames:
             if placement in (None, frame.placement):
                 chains = self.space.chains(frame)
@@ -124,8 +135,8 @@ class GpuSearch:
             host, alike = hosts[name]
             processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
         capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
-        other = self.roles.capacities(schedule) if self.setting.has_pools else None
-        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, other)
+        others = self.roles.other_capacities(schedule)
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
     def _others(self, best: Budget, stream: BestFirst) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
@@ -141,23 +152,25 @@ class GpuSearch:
 
     def alternative(self, one: Rated) -> Alternative:
         """A rated candidate that was not chosen."""
-        peak = max(one.need.high, self.setting.capacity - one.need.room_high + one.kv_cache)
-        verdict = list(Verdict)[one.rank]
-        return Alternative(one.candidate, one.timing, one.kv_cache, peak, self.setting.capacity - peak, verdict)
+        headroom = one.need.slack_high
+        if one.candidate.step.has_rollouts:
+            headroom = min(headroom, one.need.room_high - one.kv_cache)
+        peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
+        return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
 
-    def _best_of_others(self, best: Budget) -> Iterator[Rated]:
-        """Of each other placement the best candidate, or the nearest."""
-        for placement in dict.fromkeys(frame.placement for frame in self.space.frames):
-            if placement is not best.candidate.step.placement:
-                frames = tuple(frame for frame in self.space.frames if frame.placement is placement)
-                streams = (BestFirst(self.rater, self.space, frames, rank) for rank in (0, 1))
-                found = next((one for stream in streams for one in islice(stream, 1)), None)
-                yield found or self.nearest(placement)
+    def _other(self, placement: Placement) -> Considered:
+        """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
+        if self.space.num_candidates > MANY:
+            least = min(front.first_bound for front in self.stream(1, placement).fronts)
+            return Considered(placement, None, f"at least {format_seconds(least[0])} a step, if any of it fits")
+        streams = (self.stream(rank, placement) for rank in (0, 1))
+        found = next((one for stream in streams for one in islice(stream, 1)), None)
+        return self._considered(found or self.nearest(placement))
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
         where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
-        if self.rater.host_is_full(one.need.host):
+        if one.need.slack_host < 0:
             needed = format_bytes(one.need.host)
             room = format_bytes(self.setting.host_capacity or 0)
             return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")

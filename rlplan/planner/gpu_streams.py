@@ -19,11 +19,9 @@ from itertools import count
 from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_candidates import Chain, GpuSpace
+from rlplan.planner.gpu_candidates import Chain, GpuSpace, Lean
 from rlplan.planner.gpu_rated import Rater
 from rlplan.planner.gpu_tables import Vector, fit
-
-Lean = tuple[bool, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +67,32 @@ class Engines:
 
 
 class Trainers:
-    """The trainers of a frame that fit by themselves, by seconds. rank: how surely they must fit."""
+    """The trainers of a frame that fit by themselves, by seconds. rank: how surely they must fit.
+
+    bound: no trainer takes fewer seconds, whether it fits or not; infinite where there is none.
+    """
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep, engines: Engines, rank: int) -> None:
         self.rater, self.frame, self.engines, self.rank = rater, frame, engines, rank
-        self.transports = sorted(
-            {(engine, way) for engine in engines.choices for way in space.transports(frame, engine)}, key=str
-        )
+        ways = {
+            (engine.tp, engine.quantization, way): (engine, way)
+            for engine in engines.choices
+            for way in space.transports(frame, engine)
+        }
+        self.transports = tuple(ways.values())
         self._chains: dict[tuple[object, ...], dict[Lean, Chain]] = {}
         for chain in space.chains(frame):
             self._chains.setdefault(_base(chain), {})[chain.lean] = chain
         self._heap: list[tuple[float, int, int, object]] = []
         self._count = count()
         self._opened: set[int] = set()
-        self._syncs: dict[tuple[int, ...], float] = {}
         self._known: list[TrainerEntry] = []
         self._stream = self._read()
+        for chains in self._chains.values():
+            for lean, chain in chains.items():
+                if not any(_is_step(other, lean) for other in chains):
+                    self._open(chain)
+        self.bound = self._heap[0][0] if self._heap else float("inf")
 
     def get(self, index: int) -> TrainerEntry | None:
         """The entry at an index, None beyond the last."""
@@ -96,37 +104,28 @@ class Trainers:
         return self._known[index]
 
     def _read(self) -> Iterator[TrainerEntry]:
-        for chains in self._chains.values():
-            for lean, chain in chains.items():
-                if not any(_is_step(other, lean) for other in chains):
-                    self._open(chain)
         while self._heap:
             seconds, _, _, item = heappop(self._heap)
             if isinstance(item, TrainerChoice):
                 yield TrainerEntry(seconds, item)
                 continue
             assert isinstance(item, Chain), "choices and chains"
+            for choice in self._that_fit(item):
+                heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
             for lean, chain in self._chains[_base(item)].items():
                 if _is_step(item.lean, lean):
                     self._open(chain)
 
     def _open(self, chain: Chain) -> None:
-        """Put a chain's choices that fit by themselves on the heap, and the chain where its leaner ones may follow."""
-        if id(chain) in self._opened:
-            return
-        self._opened.add(id(chain))
-        bound = min(self._seconds(choice) for choice in chain.choices)
-        heappush(self._heap, (bound, 0, next(self._count), chain))
-        for choice in self._that_fit(chain):
-            heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
+        """Put a chain on the heap at the seconds of its fastest choice; leaner ones follow when it comes up."""
+        if id(chain) not in self._opened:
+            self._opened.add(id(chain))
+            bound = min(self._seconds(choice) for choice in chain.choices)
+            heappush(self._heap, (bound, 0, next(self._count), chain))
 
     def _seconds(self, choice: TrainerChoice) -> float:
         times, frame = self.rater.times, self.frame
-        split = choice.zero_stage, choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep
-        if split not in self._syncs:
-            syncs = (times.sync(frame, choice, engine, way).seconds for engine, way in self.transports)
-            self._syncs[split] = min(syncs)
-        return times.trainer_seconds(frame, choice) + self._syncs[split]
+        return times.trainer_seconds(frame, choice) + times.least_sync_seconds(frame, choice, self.transports)
 
     def _that_fit(self, chain: Chain) -> tuple[TrainerChoice, ...]:
         """The choices of a chain that fit beside the least of any engine: all from the first that does."""
@@ -146,9 +145,9 @@ class Trainers:
 
     def _fits(self, vector: Vector) -> bool:
         rater, parts = self.rater, self.rater.roles.parts(self.frame)
-        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.capacities, parts.driver))
+        need = rater.roles.without_host_memory(fit(vector, self.engines.floor, parts.room))
         slack = need.slack_high if self.rank == 0 else need.slack_expected
-        return slack >= 0 and not rater.host_is_full(need.host)
+        return slack >= 0 and need.slack_host >= 0
 
 
 def _base(chain: Chain) -> tuple[object, ...]:

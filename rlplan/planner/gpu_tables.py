@@ -9,9 +9,10 @@ wait keep what they held after their last action, which for the first action of 
 before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import add
+from functools import cached_property
+from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.predict import GpuForecast, host_bytes
@@ -60,10 +61,35 @@ class Frame:
     hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
     """
 
+    actions: Mapping[tuple[Moment, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
-    actions: Mapping[tuple[Moment, str], Action]
     kinds: Mapping[str, int]
+
+    @cached_property
+    def walks(self) -> dict[str, "Walk"]:
+        """Of each process where it is at each moment."""
+        return {process: self._walk(process) for process in self.kinds}
+
+    def _walk(self, process: str) -> "Walk":
+        slots: dict[Slot, int] = {}
+        places = [
+            slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
+        ]
+        hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
+        known = tuple((moment, self.actions[moment, name], inside) for moment, name, inside in slots)
+        return Walk(known, tuple(places), tuple(hosts))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A process in a frame: its distinct slots, and which of them it is in at each moment of a device and of a host;
+    -1 where it is not there.
+    """
+
+    slots: tuple[tuple[Moment, Action, bool], ...]
+    places: tuple[int, ...]
+    hosts: tuple[int, ...]
 
 
 def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
@@ -96,9 +122,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
                 )
             last |= dict.fromkeys(action.processes, (moment, action.id, False))
     return Frame(
+        actions,
         tuple((device, dict(there)) for device, there in places),
         tuple((host, dict(there)) for host, there in on_hosts),
-        actions,
         {process: alike for process, (_, alike) in hosts.items()},
     )
 
@@ -126,38 +152,27 @@ class Vector:
 
 def vector_of(frame: Frame, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
     """A process in a frame. any_tokens: at least, however many tokens its passes have."""
-    expected, high, holds = [], [], []
-    for index, (_, there) in enumerate(frame.places):
-        slot = there.get(process)
-        if slot is None:
-            expected.append(0)
-            high.append(0)
-            continue
-        one, most, _, has_kv = _look_up(frame, table, slot, any_tokens=any_tokens)
-        expected.append(one)
-        high.append(most)
-        if has_kv:
-            holds.append(index)
-    alike = frame.kinds[process]
-    host = [
-        alike * _look_up(frame, table, slot, any_tokens=any_tokens)[2] if (slot := there.get(process)) else 0
-        for _, there in frame.hosts
+    walk = frame.walks[process]
+    held = [
+        table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+        for moment, action, inside in walk.slots
     ]
-    return Vector(tuple(expected), tuple(high), tuple(host), tuple(holds))
-
-
-def _look_up(frame: Frame, table: RoleTable, slot: Slot, *, any_tokens: bool) -> tuple[int, int, int, bool]:
-    moment, action_id, inside = slot
-    action = frame.actions[moment, action_id]
-    return table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+    held.append((0, 0, 0, False))
+    alike = frame.kinds[process]
+    return Vector(
+        tuple([held[index][0] for index in walk.places]),
+        tuple([held[index][1] for index in walk.places]),
+        tuple([alike * held[index][2] for index in walk.hosts]),
+        tuple([place for place, index in enumerate(walk.places) if held[index][3]]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
 
-    slack_expected, slack_high: capacity that the worst moment leaves, negative where it overflows. host: bytes of the
-    fullest host with what the driver holds.
+    slack_expected, slack_high, slack_host: capacity that the worst moment leaves, negative where it overflows.
+    host: bytes of the fullest host with what the driver holds.
     """
 
     expected: int
@@ -167,12 +182,23 @@ class Fit:
     room_expected: int
     room_high: int
     host: int
+    slack_host: int
 
 
-def fit(one: Vector, other: Vector, capacities: Sequence[int], driver: Sequence[int]) -> Fit:
-    """Adds two vectors up. capacities: of each moment's device. driver: bytes of the driver on each moment's host."""
+@dataclass(frozen=True)
+class Room:
+    """What there is at each moment of a frame: bytes of a device, bytes of a host without what the driver holds."""
+
+    devices: tuple[int, ...]
+    hosts: tuple[int, ...]
+    driver: tuple[int, ...]
+
+
+def fit(one: Vector, other: Vector, room: Room) -> Fit:
+    """Adds two vectors up."""
     expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
-    slack, slack_high = [*map(_less, capacities, expected)], [*map(_less, capacities, high)]
+    slack, slack_high = [*map(sub, room.devices, expected)], [*map(sub, room.devices, high)]
+    host = [*map(sum, zip(one.hosts, other.hosts, room.driver, strict=True))]
     kv = one.holds_kv or other.holds_kv
     return Fit(
         max(expected),
@@ -181,14 +207,15 @@ def fit(one: Vector, other: Vector, capacities: Sequence[int], driver: Sequence[
         min(slack_high),
         min((slack[index] for index in kv), default=0),
         min((slack_high[index] for index in kv), default=0),
-        max(map(sum, zip(one.hosts, other.hosts, driver, strict=True))),
+        max(host),
+        min(map(sub, room.hosts, host)),
     )
 
 
-def _less(capacity: int, size: int) -> int:
-    return capacity - size
-
-
-def driver_of(frame: Frame, num_bytes: int) -> tuple[int, ...]:
-    """What the driver holds at every moment of a host: it runs on the first."""
-    return tuple(num_bytes if host == HOST_DEVICE else 0 for host, _ in frame.hosts)
+def room_of(frame: Frame, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
+    """What there is at the moments of a frame. driver: on the first host. others: where capacity differs."""
+    return Room(
+        tuple(others.get(device, capacity) for device, _ in frame.places),
+        tuple(others.get(name, host) for name, _ in frame.hosts),
+        tuple(driver if name == HOST_DEVICE else 0 for name, _ in frame.hosts),
+    )

@@ -7,40 +7,33 @@ A step's actions belong to the trainer's choice, to the engine's, or (the hand-o
 synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the hand-over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
-from rlplan.dataflow.gpu_step import GENERATION, TRAINING, GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, SCORING, TRAINING, GpuStep
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import TrainerOnGpu
-from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.gpu_roles import NO_ENGINE, NO_TRAINER, GpuRoles
-from rlplan.planner.stand_in_times import (
-    EngineSpeed,
-    GenerationWork,
-    SyncWork,
-    TrainSetting,
-    TrainWork,
-    generate_cost,
-    offload_cost,
-    optimizer_cost,
-    reload_cost,
-    score_cost,
-    sleep_cost,
-    sync_cost,
-    train_cost,
-    wake_kv_cost,
-    wake_weights_cost,
-)
-from rlplan.spec.budget import BudgetSpec
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.flops import linear_flops
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.kernels import product_flops_per_s
+from rlplan.timing.optimizer import optimizer_cost
+from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step
+from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.training import TrainSetting, TrainWork, train_cost
+from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
@@ -56,6 +49,8 @@ class GpuTimes:
         self.budget, self.setting, self.roles = budget, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
+        self._clusters: dict[tuple[str, int], Cluster] = {}
 
     def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
         """A steady step. kv_cache: bytes a GPU."""
@@ -84,13 +79,12 @@ class GpuTimes:
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int, *, mapped: int = 0) -> float:
-        """Rollouts and the engine's switches. mapped: bytes of the KV cache that wake, at least 0."""
-        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache, mapped
+    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> float:
+        """At least what rollouts with so much KV cache take and the engine's switches with any."""
+        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
         if key not in self._seconds:
             kinds = GENERATES if frame.sleeps else GENERATES[:1]
-            sizes = {ActionKind.WAKE_KV_CACHE: mapped}
-            costs = (self._of_engine(kind, frame, choice, sizes.get(kind, kv_cache)) for kind in kinds)
+            costs = (self._of_engine(kind, frame, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds)
             self._seconds[key] = sum(cost.seconds for cost in costs) if frame.has_rollouts else 0.0
         return self._seconds[key]
 
@@ -98,53 +92,120 @@ class GpuTimes:
         """The hand-over of new weights."""
         if not transport:
             return NOTHING
-        split = trainer.zero_stage == 3, trainer.tp, trainer.pp, trainer.cp, trainer.ep
-        key = "sync", frame.num_training, frame.num_generation, frame.shares_devices, split, engine, transport
+        sizes = frame.num_training, frame.num_generation, frame.shares_devices
+        key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport
         return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
+
+    def least_sync_seconds(
+        self, frame: GpuStep, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
+    ) -> float:
+        """The fastest hand-over to any of some engines, by any of their transports."""
+        key = "sync", frame, trainer.zero_stage == 3
+        if key not in self._seconds:
+            self._seconds[key] = min(self.sync(frame, trainer, engine, way).seconds for engine, way in engines)
+        return self._seconds[key]
+
+    def floor_seconds(self, frame: GpuStep) -> float:
+        """No trainer takes fewer: the layers' products alone, at the rate of the largest ones, on all of its GPUs.
+
+        Counts: 2 P a token forward, and as much (frozen weights) or twice as much backward; to score 2 P.
+        At most what timing/passes.py counts: a product is never faster than a large one, and padding adds tokens.
+        """
+        total, workload = 0.0, self.budget.workload
+        for action in self.roles.parts(frame).schedule.step:
+            if action.kind in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD):
+                is_frozen = action.role in frame.frozen_roles
+                group = frame.scoring_group if is_frozen else TRAINING
+                cluster = self._cluster(frame, group)
+                times, rollouts = 1, workload.num_rollouts_per_step
+                if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+                    rollouts = workload.rollouts_per_mini_batch
+                    rollouts *= workload.num_mini_batches - 1 if action.mini_batch == 1 else 1
+                    times = 2 if self.budget.training.lora is not None else 3
+                tokens = self._work(rollouts, NO_TRAINER).num_rollouts * self._work(rollouts, NO_TRAINER).mean_len
+                flops = times * linear_flops(self.setting.model_of(action.role)) * tokens
+                total += flops / (cluster.num_gpus * product_flops_per_s(cluster))
+        return total
 
     def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a mini-batch (or, scoring, over a step), an optimizer step, or a role that moves.
 
         A schedule has two mini-batches at most; the second stands for all but the first.
         """
-        key = action.kind, action.role, action.id.endswith("base"), frame.num_training, frame.num_scoring, choice
+        key = action.kind, action.role, frame.num_training, frame.num_scoring, _matters(action.kind, choice)
         if action.kind in PARKS:
-            size = self._parked_bytes(action, frame, choice)
-            move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-            return self._once((action.kind, size), lambda: move(size, self.cluster))
-        workload, setting = self.budget.workload, self._train_setting(action.role, frame, choice)
+            return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
         if action.kind is ActionKind.SCORE:
-            work = self._work(workload.num_rollouts_per_step, choice)
-            return self._once(key, lambda: score_cost(setting, work, self.cluster))
+            return self._once(key, lambda: self._score(action.role, frame, choice))
+        cost = self._once(key, lambda: self._train(action, frame, choice))
+        return cost.times(self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+
+    def _train(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A mini-batch forward and backward, or an optimizer step."""
+        setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            cost = self._once(key, lambda: optimizer_cost(setting, self.cluster))
-        else:
-            work = self._work(workload.rollouts_per_mini_batch, choice)
-            cost = self._once(key, lambda: train_cost(setting, work, self.cluster))
-        return cost.times(workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+            return optimizer_cost(setting, cluster)
+        return train_cost(setting, self._work(self.budget.workload.rollouts_per_mini_batch, choice), cluster)
+
+    def _score(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
+        work = self._work(self.budget.workload.num_rollouts_per_step, choice)
+        setting = self._train_setting(role, frame, choice)
+        if role not in frame.frozen_roles:
+            return score_cost(setting, work, self._cluster(frame, TRAINING))
+        if self.budget.target == "rlplan":
+            setting = replace(setting, choice=replace(choice, tp=1))  # AutoTP is for what is trained
+        setting = replace(setting, num_ranks=frame.num_frozen)
+        return score_cost(setting, work, self._cluster(frame, frame.scoring_group))
 
     def _train_setting(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> TrainSetting:
-        training = self.budget.training
+        training = self.budget.training if role is Role.POLICY else self._without_adapters
         return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.budget.target)
+
+    @cached_property
+    def _without_adapters(self) -> BudgetTraining:
+        return self.budget.training.model_copy(update={"lora": None})
 
     def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
         workload, lengths = self.budget.workload, self.roles.lengths
         mean = workload.prompt_len + lengths.mean
         sequences = self.budget.declaration.sequences_per_sample
         return TrainWork(
-            num_rollouts * sequences, mean, mean * mean + lengths.variance, workload.max_seq_len, lengths.mean
+            num_rollouts * sequences,
+            mean,
+            mean * mean + lengths.variance,
+            workload.max_seq_len,
+            lengths.mean,
+            choice.max_tokens,
         )
+
+    def _move(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+        """A role to the host, or back."""
+        forecast = self.roles.forecast(action.processes[0], self.roles.closed(frame, choice, NO_ENGINE), 1.0)
+        if isinstance(forecast, TrainerOnGpu):
+            num_bytes = sum(forecast.fixed.after_step.device.values())
+        else:
+            assert isinstance(forecast, ScorerOnGpu), "engines sleep"
+            num_bytes = forecast.weights
+        move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
+        group = frame.scoring_group if action.role in frame.frozen_roles else TRAINING
+        return move(num_bytes, self._cluster(frame, group))
 
     def _of_engine(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
         if kind is ActionKind.GENERATE:
             key = "generate", frame.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(frame, choice, kv_cache))
+        key = kind, frame.num_generation, choice, kv_cache
+        return self._once(key, lambda: self._switch(kind, frame, choice, kv_cache))
+
+    def _switch(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+        cluster, level = self._cluster(frame, GENERATION), choice.sleep_level
         if kind is ActionKind.WAKE_KV_CACHE:
-            return self._once((kind, kv_cache), lambda: wake_kv_cost(kv_cache, self.generation))
-        move = sleep_cost if kind is ActionKind.SLEEP_ENGINE else wake_weights_cost
+            return wake_kv_cost(kv_cache, cluster)
         size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
-        level = choice.sleep_level
-        return self._once((kind, size, level), lambda: move(size, level, self.generation))
+        if kind is ActionKind.WAKE_WEIGHTS:
+            return wake_weights_cost(size, cluster, level=level)
+        return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
     def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step, and the reward of the last of them."""
@@ -157,8 +218,17 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cost = generate_cost(EngineSpeed(self.setting.policy, self.budget.rollout, choice, self.generation), work)
+        cost = generate_cost(self._speed(frame, choice), work)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
+
+    def _speed(self, frame: GpuStep, choice: EngineChoice) -> EngineSpeed:
+        """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
+        key = frame.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
+        if key not in self._speeds:
+            rollout = self.budget.rollout.model_copy(update={"quantization": choice.quantization})
+            cluster = self._cluster(frame, GENERATION)
+            self._speeds[key] = EngineSpeed(self.setting.policy, rollout, choice, cluster)
+        return self._speeds[key]
 
     def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
         demand, _, _ = self.roles.demand(frame, choice)
@@ -167,8 +237,8 @@ class GpuTimes:
 
     def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         work = SyncWork(
-            transport,
-            self.budget.rollout.dtype.num_bytes,
+            cast(SyncTransport, transport),
+            1 if (engine.quantization or "").startswith("fp8") else self.budget.rollout.dtype.num_bytes,
             frame.num_training,
             frame.num_generation,
             engine.tp,
@@ -176,8 +246,9 @@ class GpuTimes:
             self.budget.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             frame.shares_devices,
+            self.budget.target,
         )
-        return sync_cost(self.setting.policy, work, self.cluster, self.generation)
+        return sync_cost(self.setting.policy, work, self._cluster(frame, TRAINING), self._cluster(frame, GENERATION))
 
     @cached_property
     def _adapter_bytes(self) -> int:
@@ -187,26 +258,29 @@ class GpuTimes:
         adapters = lora_parameters(self.setting.policy, lora.rank, lora.targets)
         return sum(tensor.numel for tensor in adapters) * self.budget.rollout.dtype.num_bytes
 
-    def _parked_bytes(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> int:
-        """Bytes that a role moves to the host and back."""
-        candidate = self.roles.closed(frame, choice, NO_ENGINE)
-        forecast = self.roles.forecast(action.processes[0], candidate, self.roles.usual_len)
-        if isinstance(forecast, TrainerOnGpu):
-            return sum(forecast.fixed.after_step.device.values())
-        assert isinstance(forecast, ScorerOnGpu), "engines sleep"
-        return forecast.weights
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """The GPUs that train and score."""
-        return self.setting.cluster(TRAINING)
-
-    @cached_property
-    def generation(self) -> Cluster:
-        """The GPUs that generate: the same, unless they are a group of another kind."""
-        return self.setting.cluster(GENERATION)
+    def _cluster(self, frame: GpuStep, group: str) -> Cluster:
+        """The GPUs of a device group."""
+        size = {GENERATION: frame.num_generation, SCORING: frame.num_scoring}.get(group, frame.num_training)
+        if (group, size) not in self._clusters:
+            whole = self.setting.cluster(group)
+            self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+        return self._clusters[group, size]
 
     def _once(self, key: object, work_out: Callable[[], Cost]) -> Cost:
         if key not in self._costs:
             self._costs[key] = work_out()
         return self._costs[key]
+
+
+def _matters(kind: ActionKind, choice: TrainerChoice) -> tuple[object, ...]:
+    """What the seconds of an action depend on: an optimizer's step and a role that moves not on passes, a pass without
+    gradient not on recomputation and the optimizer, and on ZeRO only where weights are sharded.
+    """
+    passes = choice.micro_batch, choice.max_tokens
+    axes = choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep
+    if kind is ActionKind.SCORE:
+        return choice.zero_stage == 3, choice.offloads_parameters, passes, axes
+    offloaded = choice.offloads_optimizer, choice.offloads_parameters
+    if kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+        return choice.zero_stage, offloaded, choice.recomputes, passes, axes
+    return choice.zero_stage, offloaded, axes

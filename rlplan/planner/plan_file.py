@@ -24,7 +24,7 @@ from rlplan.planner.budget import Alternative, Budget, Considered, Remedy, Searc
 from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.gpu_search import GpuSearch
-from rlplan.planner.plan_results import CHOICES, choice_as_json, speed_as_json
+from rlplan.planner.plan_results import choice_as_json, speed_as_json
 from rlplan.spec.base import read_json, shorten, validate, writing
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.models.catalogue import model_path
@@ -133,7 +133,21 @@ _PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": E
 
 
 def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
-    return GpuCandidate(*(_read_part(_PARTS[name], choice.get(name), f"{where}.{name}") for name in CHOICES))
+    def part(kind: type[Choice], name: str) -> Choice:
+        return _read_part(kind, choice.get(name), f"{where}.{name}")
+
+    transport = _read_transport(choice.get("transport"), f"{where}.transport")
+    step, trainer, engine = part(GpuStep, "step"), part(TrainerChoice, "trainer"), part(EngineChoice, "engine")
+    return GpuCandidate(step, trainer, engine, transport)
+
+
+def _read_transport(transport: Any, where: str) -> str:
+    known = ("", "cuda_ipc", "nccl", "disk", "adapter", "delta")
+    if transport not in known:
+        raise SpecError(
+            f"transport {shorten(transport)}", where=where, rule=f"one of {', '.join(known[1:])}", way_out=AGAIN
+        )
+    return str(transport)
 
 
 def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:

@@ -17,45 +17,63 @@ from rlplan.vocabulary import Phase
 CHOICES = ("step", "trainer", "engine")
 WAYS = ("ulysses", "tp", "pp", "cp", "ep")
 DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
+    "workload.micro_batch_size_per_gpu": "auto",
+    "workload.max_tokens_per_micro_batch": "null",
     "placement.generation_share": "auto",
-    "placement.parks": "false",
     "placement.max_staleness": "0",
+    "placement.parks": "false",
     "rollout.sleep_level": "0",
     "rollout.quantization": "null",
+    "scoring_gpus": "0",
+    "expert_parallel_engine": "false",
 }
-"""What a key says that a candidate's words leave out."""
+"""What a key says that a candidate's words leave out. The last two are no keys of a budget: the search alone sets them.
+"""
 
 
 def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES}
+    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES} | {"transport": candidate.transport}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
 def choice_words(candidate: GpuCandidate) -> dict[str, str]:
-    """A candidate as overrides that would lead to it, by key; what a key's default says too is left out.
-
-    num_scoring has no key of its own, for a budget does not set it.
-    """
-    step, trainer, engine = candidate.step, candidate.trainer, candidate.engine
-    share = step.num_generation / (step.num_training + step.num_generation + step.num_scoring)
-    words: dict[str, Any] = {
+    """A candidate as overrides that would lead to it, by key; what DEFAULTS says too is left out."""
+    step, trainer = candidate.step, candidate.trainer
+    words: dict[str, Any] = {"placement.placement": step.placement} if step.has_rollouts else {}
+    words |= {
         "training.zero_stage": trainer.zero_stage,
         "training.recompute": "full" if trainer.recomputes else "none",
         "training.offloads_optimizer": trainer.offloads_optimizer,
         "training.offloads_parameters": trainer.offloads_parameters,
-        "workload.micro_batch_size_per_gpu": trainer.micro_batch,
     }
-    words |= {f"training.{name}": ways for name in WAYS if (ways := getattr(trainer, name)) > 1}
+    if trainer.max_tokens:
+        words["workload.max_tokens_per_micro_batch"] = trainer.max_tokens
+    else:
+        words["workload.micro_batch_size_per_gpu"] = trainer.micro_batch
+    words |= {f"training.{name}": getattr(trainer, name) for name in WAYS}
+    words |= {"placement.parks": step.parks, "scoring_gpus": step.num_scoring}
+    if step.parks_frozen:
+        words["placement.parks"] = "frozen"
     if step.has_rollouts:
-        words = {"placement.placement": step.placement, **words, "rollout.tp": engine.tp}
-        words |= {"placement.generation_share": f"{share:.4g}"} if not step.shares_devices else {}
-        words |= {"placement.parks": True} if step.parks else {}
-        words |= {"placement.max_staleness": step.max_staleness} if step.max_staleness else {}
-        words |= {"rollout.sleep_level": engine.sleep_level} if engine.sleep_level else {}
-        words |= {"rollout.quantization": engine.quantization} if engine.quantization else {}
-        words |= {"rollout.max_num_seqs": engine.max_num_seqs}
-    return {key: str(value).lower() for key, value in words.items()}
+        words |= _engine_words(candidate)
+    typed = {key: str(value).lower() for key, value in words.items()}
+    return {key: value for key, value in typed.items() if value != DEFAULTS.get(key)}
+
+
+def _engine_words(candidate: GpuCandidate) -> dict[str, Any]:
+    step, engine = candidate.step, candidate.engine
+    share = step.num_generation / (step.num_training + step.num_generation + step.num_scoring)
+    return {
+        "placement.generation_share": "auto" if step.shares_devices else f"{share:.4g}",
+        "placement.max_staleness": step.max_staleness,
+        "placement.transport": candidate.transport or "auto",
+        "rollout.tp": engine.tp,
+        "rollout.sleep_level": engine.sleep_level,
+        "rollout.quantization": engine.quantization or "null",
+        "rollout.max_num_seqs": engine.max_num_seqs,
+        "expert_parallel_engine": engine.has_expert_parallel,
+    }
 
 
 def differences(one: GpuCandidate, other: GpuCandidate) -> str:

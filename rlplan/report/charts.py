@@ -58,7 +58,7 @@ def memory_by_device(course: clock.Course, windows: Windows = None) -> Figure:
         groups = [group for group in course.schedule.groups if group.devices[0] in ledger.devices]
         scenes = [
             replace(_place_scene(course, "device", group.devices[0]), title=_title(group, len(groups)), height=2.9,
-                    capacity=ledger.device_capacity)
+                    capacity=ledger.device_capacity or None)
             for group in groups
         ]  # fmt: skip
         hosts = ledger.hosts if not ledger.shares_host_memory else ()
@@ -86,8 +86,9 @@ def _place_scene(course: clock.Course, space: str, device: str) -> Scene:
     total = measured.total(here) if here and space == "device" else None
     names = expected.processes
     ends = low.total(names), high.total(high.processes)
+    band = None if (ends[0] == ends[1]).all() else ends
     points = clock.measured_points(course, here if space == "device" else ())
-    return Scene("", expected.edges, _stacks(expected, names, _STACK), total, points, 1.0, band=ends)
+    return Scene("", expected.edges, _stacks(expected, names, _STACK), total, points, 1.0, band=band)
 
 
 def _scene_without_baselines(course: clock.Course, predicted: clock.Levels, measured: clock.Levels) -> Scene:

@@ -75,6 +75,7 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
     height = 0.57 + foot + RIBBON + sum(scene.height for scene in scenes)
     figure = style.new_figure(WIDTH, height)
     widths = widths_of(windows, {window: len(names) for window, (_, names) in ticks.items()})
+    widest = max(range(len(widths)), key=lambda column: (widths[column], column))
     grid = GridSpec(
         len(scenes) + 1, len(windows) + 1, figure=figure, left=0.06, right=0.995,
         top=1 - 0.5 / height, bottom=foot / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
@@ -87,7 +88,7 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
         for column, window in enumerate(windows):
             axes = figure.add_subplot(grid[row, column])
             _draw_panel(axes, scene, window, blocks)
-            _draw_limits(axes, scene, says_capacity=column == len(windows) - 1)
+            _draw_limits(axes, scene, says_capacity=column == widest)
             if window.is_timed:
                 style.seconds_axis(axes, window.start_s, window.end_s, 4 if len(windows) > 2 else 8)
             else:
@@ -103,7 +104,8 @@ def widths_of(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window,
     """Of each column: by the number of actions where all are drawn in order, else starting is narrower."""
     if len(num_actions) == len(windows):
         return [float(max(3, num_actions[window])) for window in windows]
-    return [1.0 if window.title == "Start" and len(windows) > 1 else 1.7 for window in windows]
+    narrow = {"Start": 1.0, "Finish": 0.35}
+    return [narrow.get(window.title, 1.7) if len(windows) > 1 else 1.7 for window in windows]
 
 
 def _legend(scenes: list[Scene]) -> list[Any]:
@@ -126,16 +128,17 @@ def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ..
     axes.set_axis_off()
     axes.set_title(window.title, fontsize=9.5, pad=16)
     per_second = inches * 72 / max(window.end_s - window.start_s, 1e-9)
-    for block in _inside(blocks, window):
-        color = style.phase_color(block.phase)
-        axes.axvspan(block.start_s, block.end_s, color=color, lw=0)
+    rows = _rows(_inside(blocks, window), 0.02 * (window.end_s - window.start_s))
+    for block, row in rows.items():
+        low, high = row / (1 + max(rows.values())), (row + 1) / (1 + max(rows.values()))
+        axes.axvspan(block.start_s, block.end_s, 1 - high, 1 - low, color=style.phase_color(block.phase), lw=0)
         middle, points = (block.start_s + block.end_s) / 2, (block.end_s - block.start_s) * per_second
         letters = len(block.phase)
-        upright = (7.5, 5.2, 90) if letters <= 8 else (np.inf, 0, 0)
+        upright = (7.5, 5.2, 90) if letters <= 8 and high - low == 1 else (np.inf, 0, 0)
         for least, size, rotation in ((4.7 * letters, 7.4, 0), (3.9 * letters, 6.2, 0), upright):
             if points > least:
                 text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "rotation": rotation}
-                axes.text(middle, 0.48, block.phase, **text)
+                axes.text(middle, 1 - (low + high) / 2 - 0.02, block.phase, **text)
                 break
     steps = sorted({block.step for block in _inside(blocks, window)})
     for step in steps if len(steps) > 1 else ():
@@ -143,6 +146,18 @@ def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ..
         if step and (max(block.end_s for block in mine) - mine[0].start_s) * per_second > 26:
             name = f"step {step}" if step > 0 else "finish"
             axes.text(mine[0].start_s, 1.1, name, ha="left", va="bottom", fontsize=7.2, color=style.MUTED)
+
+
+def _rows(blocks: list[clock.Block], tolerance: float) -> dict[clock.Block, int]:
+    """Of each block the first row in which nothing else runs at the time, but for a moment; longest first."""
+    rows: dict[clock.Block, int] = {}
+    for block in blocks:
+        taken = {
+            row for other, row in rows.items()
+            if min(block.end_s, other.end_s) - max(block.start_s, other.start_s) > tolerance
+        }  # fmt: skip
+        rows[block] = min(set(range(len(rows) + 1)) - taken)
+    return rows
 
 
 def _inside(blocks: tuple[clock.Block, ...], window: clock.Window) -> list[clock.Block]:

@@ -13,7 +13,7 @@ from simpy.events import Timeout
 from rlplan.simulate.engine import Engine, Group, Rollout
 from rlplan.simulate.lengths import LengthSampler
 from rlplan.simulate.setting import RolloutWork, SimulationSetting
-from rlplan.simulate.speed import Speed
+from rlplan.simulate.speed import LinearSpeed, RememberedSpeed, Speed
 
 
 class Crew:
@@ -30,6 +30,7 @@ class Crew:
     ) -> None:
         self.env, self.work, self.on_rewarded = env, work, on_rewarded
         self.sampler = LengthSampler(work.lengths, seed)
+        speed = speed if isinstance(speed, LinearSpeed) else RememberedSpeed(speed)
         self.engines = [Engine(env, speed, work.limits, self._finished) for _ in range(work.num_engines)]
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
@@ -92,8 +93,13 @@ class Crew:
             begin = max(self.env.now, self._free_from[0])
             heapq.heapreplace(self._free_from, begin + self.latency_s)
             wait = begin - self.env.now
-        timeout = Timeout(self.env, wait + self.latency_s)
-        timeout.callbacks.append(lambda _: self._rewarded(group))
+        timeout = Timeout(self.env, wait + self.latency_s, group)
+        timeout.callbacks.append(self._reward_came)
+
+    def _reward_came(self, event: Event) -> None:
+        group = event.value
+        assert isinstance(group, Group)
+        self._rewarded(group)
 
     def _rewarded(self, group: Group) -> None:
         self.num_rewards += 1

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from rlplan.simulate.speed import Speed
+from rlplan.simulate.speed import Speed, batch_prefill_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,15 @@ class EngineLimits:
     max_num_seqs: int
     num_blocks: int
     block_size: int = 16
+
+    @staticmethod
+    def of_tokens(max_num_seqs: int, kv_tokens: int, block_size: int = 16) -> "EngineLimits":
+        """For a KV cache of so many tokens, as whole blocks.
+
+        >>> EngineLimits.of_tokens(256, 1000).num_blocks
+        62
+        """
+        return EngineLimits(max_num_seqs, kv_tokens // block_size, block_size)
 
 
 class Group:
@@ -50,14 +59,14 @@ class Group:
 
 
 class Rollout:
-    """One completion. done: tokens it has (while it runs: when it joined the batch). spans: [version, tokens] pairs."""
+    """One completion. done: tokens it has (while it runs: when it joined the batch). spans: (version, tokens) pairs."""
 
     __slots__ = ("done", "group", "held", "joined", "length", "spans", "ticket")
 
     def __init__(self, group: Group, length: int) -> None:
         self.group, self.length = group, length
-        self.done, self.held, self.joined, self.ticket = 0, 0, 0, 0
-        self.spans: list[list[int]] = []
+        self.done = self.held = self.joined = self.ticket = 0
+        self.spans: tuple[tuple[int, int], ...] = ()
 
 
 class Engine:
@@ -74,9 +83,11 @@ class Engine:
         self.max_blocks_used = 0
         self.intervals: list[tuple[float, float]] = []
         self._ends: list[tuple[int, int, Rollout]] = []
-        self._classes = [0] * limits.block_size
+        self._size, self._num_blocks, self._decode_step_s = limits.block_size, limits.num_blocks, speed.decode_step_s
+        self._classes = [0] * self._size
         self._steps = self._held = self._blocks = self._order = 0
-        self._ticket = self._planned = 0
+        self._planned = 0
+        self._next: Event | None = None
         self._decode_from = self._busy_from = 0.0
         self._is_busy = self._is_paused = self._has_preempted = False
         self._stopped: Event | None = None
@@ -123,42 +134,38 @@ class Engine:
 
     def _begin(self) -> None:
         """Admit what fits and plan the next segment."""
-        seconds = self._admit()
+        needed = self._classes[-self._steps % self._size]
+        seconds = self._admit(needed) if self.waiting or self._blocks + needed > self._num_blocks else 0.0
         self._decode_from = self.env.now + seconds
         steps = self._planned = self._steps_to_go()
         if steps:
             num_seqs = len(self.running)
-            seconds += steps * self.speed.decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
-        self._plan(seconds)
-
-    def _plan(self, seconds: float) -> None:
-        self._ticket += 1
-        timeout = Timeout(self.env, seconds, self._ticket)
-        timeout.callbacks.append(self._end)
+            seconds += steps * self._decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
+        self._next = event = Timeout(self.env, seconds)
+        event.callbacks.append(self._end)
 
     def _end(self, event: Event) -> None:
         """A segment has ended: the batch has its tokens, and who has all of them leaves."""
-        if event.value != self._ticket:
+        if event is not self._next:
             return
         self.num_segments += 1
         self._grow(self._planned)
         self._planned = 0
-        finished = []
-        while self._ends and self._ends[0][0] <= self._steps:
-            _, ticket, rollout = heapq.heappop(self._ends)
+        ends, now = self._ends, self._steps
+        while ends and ends[0][0] <= now:
+            _, ticket, rollout = heapq.heappop(ends)
             if rollout.ticket == ticket:
                 self._leave(rollout)
-                finished.append(rollout)
-        for rollout in finished:
-            self.on_finish(rollout)
+                self.on_finish(rollout)
         if self._is_paused:
             for rollout in reversed(list(self.running)):
                 self._leave(rollout)
                 self.waiting.appendleft(rollout)
-        if self._is_paused or not (self.running or self.waiting):
             self._idle()
-        else:
+        elif self.running or self.waiting:
             self._begin()
+        else:
+            self._idle()
 
     def _idle(self) -> None:
         self._is_busy = False
@@ -188,22 +195,24 @@ class Engine:
             rest = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
             self._planned = steps
-            self._plan(rest)
+            self._next = event = Timeout(self.env, rest)
+            event.callbacks.append(self._end)
 
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
-        while self._ends and self._ends[0][2].ticket != self._ends[0][1]:
-            heapq.heappop(self._ends)
-        if not self._ends:
+        ends = self._ends
+        while ends and ends[0][2].ticket != ends[0][1]:
+            heapq.heappop(ends)
+        if not ends:
             return 0
-        steps = self._ends[0][0] - self._steps
-        n, free = len(self.running), self.limits.num_blocks - self._blocks
-        if n * (steps // self.limits.block_size + 1) <= free:
+        steps = ends[0][0] - self._steps
+        n, free = len(self.running), self._num_blocks - self._blocks
+        if n * (steps // self._size + 1) <= free:
             return steps
         return min(steps, self._steps_that_fit(n, free))
 
     def _steps_that_fit(self, n: int, free: int) -> int:
-        size, classes = self.limits.block_size, self._classes
+        size, classes = self._size, self._classes
         rounds, left = divmod(free, n)
         for step in range(size):
             left -= classes[-(self._steps + step) % size]
@@ -214,26 +223,29 @@ class Engine:
     def _grow(self, steps: int) -> None:
         """Every running sequence gains `steps` tokens."""
         if steps:
-            size, n = self.limits.block_size, len(self.running)
-            rounds, rest = divmod(steps, size)
+            n = len(self.running)
+            rounds, rest = divmod(steps, self._size)
             self._blocks += rounds * n
-            for step in range(self._steps, self._steps + rest):
-                self._blocks += self._classes[-step % size]
+            if rest:  # the classes whose turn came: those from -t down, around the circle
+                first = -self._steps % self._size
+                classes = self._classes
+                self._blocks += sum(classes[max(0, first - rest + 1) : first + 1])
+                if rest > first + 1:
+                    self._blocks += sum(classes[first + 1 - rest :])
             self._steps += steps
             self._held += n * steps
-            self.max_blocks_used = max(self.max_blocks_used, self._blocks)
+            if self._blocks > self.max_blocks_used:
+                self.max_blocks_used = self._blocks
 
     # --------------------------------------------------------------------------------------- who is in the batch
 
-    def _admit(self) -> float:
+    def _admit(self, needed: int) -> float:
         """Let waiting rollouts in, first come first served. Returns: seconds of their prefill.
 
         Running sequences take the blocks of their next step first; where these are lacking, the last to come leaves.
         """
-        size = self.limits.block_size
-        needed = self._classes[-self._steps % size]
-        preempted = False
-        while self._blocks + needed > self.limits.num_blocks:
+        size, preempted = self._size, False
+        while self._blocks + needed > self._num_blocks:
             rollout, _ = self.running.popitem()
             self._leave(rollout)
             self.waiting.appendleft(rollout)
@@ -242,7 +254,7 @@ class Engine:
             needed = self._classes[-self._steps % size]
         if preempted or not self.waiting:
             return 0.0
-        free, tokens = self.limits.num_blocks - self._blocks - needed, 0
+        free, tokens, attended = self._num_blocks - self._blocks - needed, 0, 0.0
         room = self.limits.max_num_seqs - len(self.running)
         while self.waiting and room:
             rollout = self.waiting[0]
@@ -254,11 +266,13 @@ class Engine:
             self.waiting.popleft()
             free, room = free - blocks, room - 1
             self._blocks += blocks
-            tokens += max(1, held - shared * size)
+            new = max(1, held - shared * size)
+            tokens += new
+            attended += new * (held - new / 2)
             self._join(rollout, held)
         self.num_prefill_tokens += tokens
         self.max_blocks_used = max(self.max_blocks_used, self._blocks)
-        return self.speed.prefill_s(tokens, self._held) if tokens else 0.0
+        return batch_prefill_s(self.speed, tokens, attended) if tokens else 0.0
 
     def _join(self, rollout: Rollout, held: int) -> None:
         """Its prefill gives the first token, each decode step one more."""
@@ -267,24 +281,20 @@ class Engine:
         rollout.group.num_resident += 1
         self.running[rollout] = None
         self._held += held
-        self._classes[(held - self._steps) % self.limits.block_size] += 1
+        self._classes[(held - self._steps) % self._size] += 1
         heapq.heappush(self._ends, (self._steps + rollout.length - rollout.done - 1, self._order, rollout))
 
     def _leave(self, rollout: Rollout) -> None:
         """Out of the batch, finished or not: count its tokens, free its blocks."""
-        size, group = self.limits.block_size, rollout.group
-        gained = self._steps - rollout.joined
-        held = rollout.held + gained
+        size, group = self._size, rollout.group
+        gained = self._steps - rollout.joined + 1
+        held = rollout.held + gained - 1
         self.running.pop(rollout, None)
         rollout.ticket = 0
-        rollout.done += gained + 1
-        self.num_tokens += gained + 1
-        if rollout.spans and rollout.spans[-1][0] == self.version:
-            rollout.spans[-1][1] += gained + 1
-        else:
-            rollout.spans.append([self.version, gained + 1])
+        rollout.done += gained
+        rollout.spans += ((self.version, gained),)
+        self.num_tokens += gained
         self._held -= held
         self._classes[(rollout.held - rollout.joined) % size] -= 1
         group.num_resident -= 1
-        shared = group.prompt_len // size
-        self._blocks -= -(-held // size) - (shared if group.num_resident else 0)
+        self._blocks -= -(-held // size) - (group.prompt_len // size if group.num_resident else 0)

@@ -35,14 +35,15 @@ class LengthSampler:
         """The next `count` lengths in tokens."""
         if not self._table:
             self._table = [self._lengths.quantile(index / TABLE) for index in range(TABLE + 1)]
-        return [self._one(self._random.random()) for _ in range(count)]
-
-    def _one(self, share: float) -> int:
-        place = share * TABLE
-        index = int(place)
-        if index < TAIL or index >= TABLE - TAIL:
-            length = self._lengths.quantile(share)
-        else:
-            low = self._table[index]
-            length = low + (place - index) * (self._table[index + 1] - low)
-        return max(1, round(length))
+        table, draw = self._table, self._random.random
+        drawn = []
+        for _ in range(count):
+            place = draw() * TABLE
+            index = int(place)
+            if TAIL <= index < TABLE - TAIL:
+                low = table[index]
+                length = low + (place - index) * (table[index + 1] - low)
+            else:
+                length = self._lengths.quantile(place / TABLE)
+            drawn.append(int(length + 0.5) or 1)
+        return drawn

@@ -41,6 +41,7 @@ class SimulationResult:
         its oldest token.
     num_tokens: generated, those of unfinished rollouts too; num_trained_tokens: of those that were trained.
     kv_use: largest share of an engine's KV cache that held anything.
+    num_events: changes of a batch, rewards and actions that ended.
     """
 
     seed: int

@@ -8,6 +8,7 @@ Left out: failures, starting and finishing, training that takes longer where a b
     streaming     prompts flow through a queue; training takes its part as soon as it is there
 """
 
+import gc
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -27,8 +28,18 @@ Play = Generator[Event, Any, None]
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
-    """Play the whole run. Raises: SpecError where the setting makes no sense."""
-    return _Run(setting, seed).play()
+    """Play the whole run. Raises: SpecError where the setting makes no sense.
+
+    The collector of reference cycles rests meanwhile: it takes half the time (6.3 against 3.3 us an event), and what is
+    done with frees itself.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return _Run(setting, seed).play()
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Run:
@@ -203,6 +214,8 @@ class _Run:
     def _train_on(self, groups: Sequence[Group]) -> None:
         self.num_trained += sum(rollout.length for group in groups for rollout in group.rollouts)
         self.staleness.add(groups, self.version)
+        for group in groups:
+            group.rollouts.clear()
 
     def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
         """New weights for all engines: these stop first, in mid-sentence or when they have nothing left to do."""

@@ -139,6 +139,11 @@ class SimulationSetting:
             )
 
 
+def num_engines(schedule: Schedule) -> int:
+    """Rollout engines of a schedule: the data-parallel ranks of its engine's layout. Raises: KeyError without one."""
+    return schedule.layout("rollout_engine").dp
+
+
 def _check_rollouts(rollouts: RolloutWork | None, speed: Speed | None) -> None:
     if rollouts is None:
         return

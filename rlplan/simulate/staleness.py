@@ -54,6 +54,7 @@ class StalenessCounts:
         """Count what is trained under a version: each token's age, and of each rollout the oldest token's."""
         for group in groups:
             for rollout in group.rollouts:
-                for made_under, num_tokens in rollout.spans:
+                spans = rollout.spans
+                for made_under, num_tokens in spans:
                     self.tokens[version - made_under] += num_tokens
-                self.rollouts[version - rollout.spans[0][0]] += 1
+                self.rollouts[version - spans[0][0]] += 1

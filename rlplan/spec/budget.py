@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from rlplan.errors import did_you_mean
 from rlplan.spec.algorithm import ALGORITHMS, Algorithm
 from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec
+from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
 from rlplan.spec.workload import MAX_COUNT, MAX_MINI_BATCHES
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
@@ -107,7 +107,7 @@ class BudgetWorkload(Spec):
     @property
     def lengths(self) -> Lengths:
         """Response lengths, cut at max_response_len."""
-        return Lengths(self.response_lengths, self.max_response_len)
+        return cut_lengths(self.response_lengths, self.max_response_len)
 
 
 class LoraSpec(Spec):

@@ -221,13 +221,16 @@ class ServingRates(Spec):
 
     memory: share of `memory_bytes_per_s` of a decode step's reads. matmul: share of `dense_flops_per_s` of a prefill.
     layer: seconds that a layer takes beyond its bytes and FLOPs, inside a CUDA graph. collective: seconds of one small
-    all-reduce between the ranks of an engine.
+    all-reduce between the ranks of an engine. expert_memory: share of `memory_bytes_per_s` at which routed experts are
+    read. expert_layer: seconds that routing, spreading and gathering tokens add to a layer with experts.
     """
 
     memory: SourcedShare
     matmul: SourcedShare
     layer: SourcedSeconds
     collective: SourcedSeconds
+    expert_memory: SourcedShare
+    expert_layer: SourcedSeconds
 
 
 class NodeEfficiencies(Spec):

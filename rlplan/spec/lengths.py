@@ -8,6 +8,7 @@ stops it there.
 """
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated, Literal
 
@@ -158,3 +159,9 @@ class Lengths:
         deviation = math.sqrt(count * self.variance)
         total = count * self.mean + (NormalDist().inv_cdf(share) * deviation if deviation else 0.0)
         return min(total, float(count * self.longest))
+
+
+@lru_cache(maxsize=64)
+def cut_lengths(spec: LengthSpec, longest: int) -> Lengths:
+    """The distribution cut at `longest` tokens, worked out once."""
+    return Lengths(spec, longest)

@@ -17,6 +17,7 @@ left, and those with each source left out.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 from rlplan.spec.model import Component, ModelSpec
@@ -96,6 +97,7 @@ class SyncWork:
         return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "rlplan")
 
 
+@lru_cache(maxsize=64)
 def num_sent_tensors(model: ModelSpec) -> int:
     """Tensors that a hand-over names: as in the checkpoint, where each expert's matrices stand by themselves.
 

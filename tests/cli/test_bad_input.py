@@ -196,9 +196,9 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["estimat", "x"], ("No such command 'estimat'. Did you mean 'estimate'?", "rlplan --help")),
+        (["estimat", "x"], ("No such command 'estimat'. Did you mean 'estimate'", "rlplan --help")),
         (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
-        (["plan"], ("Missing argument 'job'", "rlplan plan --help")),
+        (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),

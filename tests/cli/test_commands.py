@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+from rlplan_cli import app as app_module
 from rlplan_cli.app import app
 
 from rlplan.emit.bundle import read_bundle
@@ -21,7 +22,7 @@ from rlplan.units import format_bytes
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
 
-COMMANDS = ("estimate", "plan", "emit", "run", "report", "accuracy", "doctor", "profiles")
+COMMANDS = ("estimate", "plan", "explain", "simulate", "emit", "run", "report", "accuracy", "doctor", "profiles")
 
 
 def json_of(answer: Answer) -> Any:
@@ -38,6 +39,12 @@ def test_the_help_lists_every_command_with_a_whole_sentence(rlplan: Call) -> Non
     for sentence in listed.values():
         assert sentence.endswith(".")
         assert not sentence.endswith("...")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_in_the_help_is_the_first_sentence_of_the_command_s_own(rlplan: Call, name: str) -> None:
+    own = " ".join(rlplan(name, "--help").out.partition("\n\n")[2].partition("\n\n")[0].split())
+    assert app_module.COMMANDS[name] == own.partition(". ")[0].removesuffix(".") + "."
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "profiles list", "profiles show"])

@@ -92,6 +92,7 @@ def test_quantised_bases_need_less(rlplan: Call) -> None:
 
 def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None:
     asked = ("estimate", "--model", "Qwen/Qwen2.5-32B", "--gpus", "16xH100")
+    asked = (*asked, "placement.placement=colocated")
     answer = rlplan(*asked, "training.zero_stage=2", "placement.parks=false")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import RLPLAN
-from tests.factories import QUICKSTART, ROOT
+from tests.factories import EXAMPLES, QUICKSTART, ROOT
 
 
 def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
@@ -49,6 +49,9 @@ def plain(text: str) -> str:
 SHOWN = {
     "estimate": ["estimate", QUICKSTART],
     "plan": ["plan", QUICKSTART],
+    "plan for GPUs": ["plan", EXAMPLES / "ppo-70b-64xh100.yaml"],
+    "explain": ["explain", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml", "--more-gpus"],
+    "simulate": ["simulate", EXAMPLES / "grpo-7b-8xh100.yaml", "--steps", "2"],
     "profiles list": ["profiles", "list"],
     "profiles show": ["profiles", "show", "cpu-host"],
     "doctor": ["doctor"],

@@ -1,9 +1,11 @@
 """The schedule of a step on GPUs: who works, who sleeps and who waits on the host."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
-from rlplan.vocabulary import ActionKind, Placement, Role
+from rlplan.vocabulary import ActionKind, Placement, Role, Stream
 
 FULL = GpuStep(
     Placement.COLOCATED,
@@ -65,3 +67,44 @@ def test_log_probs_are_taken_anew_where_there_are_several_optimizer_steps(num_mi
     assert ("score/policy" in ids(step)) is (num_mini_batches > 1)
     steps = [action for action in build_gpu_schedule(step).step if action.kind is ActionKind.OPTIMIZER_STEP]
     assert len(steps) == num_mini_batches
+
+
+ASYNC = GpuStep(Placement.DISAGGREGATED, 5, 3, frozen_roles=(Role.REFERENCE,), max_staleness=1)
+
+
+def test_asynchronous_generation_waits_for_nothing_and_the_hand_over_for_both() -> None:
+    schedule = build_gpu_schedule(ASYNC)
+    after = {action.id: action.after for action in schedule.step}
+    assert after["generate"] == after["score/reference"] == ()
+    assert after["train_forward_backward"] == ("score/reference",)
+    assert set(after["sync_weights"]) == {"optimizer_step", "generate"}
+    streams = {action.id: action.stream for action in schedule.step}
+    assert streams["generate"] is Stream.GENERATION
+    assert streams["optimizer_step"] is Stream.TRAINING
+
+
+def test_what_may_overlap_is_said_by_the_schedule() -> None:
+    beside = {("generate", other) for other in ("score/reference", "train_forward_backward", "optimizer_step")}
+    assert set(build_gpu_schedule(ASYNC).concurrent) == beside
+    assert build_gpu_schedule(replace(ASYNC, max_staleness=0)).concurrent == ()
+
+
+def test_generation_beside_training_on_the_same_devices_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="devices of its own"):
+        build_gpu_schedule(replace(ASYNC, placement=Placement.HYBRID))
+
+
+@pytest.mark.parametrize(("placement", "first"), [(Placement.DISAGGREGATED, 8), (Placement.COLOCATED, 4)])
+def test_frozen_roles_may_have_devices_of_their_own(placement: Placement, first: int) -> None:
+    step = GpuStep(placement, 4, 4, frozen_roles=(Role.REFERENCE,), num_scoring=2)
+    schedule = build_gpu_schedule(step)
+    groups = {group.name: group.devices for group in schedule.groups}
+    assert groups[step.scoring_group] == groups["scoring"] == (f"cuda:{first}", f"cuda:{first + 1}")
+    assert dict(schedule.processes)["scorer/reference/0"] == f"cuda:{first}"
+    assert schedule.layout("scorer", Role.REFERENCE).dp == step.num_frozen == 2
+
+
+def test_frozen_roles_alone_may_wait_on_the_host() -> None:
+    names = ids(GpuStep(Placement.HYBRID, 8, 8, frozen_roles=(Role.REFERENCE,), parks_frozen=True))
+    assert [name for name in names if "role" in name] == ["reload_role/reference", "offload_role/reference"]
+    assert names.index("reload_role/reference") + 1 == names.index("score/reference")

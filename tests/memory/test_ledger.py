@@ -130,3 +130,11 @@ def test_what_a_process_held_after_its_last_action_replaces_all_that_it_held_bef
     ledger = make_ledger(rows=rows, order=ORDER)
     peaks = {moment: sum(size for _, size in counted) for moment, counted in ledger._moments()}
     assert peaks == {ORDER[0]: 100, ORDER[1]: 100, ORDER[2]: 10, ORDER[3]: 11}
+
+
+def test_devices_and_hosts_of_another_kind_have_their_own_capacity() -> None:
+    ledger = MemoryLedger(
+        (), 80, 2000, shares_host_memory=False, order=(), capacities=(("cuda:8", 48), ("host:1", 900))
+    )
+    assert (ledger.capacity_of("cuda:0"), ledger.capacity_of("cuda:8")) == (80, 48)
+    assert (ledger.host_capacity_of("host:0"), ledger.host_capacity_of("host:1")) == (2000, 900)

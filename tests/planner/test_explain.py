@@ -197,8 +197,9 @@ def test_constants_are_ordered_by_how_much_they_move_the_step(name: str) -> None
 
 def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
     budget, why = CASES["grpo"], EXPLAINED["grpo"]
-    row = next(one for one in why.sensitivities if one.constant == "efficiencies.matmul")
-    setting = with_constant(budget.setting, row.constant, row.value * FACTORS[0])
+    row = next(one for one in why.sensitivities if one.constant == "h100-sxm: efficiencies.matmul")
+    constant = next(one for one in constants(budget.setting) if one.name == row.constant)
+    setting = with_constant(budget.setting, constant, row.value * FACTORS[0])
     assert setting.gpu.efficiencies is not None
     assert setting.gpu.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
     from rlplan.planner.gpu_search import GpuSearch
@@ -209,16 +210,18 @@ def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
 
 def test_what_was_measured_is_not_uncertain() -> None:
     setting = read_setting(asked())
-    names = {name for name, _, _ in constants(setting)}
+    names = {one.name for one in constants(setting)}
     assert setting.gpu.efficiencies is not None
     share = setting.gpu.efficiencies.matmul.model_copy(update={"provenance": Provenance.MEASURED})
     efficiencies = setting.gpu.efficiencies.model_copy(update={"matmul": share})
     measured = setting.with_gpu(setting.gpu.model_copy(update={"efficiencies": efficiencies}))
-    assert {name for name, _, _ in constants(measured)} == names - {"efficiencies.matmul"}
+    assert {one.name for one in constants(measured)} == names - {"h100-sxm: efficiencies.matmul"}
 
 
 def test_a_share_of_a_peak_stays_a_share() -> None:
-    setting = with_constant(read_setting(asked()), "efficiencies.memory", 1.3)
+    before = read_setting(asked())
+    constant = next(one for one in constants(before) if one.name == "h100-sxm: efficiencies.memory")
+    setting = with_constant(before, constant, 1.3)
     assert setting.gpu.efficiencies is not None
     assert setting.gpu.efficiencies.memory.value == 1.0
 

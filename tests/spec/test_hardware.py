@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from rlplan.errors import SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.hardware import ComputeDtype, CpuProfile, GpuProfile, NodeProfile, SourcedByteRate, SourcedFlopRate
-from rlplan.spec.profiles import find_profile, get_gpu, get_node, get_profile, parse_gpus, profile_paths, read_profile
+from rlplan.spec.profiles import (
+    find_profile,
+    get_gpu,
+    get_node,
+    get_profile,
+    parse_gpus,
+    parse_pools,
+    profile_paths,
+    read_profile,
+)
 from rlplan.spec.rates import format_bytes_per_s, format_flops_per_s, parse_bytes_per_s, parse_flops_per_s
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,6 +243,21 @@ def test_nodes_are_counted_with_all_their_gpus():
 def test_anything_else_names_no_gpus(text: str):
     with pytest.raises(SpecError):
         parse_gpus(text, where="--gpus")
+
+
+def test_two_groups_of_gpus_are_named_with_a_plus():
+    pools = parse_pools("8xH100 + 2xdgx-h100", where="--gpus")
+    assert [(count, gpu.name, node and node.name) for count, gpu, node in pools] == [
+        (8, "h100-sxm", None),
+        (16, "h100-sxm", "dgx-h100"),
+    ]
+    assert len(parse_pools("8xH100", where="--gpus")) == 1
+
+
+@pytest.mark.parametrize("text", ["8xh100 +", "+", "8xh100 + 8xh100 + 8xh100", "8xh100 + 0xl40s", "8xh100 - 8xl40s"])
+def test_groups_that_are_no_gpus_are_refused(text: str):
+    with pytest.raises(SpecError):
+        parse_pools(text, where="--gpus")
 
 
 # ----------------------------------------------------------------------------------------------------------- loading

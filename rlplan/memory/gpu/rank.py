@@ -5,7 +5,7 @@ sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.allocator import reserved_bytes
@@ -115,7 +115,8 @@ def work_of(trained: Trained, stage: Stage, fixed: FixedParts) -> Work:
     """
     training, choice, passes, model = trained.training, trained.choice, trained.passes, trained.model
     is_value = trained.role in (Role.VALUE, Role.REWARD)
-    first, *more = (_cut(layers, trained) for layers in blocks_of(model, stage.layers if choice.pp > 1 else None))
+    layers = stage.layers if choice.pp > 1 else None
+    first, *more = cut_layers(model, layers, choice.tp, is_fused=trained.target == "megatron")
     exported = trained.target != "rlplan"
     vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
     return Work(
@@ -151,10 +152,11 @@ def loss_of(trained: Trained) -> Loss:
     return Loss.PARALLEL if trained.target == "fsdp2" and trained.choice.tp > 1 else stated
 
 
-def _cut(layers: Layers, trained: Trained) -> Layers:
-    block = layers.block.fused() if trained.target == "megatron" else layers.block
-    tp = trained.choice.tp
-    return replace(layers, block=block.sharded(tp) if tp > 1 else block)
+@lru_cache(maxsize=1024)
+def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: bool) -> tuple[Layers, ...]:
+    """The kinds of layers of a stage (None: of all), cut over tp. is_fused: under fused kernels. Raises: SpecError."""
+    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
+    return tuple(replace(kind, block=kind.block.sharded(tp)) if tp > 1 else kind for kind in kinds)
 
 
 class RankOnGpu:

@@ -5,8 +5,9 @@ Left out: tensor parallelism under DeepSpeed; there weights are whole, or ZeRO-3
 FSDP2 they are shards too; under Megatron they are cut like the policy's, and the fullest stage stands for all.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Literal
 
 from rlplan.dataflow.schedule import Action
@@ -35,16 +36,16 @@ def frozen_parts(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) ->
 
 @dataclass(frozen=True)
 class FrozenShare:
-    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass."""
+    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass. asked: work."""
 
     weights: int
     gathered: int
-    work: Work
+    asked: Callable[[], Work]
 
     @cached_property
     def pass_bytes(self) -> int:
         """Activations and logits of one pass without gradients."""
-        return score_peak_bytes(self.work)
+        return score_peak_bytes(self.asked())
 
 
 class ScorerOnGpu:
@@ -109,7 +110,7 @@ class ScorerOnGpu:
             settings = ZeroSettings(
                 stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.element_bytes
             )
-            return (FrozenShare(*frozen_parts(self.model, settings, has_head=self.has_head), self._whole_work()),)
+            return (FrozenShare(*frozen_parts(self.model, settings, has_head=self.has_head), self._whole_work),)
         trained = self._trained(self.cut)
         return tuple(self._exported(trained, stage) for stage in stages_of(self.model.num_layers, self.cut.pp, 1))
 
@@ -122,7 +123,7 @@ class ScorerOnGpu:
         else:
             megatron = megatron_settings(training, choice, trained.num_ranks)
             parts = megatron_parts(model, self.role, None, megatron, stage.index)
-        return FrozenShare(_weights(parts), parts.gathered, work_of(trained, stage, parts))
+        return FrozenShare(_weights(parts), parts.gathered, partial(work_of, trained, stage, parts))
 
     def _trained(self, cut: TrainerChoice) -> Trained:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""

@@ -22,7 +22,8 @@ def budget_page(budget: Budget) -> Page:
     """What the page of a budget says."""
     spec, setting = budget.spec, budget.setting
     work = spec.workload
-    rollouts = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
+    samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
+    rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
     shortage = ""
     if budget.shortage is not None:
         of, needed, room = budget.shortage
@@ -38,7 +39,7 @@ def budget_page(budget: Budget) -> Page:
         phases=phase_rows(budget.timing),
         actions=action_rows(actions, budget.ledger, budget.timing if budget.timing.seconds else None),
         places=_places(budget),
-        risks=_risks(budget),
+        facts=_risks(budget),
         others=tuple(_other(budget, other) for other in budget.runners_up)
         + tuple(OtherRow(one.placement.value, "", None, one.reason) for one in budget.considered),
         remedies=tuple(

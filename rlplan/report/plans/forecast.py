@@ -54,7 +54,7 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
     else:
         step, length = {action.action_id: (action.start_s, action.end_s) for action in timing.actions}, timing.seconds
     start, start_length = _in_order(schedule.start)
-    finish, _ = _in_order(schedule.finish)
+    finish, finish_length = _in_order(schedule.finish)
     parts = (
         (0, schedule.start, start, -length - start_length),
         (1, schedule.step, step, -length),
@@ -66,6 +66,7 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
         Window("Start", -length - start_length, -length, is_timed=False),
         Window(FIRST_TITLE, -length, 0.0, timing is not None),
         Window(STEADY_TITLE, 0.0, length, timing is not None),
+        Window("Finish", length, length + finish_length, is_timed=False),
     )
     return Forecast(name, ledger, schedule, Trace("predicted", spans), _telling(windows, ledger), timing)
 
@@ -92,10 +93,13 @@ def _spans(
 
 
 def _telling(windows: tuple[Window, ...], ledger: MemoryLedger) -> tuple[Window, ...]:
-    """The steady step, and what comes before it where a device or the host holds most then, or where nothing has
-    seconds that the rest would take the room from."""
+    """The steady step, and what comes before and after it where a device or a host holds most then.
+
+    Starting is there too where nothing has seconds, which the rest would take the room from.
+    """
     peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices)]
     moments = {peak.moment for peak in peaks}
-    start, first, steady = windows
+    start, first, steady, finish = windows
     shows_start = "start" in moments or not steady.is_timed
-    return tuple(w for w, wanted in ((start, shows_start), (first, "first" in moments), (steady, True)) if wanted)
+    chosen = ((start, shows_start), (first, "first" in moments), (steady, True), (finish, "finish" in moments))
+    return tuple(window for window, is_wanted in chosen if is_wanted)

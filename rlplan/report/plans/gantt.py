@@ -88,7 +88,12 @@ def lanes_of(course: clock.Course, windows: tuple[clock.Window, ...]) -> list[La
         if any(w.start_s <= span.start_s and span.end_s <= w.end_s for w in windows):
             bars.setdefault(span.process, []).append((span.action_id, span.start_s, span.end_s))
     lanes = [Lane(process, groups.get(process, "host"), tuple(mine)) for process, mine in bars.items()]
-    return sorted(lanes, key=lambda lane: order.index(lane.group) if lane.group in order else len(order))
+    workers = list(dict.fromkeys(lane.process.rpartition("/")[0] for lane in lanes))
+    places = {lane.process: workers.index(lane.process.rpartition("/")[0]) for lane in lanes}
+    return sorted(
+        lanes,
+        key=lambda lane: (order.index(lane.group) if lane.group in order else len(order), places[lane.process]),
+    )
 
 
 def _draw_lanes(
@@ -154,7 +159,7 @@ def _draw_waits(axes: Axes, phases: Mapping[Phase, Cost]) -> None:
             if seconds:
                 axes.barh(y, seconds, left=left, height=0.74, color=RESOURCE_COLORS[resource], lw=0)
                 left += seconds
-                used.append(resource)
+                used += [resource] * (seconds > 0.003 * total)
         text = f"  {format_seconds(cost.seconds)}, {_share(cost.seconds / total)}"
         axes.text(left, y, text, va="center", fontsize=7.4)
     axes.set_xlim(0, 1.22 * max(cost.seconds for cost in phases.values()))

@@ -17,6 +17,8 @@ from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
 PAGE_SCHEMA_VERSION = 1
+NEGLIGIBLE = 0.001
+"""The part of a phase below which a resource is not named."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class OtherRow:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page says. state: (mood, sentence). choices, risks: (term, words)."""
+    """Everything that a page says. state: (mood, sentence). choices, facts: (term, words)."""
 
     title: str
     subtitle: str
@@ -99,7 +101,8 @@ class Page:
     phases: tuple[PhaseRow, ...]
     actions: tuple[ActionRow, ...]
     places: tuple[Place, ...]
-    risks: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    facts_title: str = "Risks"
     others: tuple[OtherRow, ...] = ()
     remedies: tuple[OtherRow, ...] = ()
     schema_version: int = PAGE_SCHEMA_VERSION
@@ -118,7 +121,11 @@ def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
             cost.seconds,
             cost.seconds / total,
             style.name_of(cost.bound_by.value),
-            {resource.value: seconds for resource, seconds in cost.parts.items()},
+            {
+                resource.value: seconds
+                for resource, seconds in cost.parts.items()
+                if seconds > NEGLIGIBLE * cost.seconds
+            },
         )
         for phase, cost in costs.items()
     )

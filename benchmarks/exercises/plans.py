@@ -1,0 +1,90 @@
+"""Plans of the exercises, each worked out once, and how they are put in words and tables.
+
+In: what would be typed. Out: budgets, or why there is none; rows of markdown. Left out: the exercises.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from rlplan.errors import RlplanError
+from rlplan.memory.ledger import Peak
+from rlplan.planner.budget import Budget, read_setting
+from rlplan.planner.budget_checks import check_budget
+from rlplan.planner.gpu_search import GpuSearch
+from rlplan.spec.budget import BudgetSpec, load_budget
+from rlplan.vocabulary import MemoryKind
+
+ROOT = Path(__file__).resolve().parents[2]
+GB = 10**9
+
+
+@cache
+def example(name: str, *overrides: str) -> Budget | str:
+    """The best plan of a file in examples/; or, in words, why there can be none."""
+    return asked(load_budget(ROOT / "examples" / f"{name}.yaml", overrides))
+
+
+def asked(spec: BudgetSpec) -> Budget | str:
+    """The best plan of a budget; or, in words, why there can be none."""
+    try:
+        setting = read_setting(spec)
+        check_budget(spec, setting)
+        return GpuSearch(spec, setting).run(with_others=False)
+    except RlplanError as error:
+        return str(error).splitlines()[0]
+
+
+def typed(name: str, *overrides: str) -> str:
+    """The command that gives the same."""
+    words = [word if re.fullmatch(r"[\w.=/+-]+", word) else f"'{word}'" for word in overrides]
+    return " ".join(("rlplan plan", f"examples/{name}.yaml", *words))
+
+
+def commands(lines: Iterable[tuple[str, ...]]) -> str:
+    """A block of them."""
+    return "\n".join(("```", *(typed(*line) for line in lines), "```"))
+
+
+def peak_of(budget: Budget, device: str) -> Peak:
+    """The fullest moment of a device."""
+    return budget.ledger.device_peak(device)
+
+
+def kinds(peak: Peak) -> dict[MemoryKind, int]:
+    """Bytes of each kind at that moment, largest first."""
+    sizes: dict[MemoryKind, int] = {}
+    for _, _, kind, size in peak.rows:
+        sizes[kind] = sizes.get(kind, 0) + size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def choice(budget: Budget) -> str:
+    """What was chosen, in a few words."""
+    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
+    words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
+    words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
+    words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * step.parks
+    if not step.shares_devices:
+        words.append(f"{step.num_training} GPUs train, {step.num_generation} generate")
+        words += [f"{step.num_scoring} score"] * bool(step.num_scoring)
+    return ", ".join([*words, f"engine tp {engine.tp}"] if step.has_rollouts else words)
+
+
+def a_pass(budget: Budget) -> str:
+    """What a pass of the trainer works on."""
+    trainer = budget.candidate.trainer
+    return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of markdown."""
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def decimal(num_bytes: float) -> str:
+    """Decimal gigabytes, in which the exercises are put."""
+    return f"{num_bytes / GB:,.1f} GB"

@@ -1,0 +1,74 @@
+"""A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
+
+In: a Budget and the SimulationResult of its plan. Out: stdout.
+"""
+
+from rich.text import Text
+
+from rlplan.planner.budget import Budget
+from rlplan.planner.plan_results import phase_costs
+from rlplan.simulate.result import SimulationResult
+from rlplan.units import format_rate, format_seconds
+from rlplan_cli.render import new_table, stdout
+from rlplan_cli.render_plan import show_headline
+
+
+def show_simulation(budget: Budget, result: SimulationResult) -> None:
+    """How steps vary, what they are made of, who was busy, how old rollouts were."""
+    show_headline(budget)
+    half, most = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
+    stdout.print(
+        Text.assemble(
+            (f"{format_seconds(result.mean_step_s)} a step", "bold"),
+            f" in the mean of {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
+            f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} GPU-hours in all",
+        )
+    )
+    _show_phases(budget, result)
+    _show_groups(result)
+    _show_rollouts(result)
+
+
+def _show_phases(budget: Budget, result: SimulationResult) -> None:
+    count = len(result.step_s)
+    table = new_table("phase", "simulated", "formula", "of the step", title="One step, in the mean")
+    formula = {phase: cost.seconds for phase, cost in phase_costs(budget.timing).items()}
+    for phase, seconds in result.phase_s.items():
+        mean = seconds / count
+        if mean or phase in formula:
+            share = f"{mean / result.mean_step_s:.0%}" if result.mean_step_s else "-"
+            table.add_row(phase.value, format_seconds(mean), format_seconds(formula.get(phase, 0.0)), share)
+    table.add_row("step", format_seconds(result.mean_step_s), format_seconds(budget.timing.seconds), "")
+    stdout.print(table)
+
+
+def _show_groups(result: SimulationResult) -> None:
+    table = new_table("devices", "GPUs", "busy", "waiting a step", title="Who was busy")
+    for group in result.groups:
+        waits = format_seconds(group.bubble_s / len(result.step_s))
+        table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
+    stdout.print(table)
+
+
+def _show_rollouts(result: SimulationResult) -> None:
+    if not result.num_tokens:
+        return
+    rate = format_rate(result.num_tokens / result.seconds)
+    _say(
+        "Rollouts",
+        f"{result.num_tokens:,} tokens ({rate}), {result.num_preemptions:,} preemptions, at most {result.kv_use:.0%} "
+        "of an engine's KV cache in use",
+    )
+    total = sum(result.token_staleness.values())
+    ages = ", ".join(f"{age} old {count / total:.1%}" for age, count in result.token_staleness.items() if total)
+    if set(result.token_staleness) != {0}:
+        _say("Staleness of trained tokens, in versions", f"{ages}; {result.mean_staleness:.2f} in the mean")
+
+
+def _say(head: str, text: str) -> None:
+    stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+
+
+def _count(value: float) -> str:
+    """Three digits, and no powers of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,271 @@
+"""Checks of what a target can run, and of who may lie where: combinations that contradict each other are refused.
+
+In: a BudgetSpec and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
+Left out: what is left open, of which only what can run is offered (gpu_axes.py); sizes and types (budget_checks.py).
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from rlplan.dataflow.gpu_step import GENERATION
+from rlplan.errors import SpecError
+from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.budget import BudgetSpec, Target, fixed_ways
+from rlplan.spec.model import Layout, ModelSpec
+
+Problem = tuple[str, str, str, str]
+"""What, where, rule, way out."""
+
+AXES: dict[Target, tuple[str, ...]] = {
+    "rlplan": ("ulysses", "tp"),
+    "fsdp2": ("ulysses", "tp", "cp"),
+    "megatron": ("tp", "pp", "cp", "ep"),
+}
+"""Parallel axes that each target has."""
+NAMES: dict[Target, str] = {"rlplan": "rlplan's own runtime (DeepSpeed)", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
+STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
+"""Values of training.zero_stage that each target has: full shard is 3, Megatron's distributed optimizer 1."""
+
+
+def axes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
+    training, target = budget.training, budget.target
+    for axis in ("ulysses", "tp", "pp", "cp", "ep"):
+        ways = fixed_ways(getattr(training, axis))
+        if ways > 1 and axis not in AXES[target]:
+            others = [name for name in AXES if axis in AXES[name]]
+            yield (
+                f"training.{axis} is {ways}, which {NAMES[target]} does not have",
+                f"training.{axis}",
+                f"target {target} has {', '.join(AXES[target])}",
+                f"training.{axis}=1, or target={' or '.join(others)}",
+            )
+    sizes = {axis: fixed_ways(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
+    ranks = prod(sizes.values())
+    if ranks > setting.pools[0].num_gpus:
+        words = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        yield (
+            f"one micro-batch takes {ranks} GPUs ({words}), there are {setting.pools[0].num_gpus} that train",
+            "training.tp, training.pp, training.cp, training.ulysses",
+            "ranks that share a sequence are GPUs",
+            "fewer ranks, or more GPUs",
+        )
+    yield from _tensor_parallel(budget, setting.policy)
+    yield from _pipeline_and_experts(budget, setting)
+
+
+def _tensor_parallel(budget: BudgetSpec, model: ModelSpec) -> Iterator[Problem]:
+    training, tp = budget.training, fixed_ways(budget.training.tp)
+    if tp == 1:
+        return
+    try:
+        model.held_tensors(Layout(tp=tp), range(0))
+    except SpecError as error:
+        yield error.what, "training.tp", error.rule, "training.tp=auto, or another number"
+    if budget.target != "rlplan":
+        return
+    problems = (
+        (model.experts is not None, f"a model with {model.experts.num_experts if model.experts else 0} experts a layer",
+         "DeepSpeed's AutoTP cuts linear layers; stacked experts are none and would stay whole on every rank"),
+        (bool(model.num_kv_heads % tp), f"a model with {model.num_kv_heads} key heads",
+         "AutoTP gives whole key heads; ranks beyond them would have no attention"),
+        (training.lora is not None, "training.lora", "AutoTP cuts plain linear layers, none that PEFT has wrapped"),
+        (fixed_ways(training.ulysses) > 1, f"training.ulysses {training.ulysses}",
+         "DeepSpeed has one group of ranks beside data parallelism: for tensors or for sequences"),
+        (training.zero_stage == 3, "training.zero_stage 3", "AutoTP goes with ZeRO 0 to 2"),
+    )  # fmt: skip
+    for holds, what, rule in problems:
+        if holds:
+            yield (f"training.tp is {tp} with {what}", "training.tp", rule, "training.tp=1, or target=megatron")
+
+
+def _pipeline_and_experts(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    training, model = budget.training, setting.policy
+    pp, ep, tp = (fixed_ways(ways) for ways in (training.pp, training.ep, training.tp))
+    if pp > model.num_layers:
+        yield (
+            f"training.pp is {pp}, the model has {model.num_layers} layers",
+            "training.pp",
+            "every pipeline stage has a layer",
+            f"training.pp of at most {model.num_layers}",
+        )
+    if ep == 1:
+        return
+    if model.experts is None:
+        yield (
+            f"training.ep is {ep}, the model has no experts",
+            "training.ep",
+            "expert parallel ranks share the experts of a layer",
+            "training.ep=1, or a mixture of experts",
+        )
+    elif model.experts.num_experts % ep:
+        yield (
+            f"training.ep is {ep}, a layer has {model.experts.num_experts} experts",
+            "training.ep",
+            "every rank holds as many whole experts",
+            "a number that divides the experts",
+        )
+    gpus = setting.pools[0].num_gpus
+    if gpus < pp * max(ep, tp):
+        yield (
+            f"training.ep is {ep} in each of {pp} pipeline stages, there are {gpus} GPUs that train",
+            "training.ep",
+            "expert parallel ranks are ranks of one pipeline stage",
+            "fewer ranks, or more GPUs",
+        )
+
+
+def trainer(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Ways to hold states that the target does not have."""
+    training, target = budget.training, budget.target
+    name, other = NAMES[target], "target=rlplan"
+    if training.zero_stage != "auto" and training.zero_stage not in STAGES[target]:
+        allowed = " or ".join(map(str, STAGES[target]))
+        rule = "shards everything: 3" if target == "fsdp2" else "shares the optimizer's states (1) or nothing (0)"
+        yield (
+            f"training.zero_stage is {training.zero_stage}, target is {target}",
+            "training.zero_stage",
+            f"{name} {rule}",
+            f"training.zero_stage=auto or {allowed}, or {other}",
+        )
+    if target == "rlplan":
+        return
+    refused = (
+        ("training.optimizer", training.optimizer != "adamw", training.optimizer, "adamw"),
+        ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
+        ("training.lora.base", training.lora is not None and training.lora.base == "nf4", "nf4", "bfloat16"),
+    )
+    for where, holds, value, instead in refused:
+        if holds:
+            yield (
+                f"{where} is {value}, target is {target}",
+                where,
+                f"planned for {name}: {instead}",
+                f"{where}={instead}, or {other}",
+            )
+    if target == "megatron" and training.offloads_parameters is True:
+        yield (
+            "training.offloads_parameters, target is megatron",
+            "training.offloads_parameters",
+            "Megatron-Core offloads the optimizer's states; weights stay on the GPU",
+            f"training.offloads_parameters=false, or {other}",
+        )
+    both = {training.offloads_optimizer, training.offloads_parameters}
+    if target == "fsdp2" and both == {True, False}:
+        yield (
+            "training.offloads_optimizer and training.offloads_parameters differ, target is fsdp2",
+            "training.offloads_optimizer, training.offloads_parameters",
+            "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
+            "both true, both false, or one of them auto",
+        )
+    if target == "fsdp2" and fixed_ways(training.ulysses) > 1 and fixed_ways(training.cp) > 1:
+        yield (
+            f"training.ulysses is {training.ulysses} and training.cp {training.cp}",
+            "training.ulysses, training.cp",
+            "both share a sequence: one of the two",
+            "training.ulysses=1, or training.cp=1",
+        )
+
+
+def placement(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Who shares devices with whom, and what follows from it."""
+    wanted, spec = budget.placement.placement, budget.placement
+    shares = wanted in ("colocated", "hybrid")
+    apart = "placement.placement=disaggregated"
+    if setting.has_pools and shares:
+        yield (
+            f"placement.placement is {wanted} on two groups of GPUs ({setting.words})",
+            "placement.placement, gpus",
+            "GPUs of two groups share no devices: the first trains, the second generates",
+            f"{apart}, or one group of GPUs",
+        )
+    if setting.has_pools and not budget.declaration.has_rollouts:
+        yield (
+            f"{budget.algorithm} generates nothing, and gpus names two groups ({setting.words})",
+            "gpus, algorithm",
+            "the second group generates",
+            "one group of GPUs",
+        )
+    if spec.generation_share != "auto" and (setting.has_pools or shares):
+        why = "two groups of GPUs" if setting.has_pools else f"placement {wanted}"
+        yield (
+            f"placement.generation_share is {spec.generation_share} with {why}",
+            "placement.generation_share",
+            "a share of the GPUs generates where one group is divided: disaggregated",
+            f"placement.generation_share=auto{'' if setting.has_pools else f', or {apart}'}",
+        )
+    if spec.max_staleness and (shares or not budget.declaration.has_rollouts):
+        why = f"placement {wanted}" if shares else f"{budget.algorithm}, which generates nothing"
+        yield (
+            f"placement.max_staleness is {spec.max_staleness} with {why}",
+            "placement.max_staleness",
+            "generation runs beside training where it has GPUs of its own",
+            f"placement.max_staleness=0{f', or {apart}' if shares else ''}",
+        )
+    if wanted == "colocated" and not setting.gpu.supports_sleep and budget.rollout.sleep_level in (1, 2):
+        yield (
+            f"rollout.sleep_level is {budget.rollout.sleep_level} on a {setting.gpu.name}",
+            "rollout.sleep_level",
+            "vLLM cannot put an engine to sleep there (supports_sleep of the profile)",
+            "placement.placement=hybrid, or disaggregated",
+        )
+
+
+def transport(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Ways for weights that the placement does not have."""
+    way, wanted = budget.placement.transport, budget.placement.placement
+    shares = wanted in ("colocated", "hybrid")
+    apart = wanted == "disaggregated" or setting.has_pools
+    rules = {
+        "cuda_ipc": (apart, "a handle is opened on the same GPU", "nccl or disk"),
+        "nccl": (shares, "NCCL refuses two ranks of one communicator on a GPU", "cuda_ipc"),
+        "delta": (shares, "on the same GPU whole weights are handed over without a copy", "cuda_ipc"),
+        "adapter": (budget.training.lora is None, "only adapters are sent: training.lora", "auto"),
+    }
+    holds, rule, instead = rules.get(way, (False, "", ""))
+    if holds:
+        with_what = "without training.lora" if way == "adapter" else f"with placement {wanted}"
+        yield (
+            f"placement.transport is {way} {with_what}",
+            "placement.transport",
+            rule,
+            f"placement.transport={instead}",
+        )
+
+
+def engine(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Expert parallel engines of models that have no experts, or that do not divide."""
+    rollout, model = budget.rollout, setting.policy
+    if rollout.has_expert_parallel is not True:
+        return
+    if model.experts is None:
+        yield (
+            "rollout.has_expert_parallel, and the model has no experts",
+            "rollout.has_expert_parallel",
+            "whole experts lie on an engine's ranks",
+            "rollout.has_expert_parallel=false",
+        )
+    elif rollout.tp != "auto":
+        try:
+            engine_weight_bytes(model, engine_layout(int(rollout.tp), ep=int(rollout.tp)), 2)
+        except SpecError as error:
+            yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
+
+
+def links(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """Several hosts of which nobody knows how they are joined."""
+    for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
+        if pool.num_hosts > 1 and pool.node is None:
+            hosts = f"{pool.num_hosts} hosts of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
+            yield (
+                f"{hosts}, and no profile says how hosts with this GPU are joined",
+                "gpus, gpus_per_host",
+                "the time of a step needs the network's rate: a node profile with this GPU",
+                "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave gpus_per_host out",
+            )
+            return
+
+
+CHECKS = (axes, trainer, placement, transport, engine, links)
+"""All of them, in order."""

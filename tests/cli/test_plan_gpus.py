@@ -1,0 +1,224 @@
+"""`rlplan plan`, `explain` and `simulate` for GPUs: from a command line, a file and a plan, as text and as JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.plan_file import read_gpu_plan, results_as_json
+from rlplan.spec.budget import load_budget
+from tests.cli.conftest import Answer, Call, start
+from tests.factories import EXAMPLES, QUICKSTART
+
+SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")
+ASKED = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", *SHORT)
+TOO_SMALL = ("--model", "Qwen/Qwen2.5-7B", "--gpus", "1xRTX4090", *SHORT)
+EXAMPLE = EXAMPLES / "grpo-7b-8xh100.yaml"
+
+
+def data_of(answer: Answer) -> Any:
+    assert answer.exit_code == 0, answer.err
+    assert answer.err == ""
+    return json.loads(answer.out)
+
+
+@pytest.fixture
+def plan(rlplan: Call, tmp_path: Path) -> Path:
+    path = tmp_path / "new" / "plan.json"
+    assert rlplan("plan", *ASKED, "-o", path).exit_code == 0
+    return path
+
+
+def test_a_plan_is_a_page_that_says_what_a_step_takes_and_what_binds(rlplan: Call) -> None:
+    answer = rlplan("plan", *ASKED)
+    assert (answer.exit_code, answer.err) == (0, "")
+    for words in ("fits  Qwen/Qwen2.5-0.5B, grpo, 2x h100-sxm: ", " a step", "bound by", "Next best", "Memory: "):
+        assert words in answer.out
+
+
+def test_json_is_the_plan_file(rlplan: Call, plan: Path) -> None:
+    printed = data_of(rlplan("plan", *ASKED, "--json"))
+    assert printed == json.loads(plan.read_text())
+    assert (printed["schema_version"], printed["kind"]) == (1, "gpu_plan")
+
+
+def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    answer = rlplan("plan", *ASKED, "-o", path)
+    assert (
+        answer.err == f"plan written to {path}; `rlplan explain {path}` says why, `rlplan simulate {path}` plays it\n"
+    )
+
+
+def test_a_file_asks_the_same_as_the_library(rlplan: Call) -> None:
+    results = data_of(rlplan("plan", EXAMPLE, "--json"))["results"]
+    assert results == json.loads(json.dumps(results_as_json(find_budget(load_budget(EXAMPLE)))))
+
+
+def test_a_plan_is_shown_and_estimated_as_the_budget_it_was_made_of(rlplan: Call, plan: Path) -> None:
+    assert rlplan("plan", plan).out == rlplan("plan", *ASKED).out
+    assert rlplan("estimate", plan).out == rlplan("estimate", *ASKED).out
+
+
+def test_top_says_how_many_of_the_next_best_are_shown(rlplan: Call) -> None:
+    assert "Next best" not in rlplan("plan", *ASKED, "--top", 0).out
+    assert len(rlplan("plan", *ASKED, "--top", 1).out) < len(rlplan("plan", *ASKED, "--top", 4).out)
+
+
+@pytest.mark.parametrize("objective", ["step_time", "tokens_per_s", "cost", "gpus"])
+def test_an_objective_is_a_key_of_the_budget(rlplan: Call, objective: str) -> None:
+    assert data_of(rlplan("plan", *ASKED, "--objective", objective, "--json"))["spec"]["objective"] == objective
+
+
+def test_what_does_not_fit_ends_with_1_writes_nothing_and_says_what_would(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("plan", *TOO_SMALL, "-o", tmp_path / "plan.json")
+    assert answer.exit_code == 1
+    assert not (tmp_path / "plan.json").exists()
+    assert "does not fit" in answer.out
+    assert "Each of these lines alone helps" in answer.out
+    assert answer.err.startswith("error: Qwen/Qwen2.5-7B needs ")
+    assert len(answer.err.splitlines()) == 4
+
+
+@pytest.mark.parametrize("verb", ["plan", "explain", "simulate"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to "),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "0xH100"), "from 1"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "-8xH100"), "names no GPUs"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH1000"), "h100"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.tp=3"), "3"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "3xH100", "placement.placement=hybrid"), "does not divide"),
+        (("examples/no-such-file.yaml",), "is missing"),
+        (("no-such-plan.json",), "is missing"),
+        (("examples/quickstart.yaml", "--model", "x"), "goes with a budget"),
+    ],
+)
+def test_a_wrong_question_is_one_message(rlplan: Call, verb: str, arguments: tuple[str, ...], words: str) -> None:
+    answer = rlplan(verb, *arguments)
+    assert answer.exit_code in (1, 2)
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert words in answer.err
+    assert len(answer.err.splitlines()) == 4
+
+
+@pytest.mark.parametrize("verb", ["plan", "explain", "simulate", "estimate"])
+def test_a_plan_takes_no_changes(rlplan: Call, plan: Path, verb: str) -> None:
+    answer = rlplan(verb, plan, "gpus=4xH100")
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert "cannot change the plan" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["explain", "simulate"])
+def test_jobs_have_no_times_yet(rlplan: Call, verb: str) -> None:
+    answer = rlplan(verb, QUICKSTART)
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert "goes with a budget" in answer.err
+
+
+# ---------------------------------------------------------------------------------------------------------- explain
+
+
+def test_an_explanation_is_a_page(rlplan: Call, plan: Path) -> None:
+    answer = rlplan("explain", plan)
+    assert (answer.exit_code, answer.err) == (0, "")
+    for words in (
+        "What binds in each phase",
+        "Memory: ",
+        "Next best",
+        "What the search left aside",
+        "What if",
+        "one GPU more" if "one GPU more" in answer.out else "one host more",
+        "A step if ...",
+        "constants are derived or assumed",
+    ):
+        assert words in answer.out
+
+
+def test_what_ifs_are_asked_by_themselves_and_together(rlplan: Call, plan: Path) -> None:
+    sets = ("--set", "training.zero_stage=3", "--set", "training.lora={rank: 8}")
+    asked = data_of(rlplan("explain", plan, *sets, "--json"))["asked"]
+    assert [one["change"] for one in asked] == [
+        "training.zero_stage=3",
+        "'training.lora={rank: 8}'",
+        "training.zero_stage=3 'training.lora={rank: 8}'",
+    ]
+    assert all(one["seconds"] > 0 for one in asked)
+
+
+def test_more_gpus_are_asked_for(rlplan: Call, plan: Path) -> None:
+    asked = data_of(rlplan("explain", plan, "--more-gpus", "--json"))["asked"]
+    assert [one["num_gpus"] for one in asked] == [4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("change", ["zero_stage=3", "training.zero_stage=9", "x", "workload.num_steps=200"])
+def test_a_wrong_what_if_is_one_message(rlplan: Call, plan: Path, change: str) -> None:
+    answer = rlplan("explain", plan, "--set", change)
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+
+
+def test_what_does_not_fit_is_explained_too(rlplan: Call) -> None:
+    answer = rlplan("explain", *TOO_SMALL)
+    assert answer.exit_code == 0
+    assert "In the way: " in answer.out
+
+
+# --------------------------------------------------------------------------------------------------------- simulate
+
+
+def test_a_simulation_says_how_steps_vary(rlplan: Call, plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "result.json"
+    answer = rlplan("simulate", plan, "--steps", 3, "-o", out)
+    assert (answer.exit_code, answer.err) == (0, f"result written to {out}\n")
+    for words in ("in the mean of 3 simulated steps (seed 0)", "simulated", "formula", "Who was busy", "Rollouts: "):
+        assert words in answer.out
+    result = json.loads(out.read_text())
+    assert result["schema_version"] == 1
+    assert len(result["step_s"]) == 3
+    assert result["trace"]["origin"] == "predicted"
+
+
+def test_the_same_seed_draws_the_same(rlplan: Call, plan: Path) -> None:
+    lengths = ("workload.response_lengths={kind: lognormal, median: 100, sigma: 0.5}",)
+    asked = ("simulate", *ASKED, *lengths, "--steps", 2, "--json")
+    one, again, other = data_of(rlplan(*asked)), data_of(rlplan(*asked)), data_of(rlplan(*asked, "--seed", 1))
+    assert one == again
+    assert one["num_tokens"] != other["num_tokens"]
+
+
+def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None:
+    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT)
+    simulated = data_of(rlplan("simulate", *asked, "--steps", 2, "--json"))
+    seconds = data_of(rlplan("plan", *asked, "--json"))["results"]["step"]["seconds"]
+    assert simulated["mean_step_s"] == pytest.approx(seconds)
+
+
+def test_what_does_not_fit_is_not_simulated(rlplan: Call) -> None:
+    answer = rlplan("simulate", *TOO_SMALL)
+    assert (answer.exit_code, answer.out) == (1, "")
+
+
+@pytest.mark.parametrize("count", [0, 20_000, "many"])
+def test_a_number_of_steps_that_makes_no_sense_is_refused(rlplan: Call, plan: Path, count: object) -> None:
+    assert rlplan("simulate", plan, "--steps", count).exit_code == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ start
+
+
+@pytest.mark.parametrize("arguments", [(), ("plan",), ("explain",), ("simulate",), ("estimate",)])
+def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
+    answer = start(*arguments, "--help", PYTHONPROFILEIMPORTTIME="1")
+    assert answer.exit_code == 0
+    loaded = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
+    assert "typer" in loaded
+    assert not loaded & {"rich", "rlplan.planner", "rlplan.spec.budget", "simpy", "ruamel.yaml"}
+
+
+def test_a_plan_that_is_read_is_the_plan_that_was_made(plan: Path) -> None:
+    assert read_gpu_plan(plan).timing.seconds == json.loads(plan.read_text())["totals"]["step_s"]

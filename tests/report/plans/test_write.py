@@ -1,0 +1,120 @@
+"""The report of a plan: its files, pictures that say the right words, a page that stands alone."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from rlplan.errors import SpecError
+from rlplan.planner.budget import Budget, Verdict
+from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.plan_file import write_gpu_plan
+from rlplan.report.plans.budget_page import budget_page
+from rlplan.report.plans.forecast import forecast_budget
+from rlplan.report.plans.job_page import job_page
+from rlplan.report.plans.write import draw, read_forecast, render, write_plan_report, write_report_of
+from rlplan.report.run_folder import read_run_folder
+from rlplan.spec.budget import make_budget
+from rlplan.units import format_bytes, format_seconds
+from tests.report.factory import RunShape, make_run
+
+
+@cache
+def budget(*overrides: str, gpus: str = "2xH100") -> Budget:
+    return find_budget(make_budget({"model": "Qwen/Qwen2.5-0.5B", "gpus": gpus}, overrides))
+
+
+def words(figure: Figure) -> str:
+    figure.canvas.draw()
+    return " | ".join(text.get_text() for text in figure.findobj(lambda part: hasattr(part, "get_text")))
+
+
+def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> None:
+    write_gpu_plan(budget(), tmp_path / "plan.json")
+    files = write_plan_report(tmp_path / "plan.json", tmp_path / "report")
+    names = sorted(path.name for path in (tmp_path / "report").iterdir())
+    assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png"]
+    assert all(path.stat().st_size > 2000 for path in files.page.parent.iterdir())
+    assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
+
+
+def test_a_job_without_seconds_has_no_second_picture_of_its_memory(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", RunShape())
+    out = tmp_path / "report"
+    write_report_of(forecast_budget(budget(), "plan.json"), budget_page(budget()), out)
+    write_plan_report(tmp_path / "run" / "plan.json", out)
+    assert sorted(path.name for path in out.iterdir()) == ["gantt.png", "report.html", "report.json", "timeline.png"]
+
+
+def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
+    write_gpu_plan(budget(), tmp_path / "plan.json")
+    page = write_plan_report(tmp_path / "plan.json", tmp_path / "report").page.read_text()
+    assert str(tmp_path) not in page
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert page.count("<img ") == 3
+    assert "nothing on this page was measured" in page
+
+
+def test_pictures_say_what_binds_and_how_much_there_is() -> None:
+    figures = draw(forecast_budget(budget(), "plan.json"))
+    shown = words(figures["timeline"])
+    peak = budget().ledger.device_peak("cuda:0").num_bytes
+    assert f"predicted peak {format_bytes(peak)}" in shown
+    assert f"capacity {format_bytes(budget().setting.capacity)}" in shown
+    longest = max(budget().timing.actions, key=lambda action: action.cost.seconds)
+    assert f"{format_seconds(longest.cost.seconds)}, {longest.cost.bound_by}-bound" in words(figures["gantt"])
+    assert "What a steady step waits for" in words(figures["gantt"])
+
+
+def test_a_step_of_several_groups_has_a_picture_of_each() -> None:
+    shown = words(draw(forecast_budget(budget("placement.placement=disaggregated"), "plan.json"))["timeline"])
+    assert "The GPU, training" in shown
+    assert "The GPU, generation" in shown
+
+
+def test_seconds_of_the_phases_add_up_to_the_step() -> None:
+    page = budget_page(budget())
+    assert sum(row.seconds for row in page.phases) == pytest.approx(budget().timing.seconds)
+    assert sum(row.share for row in page.phases) == pytest.approx(1.0)
+    assert all(sum(row.parts.values()) == pytest.approx(row.seconds, rel=0.01) for row in page.phases)
+
+
+def test_the_table_of_actions_reaches_the_ledgers_steady_peak() -> None:
+    page = budget_page(budget())
+    fullest = max(row.device_bytes or 0 for row in page.actions)
+    steady = {key: size for key, size in budget().ledger.device_totals("cuda:0").items() if key[0] == "steady"}
+    assert fullest == max(steady.values())
+    assert [row.action for row in page.actions] == [action.id for action in budget().schedule.step]
+
+
+def test_bytes_by_kind_add_up_to_their_place() -> None:
+    for place in budget_page(budget()).places:
+        assert sum(row.num_bytes for row in place.kinds) == place.num_bytes
+        assert all(row.provenance for row in place.kinds)
+
+
+def test_a_plan_that_does_not_fit_says_what_is_too_small_and_what_would_help() -> None:
+    small = budget("training.zero_stage=2", "memory=6GiB", gpus="1xRTX4090")
+    page = budget_page(small)
+    assert small.verdict is Verdict.DOES_NOT_FIT
+    assert page.state[0] == "bad"
+    assert "Too small: a GPU" in page.state[1]
+    assert [row.name for row in page.remedies] == [remedy.change for remedy in small.remedies]
+
+
+def test_a_jobs_page_has_bytes_of_every_process(tmp_path: Path) -> None:
+    plan = read_run_folder(make_run(tmp_path / "run", RunShape())).plan
+    page = job_page(plan)
+    assert {place.name for place in page.places} == {"The host", *plan.ledger.processes}
+    forecast, _ = read_forecast(tmp_path / "run" / "plan.json")
+    assert "in order, not in seconds" in words(draw(forecast)["gantt"])
+    assert "Where the time went" not in render(page, draw(forecast), "plan.json")
+
+
+def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"schema_version": 99}')
+    with pytest.raises(SpecError, match="schema version is 99"):
+        write_plan_report(tmp_path / "plan.json", tmp_path / "report")

@@ -1,0 +1,60 @@
+"""Settings to simulate: small, with a speed whose seconds can be added up by hand."""
+
+from typing import Any
+
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.simulate.engine import EngineLimits
+from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
+from rlplan.simulate.speed import LinearSpeed
+from rlplan.spec.lengths import ConstantLengths, Lengths, UniformLengths
+from rlplan.timing.cost import Cost, Resource
+from rlplan.vocabulary import ActionKind, Placement
+
+SPEED = LinearSpeed(base_s=0.01, per_seq_s=0.001, per_token_s=1e-6, prefill_token_s=1e-5)
+ROOMY = EngineLimits(max_num_seqs=256, num_blocks=100_000)
+TRAIN_S, SYNC_S = 2.0, 0.5
+
+
+def constant(tokens: int) -> Lengths:
+    """Every response as long."""
+    return Lengths(ConstantLengths(value=tokens), tokens)
+
+
+def uniform(low: int, high: int) -> Lengths:
+    """Every length as likely."""
+    return Lengths(UniformLengths(kind="uniform", low=low, high=high), high)
+
+
+def make_work(**changes: Any) -> RolloutWork:
+    """8 prompts of 32 tokens, 4 samples of 50 tokens each, on 2 engines."""
+    values: dict[str, Any] = {
+        "num_prompts": 8,
+        "num_samples": 4,
+        "prompt_len": 32,
+        "lengths": constant(50),
+        "num_engines": 2,
+        "limits": ROOMY,
+    }
+    return RolloutWork(**{**values, **changes})
+
+
+def make_setting(
+    work: RolloutWork | None = None,
+    asynchrony: Asynchrony | None = None,
+    placement: Placement = Placement.DISAGGREGATED,
+    num_mini_batches: int = 4,
+    train_s: float = TRAIN_S,
+    **changes: Any,
+) -> SimulationSetting:
+    """2 GPUs for training, 2 for generation: `train_s` seconds of training, SYNC_S of hand-over."""
+    schedule = build_gpu_schedule(GpuStep(placement, 2, 2, num_mini_batches=num_mini_batches))
+    costs = {
+        action.id: Cost({Resource.COMPUTE: train_s / num_mini_batches})
+        for action in schedule.step
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD
+    }
+    costs["sync_weights"] = Cost({Resource.NETWORK: SYNC_S})
+    values: dict[str, Any] = {"num_steps": 6, "num_traced_steps": 6}
+    return SimulationSetting(
+        schedule, costs, work or make_work(), SPEED, asynchrony=asynchrony, **{**values, **changes}
+    )

@@ -1,0 +1,34 @@
+"""docs/planning.md: every resource, objective and example budget, and the keys of a plan file."""
+
+import json
+import typing
+
+from rlplan_cli.render_plan import WORDS
+
+from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.plan_file import dump_gpu_plan
+from rlplan.spec.budget import Objective, load_budget
+from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
+
+PAGE = read(DOCS / "planning.md")
+
+
+def test_every_resource_is_explained_by_the_word_that_a_table_has_for_it() -> None:
+    assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(WORDS)] == list(WORDS.values())
+
+
+def test_every_objective_is_explained() -> None:
+    documented = [words(row[0])[0] for row in rows(section(PAGE, "Objectives"))]
+    assert documented == list(typing.get_args(Objective))
+
+
+def test_every_example_budget_is_named() -> None:
+    for path in EXAMPLES.glob("*.yaml"):
+        if "\ngpus:" in read(path):
+            assert f"(../examples/{path.name})" in PAGE
+
+
+def test_every_key_of_a_plan_file_is_documented() -> None:
+    data = json.loads(dump_gpu_plan(find_budget(load_budget(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
+    documented = {word for row in rows(section(PAGE, "The plan file")) for word in words(row[0])}
+    assert documented == set(data)
