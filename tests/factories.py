@@ -18,6 +18,8 @@ from rlplan.units import MIB
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 QUICKSTART = EXAMPLES / "quickstart.yaml"
+JOB_EXAMPLES = sorted(path for path in EXAMPLES.glob("*.yaml") if "\ngpus:" not in path.read_text("utf-8"))
+"""Jobs that run; the other examples are budgets to plan for GPUs."""
 
 
 def job_data(**overrides: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def command(
         return
     _show_points(report)
     _show_refusals(report)
+    _show_pairs(report)
     _show_summary(report)
 
 
@@ -62,6 +63,16 @@ def _show_refusals(report: AccuracyReport) -> None:
         if kind == "memory_snapshot":
             values = "; ".join(f"{point.id}: {_measured(point)} {point.unit}" for point in points) + ": "
         table.add_row(kind, str(len(points)), values + reason)
+    stdout.print(table)
+
+
+def _show_pairs(report: AccuracyReport) -> None:
+    """Serving latencies: the mean error of each pair of model and GPU."""
+    if not report.pairs:
+        return
+    table = new_table("pair", "kind", "points", "mean", "bias", title="Serving latency", left=("pair", "kind"))
+    for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair)):
+        table.add_row(pair.pair, pair.kind, str(pair.n), _percent(pair.mean_abs, sign=False), _percent(pair.bias))
     stdout.print(table)
 
 

@@ -45,7 +45,6 @@ def command(
 
 def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: int, pareto: bool) -> None:
     from rlplan.planner.budget import Verdict
-    from rlplan.planner.pareto import with_pareto
     from rlplan.planner.plan_file import dump_gpu_plan, write_gpu_plan
     from rlplan_cli.render import note
     from rlplan_cli.render_plan import show_gpu_plan
@@ -53,10 +52,8 @@ def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: in
     from rlplan_cli.waiting import waiting
 
     with waiting("searching"):
-        budget = question.answered()
-        assert budget is not None, "a question that is not about a job is about a budget"
-        if pareto:
-            budget = with_pareto(budget)
+        budget = question.answered(with_pareto=pareto)
+    assert budget is not None, "a question that is not about a job is about a budget"
     fits = budget.verdict is not Verdict.DOES_NOT_FIT
     if out is not None and fits:
         write_gpu_plan(budget, out)

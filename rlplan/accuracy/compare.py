@@ -29,7 +29,10 @@ PREDICTED, REFUSED = "predicted", "refused"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One point. relative_error: signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict."""
+    """One point. relative_error: signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict.
+
+    pair: of a serving latency, the model, GPU and format that it is one of; empty elsewhere.
+    """
 
     id: str
     kind: str
@@ -39,6 +42,7 @@ class Comparison:
     relative_error: float | None
     status: str
     reason: str | None
+    pair: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The point as a mapping."""
@@ -66,6 +70,17 @@ class KindSummary:
 
 
 @dataclass(frozen=True)
+class PairSummary:
+    """The latencies of one kind of one pair of model and GPU: mean of absolute errors, and of signed ones."""
+
+    kind: str
+    pair: str
+    n: int
+    mean_abs: float
+    bias: float
+
+
+@dataclass(frozen=True)
 class AccuracyReport:
     """Every point, in the order given."""
 
@@ -77,12 +92,25 @@ class AccuracyReport:
         kinds = dict.fromkeys(point.kind for point in self.points)
         return {kind: _summarize([point for point in self.points if point.kind == kind]) for kind in kinds}
 
+    @property
+    def pairs(self) -> tuple[PairSummary, ...]:
+        """Serving latencies by kind and pair, in the order of their first points."""
+        errors: dict[tuple[str, str], list[float]] = {}
+        for point in self.points:
+            if point.pair and point.relative_error is not None:
+                errors.setdefault((point.kind, point.pair), []).append(point.relative_error)
+        return tuple(
+            PairSummary(kind, pair, len(found), fmean(map(abs, found)), fmean(found))
+            for (kind, pair), found in errors.items()
+        )
+
     def as_json(self) -> dict[str, Any]:
         """What `rlplan accuracy --json` prints."""
         return {
             "schema_version": SCHEMA_VERSION,
             "points": [point.as_json() for point in self.points],
             "summary": {kind: vars(summary) for kind, summary in self.summary.items()},
+            "pairs": [vars(pair) for pair in self.pairs],
         }
 
 
@@ -128,7 +156,16 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         relative_error=error,
         status=PREDICTED if isinstance(answer, Prediction) else REFUSED,
         reason=answer.reason if isinstance(answer, Refusal) else None,
+        pair=_pair_of(point),
     )
+
+
+def _pair_of(point: MeasuredPoint) -> str:
+    """What a serving latency is grouped by: model, GPU and format in the source's words."""
+    if not (point.kind.startswith("serving_") or point.kind == "throughput_infer"):
+        return ""
+    words = (point.model or "?", point.gpu or "?", str(point.settings.get("precision") or "bf16"))
+    return "{} on {}, {}".format(*words)
 
 
 def relative_error(point: MeasuredPoint, prediction: Prediction) -> float | None:

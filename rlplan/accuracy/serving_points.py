@@ -58,22 +58,26 @@ class Server:
 
 def latency_of(point: MeasuredPoint) -> Latency:
     """Both latencies of a point. Raises: CannotPredict, SpecError."""
-    server, settings = server_of(point), Settings(point)
+    server = server_of(point)
+    counts = engine_counts(server.model, server.cut)
+    rates = EngineRates(counts, cluster_of(server.gpu), kv_element_bytes=server.cut.kv_element_bytes)
+    return closed_loop_latency(rates, loop_of(point, server))
+
+
+def loop_of(point: MeasuredPoint, server: Server) -> ClosedLoop:
+    """The clients of a point, and how many of them its engine serves at once. Raises: CannotPredict, SpecError."""
+    settings, cut = Settings(point), server.cut
     prompt, response = settings.count("isl"), settings.count("osl")
-    cut, held = server.cut, EngineSettings(server.gpu.memory.value, gpu_memory_utilization=UTILIZATION)
+    held = EngineSettings(server.gpu.memory.value, gpu_memory_utilization=UTILIZATION, version=server.version)
     held = replace(held, tp=cut.tp, ep=cut.ep, kv_element_bytes=cut.kv_element_bytes, quantization=cut.scheme)
-    held = replace(held, version=server.version, max_model_len=prompt + response)
+    held = replace(held, max_model_len=prompt + response)
     memory = engine_memory(server.model, held)
     fitting = memory.num_blocks / memory.pool.blocks_of_sequence(prompt + response // 2)
     if fitting < 1:
         raise CannotPredict(f"the cache holds {fitting:.2f} of one request beside the weights")
-    counts = engine_counts(server.model, cut)
-    rates = EngineRates(counts, cluster_of(server.gpu), kv_element_bytes=cut.kv_element_bytes)
     limit = settings.count("max_num_seqs", 1 << 20)
     batched = settings.count("max_num_batched_tokens", limits_of(server.model, held).max_num_batched_tokens)
-    return closed_loop_latency(
-        rates, ClosedLoop(server.concurrency, prompt, response, min(limit, fitting), float(batched))
-    )
+    return ClosedLoop(server.concurrency, prompt, response, min(limit, fitting), float(batched))
 
 
 def server_of(point: MeasuredPoint) -> Server:

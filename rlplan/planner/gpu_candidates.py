@@ -49,6 +49,13 @@ class GpuCandidate:
     engine: EngineChoice
     transport: str = ""
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all groups."""
+        step = self.step
+        own = 0 if step.shares_devices else step.num_generation
+        return step.num_training + step.num_scoring + own
+
 
 @dataclass(frozen=True)
 class Impossible:
@@ -256,7 +263,11 @@ class GpuSpace:
         return self._counts[training, parks]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first."""
+        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+
+        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
+        differ, padding is never better. One rollout a pass pads nothing, and more passes fill a pipeline better.
+        """
         workload = self.budget.workload
         if workload.max_tokens_per_micro_batch is not None:
             tokens = workload.max_tokens_per_micro_batch
@@ -265,10 +276,9 @@ class GpuSpace:
             return (((min(share, int(workload.micro_batch_size_per_gpu)), 0),),)
         largest = max(1, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // workload.max_seq_len))
         sizes = tuple(size for size in reversed(powers(largest)) if size <= largest)
-        padded = tuple((size, 0) for size in sizes)
         if workload.prompt_len + workload.lengths.quantile(0.0) >= workload.max_seq_len:
-            return (padded,)  # all are equally long: there is no padding to save
-        return padded, tuple((size, size * workload.max_seq_len) for size in sizes)
+            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
+        return ((*((size, size * workload.max_seq_len) for size in sizes), (1, 0)),)
 
     def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
         if not self.budget.declaration.has_rollouts:

@@ -4,10 +4,9 @@ In: a BudgetSpec and its setting. Out: a Budget: what was chosen, its ledger, ve
 the nearest that does not fit. Left out: the order in which candidates are looked at (gpu_best_first.py).
 
 Where every candidate has all GPUs, seconds of a step, tokens per second and dollars per token are one order. The
-objectives `gpus` and `cost` try smaller numbers of GPUs too (`gpu_counts`).
+objectives `gpus` and `cost` try smaller numbers of GPUs too (gpu_counts.py).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -19,12 +18,16 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
 from rlplan.planner.gpu_best_first import BestFirst, FrameFront
 from rlplan.planner.gpu_candidates import GpuCandidate, GpuSpace, Impossible
+from rlplan.planner.gpu_counts import on_best_count
 from rlplan.planner.gpu_rated import Rated, Rater
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
+SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+MANY = 50_000
+"""Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
 """Candidates behind the best that are looked at for runners-up of other families."""
 
@@ -45,6 +48,16 @@ class GpuSearch:
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
+        if self.budget.objective in ("gpus", "cost"):
+            chosen = on_best_count(self)
+            return chosen._run(with_others=with_others)
+        return self._run(with_others=with_others)
+
+    def on(self, num_gpus: int) -> "GpuSearch":
+        """The same search on fewer GPUs."""
+        return self if num_gpus == self.setting.num_gpus else GpuSearch(self.budget, self.setting.with_gpus(num_gpus))
+
+    def _run(self, *, with_others: bool) -> Budget:
         if not self.space.frames:
             raise _nothing_possible(self.space.impossible)
         best, stream, num_rated = self.best()
@@ -54,8 +67,18 @@ class GpuSearch:
         if not with_others:
             return best
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
-        rest = map(self._considered, self._best_of_others(best))
-        return best.with_considered((*considered, *rest))
+        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        rest = (placement for placement in there if placement is not best.candidate.step.placement)
+        return best.with_considered((*considered, *map(self._other, rest)))
+
+    def better_than(self, verdict: Verdict) -> Budget | None:
+        """The best candidate with a better verdict than that; None where there is none."""
+        for rank in range(verdict.rank):
+            for one in self.stream(rank):
+                budget = self.whole(one)
+                if budget.verdict.rank <= rank:
+                    return budget
+        return None
 
     def best(self) -> "tuple[Budget, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
@@ -68,6 +91,20 @@ class GpuSearch:
                     return budget, stream, num_rated
             num_rated += stream.num_rated
         return self.whole(self.nearest()), None, num_rated
+
+    def pareto(self) -> tuple[Alternative, ...]:
+        """Of every share of a GPU that is left free (SPARED) the fastest candidate that surely fits, where more room
+        costs time. Exact at these shares; what KV cache a candidate gives up for its headroom is counted.
+        """
+        found: list[Alternative] = []
+        for share in SPARED:
+            spared = GpuSearch(self.budget, self.setting.with_capacity(1 - share))
+            for one in islice(spared.stream(0), 1):
+                here = self.alternative(one)
+                lost = [there for there in found if there.timing.seconds >= here.timing.seconds * (1 - 1e-9)]
+                found = [there for there in found if there not in lost]
+                found.append(here)
+        return tuple(found)
 
     def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
         """Candidates that fit with a rank, the best first: all, or those of a placement."""
@@ -150,19 +187,25 @@ class GpuSearch:
 
     def alternative(self, one: Rated) -> Alternative:
         """A rated candidate that was not chosen."""
-        headroom = one.need.slack_high
-        if one.candidate.step.has_rollouts:
-            headroom = min(headroom, one.need.room_high - one.kv_cache)
+        headroom = self.headroom(one)
         peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
         return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
 
-    def _best_of_others(self, best: Budget) -> Iterator[Rated]:
-        """Of each other placement the best candidate, or the nearest."""
-        for placement in dict.fromkeys(frame.placement for frame in self.space.frames):
-            if placement is not best.candidate.step.placement:
-                streams = (self.stream(rank, placement) for rank in (0, 1))
-                found = next((one for stream in streams for one in islice(stream, 1)), None)
-                yield found or self.nearest(placement)
+    def headroom(self, one: Rated) -> int:
+        """Bytes that the fullest moment of a GPU leaves at the high end, with the KV cache."""
+        need = self.roles.fit(one.candidate)
+        return (
+            min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
+        )
+
+    def _other(self, placement: Placement) -> Considered:
+        """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
+        if self.space.num_candidates > MANY:
+            least = min(front.first_bound for front in self.stream(1, placement).fronts)
+            return Considered(placement, None, f"at least {format_seconds(least[0])} a step, if any of it fits")
+        streams = (self.stream(rank, placement) for rank in (0, 1))
+        found = next((one for stream in streams for one in islice(stream, 1)), None)
+        return self._considered(found or self.nearest(placement))
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity

@@ -81,6 +81,7 @@ def cpu_data(measured: Measured, name: str) -> dict[str, Any]:
             ("memory_bytes_per_s", "memory_copy"),
             ("collective_bytes_per_s", "all_reduce"),
             ("disk_bytes_per_s", "disk_write"),
+            ("fresh_memory_bytes_per_s", "fresh_memory"),
         )
         if (found := measured.find(wanted))
     }
@@ -90,7 +91,14 @@ def cpu_data(measured: Measured, name: str) -> dict[str, Any]:
         if (found := measured.find(f"matmul_{dtype}"))
     }
     launch = measured.find("launch")
-    whole = {"flops_per_s": flops, **rates} | ({"launch": _sourced(launch.value, launch, about)} if launch else {})
+    cores = {
+        "value": measured.num_cores,
+        "provenance": "measured",
+        "source": f"{SOURCE}: cores that this process may use",
+    }
+    whole = {"num_cores": cores | {"date": _today()}, "flops_per_s": flops, **rates} | (
+        {"launch": _sourced(launch.value, launch, about)} if launch else {}
+    )
     memory = {"value": measured.memory_bytes, "provenance": "measured", "source": f"{SOURCE}: the system's total"}
     return data | {
         "name": name,

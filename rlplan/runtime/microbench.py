@@ -28,6 +28,7 @@ from rlplan.runtime.detect import read_host
 from rlplan.runtime.interrupts import interruptible
 from rlplan.runtime.microbench_ranks import CollectiveTimes, measure_collectives
 from rlplan.spec.hardware import ComputeDtype
+from rlplan.timing.eager import MMAP_THRESHOLD
 from rlplan.units import MIB
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 50
@@ -35,6 +36,9 @@ SHARE_OF_MEMORY = 0.25
 LAUNCHES = 200
 """Small operations in one sample of the launch benchmark."""
 DISK_BLOCK = 16 * MIB
+FRESH_BYTES = 4 * MIB
+_M_MMAP_THRESHOLD = -3
+"""glibc's malloc.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ def _benchmarks(
         yield f"matrix products, {dtype}", lambda dtype=dtype: measure_matmul(device, dtype, sizes, effort, remarks)
     yield "copies in memory", lambda: measure_copy(device, effort, remarks)
     yield "launches", lambda: measure_launch(device, effort)
+    if device == "cpu":
+        yield "fresh memory", lambda: measure_fresh_memory(effort)
     if device == "cuda":
         yield "copies from and to the host", lambda: measure_host_link(effort)
     ranks = torch.cuda.device_count() if device == "cuda" else 2
@@ -230,6 +236,24 @@ def measure_launch(device: str, effort: Effort) -> list[Measurement]:
 
     seconds = [each / LAUNCHES for each in sample(launch, effort.seconds)]
     return [duration("launch", seconds, "an in-place addition to one element")]
+
+
+def measure_fresh_memory(effort: Effort) -> list[Measurement]:
+    """Results of one thread in memory that glibc maps anew and gives back each time, as it is told to in workers.
+
+    From here on this process's allocator stays like theirs: nothing later in the measuring allocates while it is timed.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+    left, right = torch.ones(FRESH_BYTES // 4), torch.ones(FRESH_BYTES // 4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = sample(lambda: left * right, effort.seconds)
+    finally:
+        torch.set_num_threads(threads)
+    return [rate("fresh_memory", float(FRESH_BYTES), seconds, "B/s", f"{FRESH_BYTES // MIB} MiB, mapped anew")]
 
 
 def measure_host_link(effort: Effort) -> list[Measurement]:

@@ -119,8 +119,8 @@ class CpuRates(Spec):
     flops_per_s: of large square products, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
     collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
     flushed. launch: seconds of one operation on one element. num_cores: that these rates are for.
-    fresh_memory_bytes_per_s: that one process touches for the first time after the system gave them to it, whatever
-    its threads: page faults.
+    fresh_memory_bytes_per_s: of results that one process writes into memory that the system has just given to it,
+    whatever its threads: page faults take most of it.
     """
 
     flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)

@@ -3,8 +3,8 @@
 In: a CpuProfile. Out: rates of one process, and Costs of bytes, FLOPs and operations. Left out: caches, NUMA, clocks.
 
 Rates of a profile are of all cores together. A process with t threads beside others has t of C cores, less where all
-threads together are more than C. Page faults are one process's own: more threads do not help (2.5 GB/s with one thread,
-2.95 with two, measured), other processes do not hurt up to the number of cores.
+threads together are more than C. Page faults are one process's own: more threads hardly help (2.3 GB/s with one thread,
+2.8 with two, measured), other processes do not hurt up to the number of cores.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class CpuShare:
         return Cost({Resource.MEMORY: num_bytes * self.num_processes / self.host.memory_bytes_per_s})
 
     def fresh_cost(self, num_bytes: float) -> Cost:
-        """Seconds of first touches: page faults, zeroing, and giving back."""
+        """Seconds of results in fresh memory: page faults, zeroing, the operation itself, and giving back."""
         return Cost({Resource.HOST: num_bytes / (self.host.fresh_bytes_per_s * self.turns)})
 
     def latency_cost(self, seconds: float, count: float = 1) -> Cost:

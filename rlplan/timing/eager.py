@@ -1,8 +1,8 @@
 """Eager passes: FLOPs, fresh bytes and operations of transformers' decoders as the CPU runtime trains and scores them.
 
 In: a ModelSpec and a micro-batch. Out: PassWork, by forward and backward pass. Left out: other architectures than the
-runtime's (dense, rotary, a gated MLP), recomputation, 16 bits; reads of tensors that were written a moment ago, which
-are in the cache: it is the first touch of fresh memory that takes the time, ten times as long as the sum itself.
+runtime's (dense, rotary, a gated MLP), recomputation, 16 bits. A result costs the making of a fresh tensor: its first
+touch takes ten times as long as the sum or product itself, whose operands are in the cache.
 Source: transformers 5.19, models/qwen3/modeling_qwen3.py and its kin, operation by operation; a test holds the bytes to
 what torch allocates, to the byte a token.
 

@@ -25,7 +25,7 @@ def deepspeed(**overrides: Any) -> dict[str, Any]:
         ({"workload.micro_batch_size_per_gpu": 100}, 8, 1, 16),
         ({"workload.micro_batch_size_per_gpu": 3}, 3, 3, 18),  # the last one smaller: managed by the runtime
         ({"hardware.num_devices": 1}, 4, 4, 16),
-        ({"workload.mini_batch_size": 4}, 2, 1, 4),
+        ({"workload.mini_batch_size": 4, "placement.placement": "hybrid"}, 2, 1, 4),
     ],
 )
 def test_deepspeed_s_batch_sizes_follow_from_the_ladder(

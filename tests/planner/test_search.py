@@ -30,7 +30,8 @@ def test_the_examples_fit_as_they_stand(path: Path) -> None:
     assert plan.schedule.placement is Placement.HYBRID
     assert plan.zero_stage == 2
     assert plan.ledger.host_peak().num_bytes <= plan.job.hardware.memory
-    assert [rejection.placement for rejection in plan.rejected] == [Placement.COLOCATED]
+    assert [rejection.placement for rejection in plan.rejected] == [Placement.COLOCATED, Placement.DISAGGREGATED]
+    assert "instead of" in plan.rejected[-1].reason, "it fits too, and is slower"
 
 
 def test_what_the_job_asks_for_is_planned() -> None:

@@ -60,7 +60,7 @@ def test_everything_of_a_cpu_is_measured_and_becomes_a_profile_that_the_reader_a
     assert time.perf_counter() - start < 60
     names = [each.name for each in measured.measurements]
     assert names == [
-        *("matmul_float32", "matmul_bfloat16", "memory_copy", "launch", "all_reduce", "all_gather"),
+        *("matmul_float32", "matmul_bfloat16", "memory_copy", "launch", "fresh_memory", "all_reduce", "all_gather"),
         *("small_all_reduce", "disk_write"),
     ]
     assert all(0 < each.low <= each.value <= each.high for each in measured.measurements)

@@ -15,7 +15,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.job import JobSpec, load_job
 from rlplan.spec.workload import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.units import GIB, MIB
-from tests.factories import EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
+from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
 
 
 def refused(**overrides: Any) -> SpecError:
@@ -38,7 +38,7 @@ def test_the_quickstart_is_read_as_it_is_written() -> None:
     )
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", JOB_EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_loads_with_its_model_and_profile(path: Path) -> None:
     job = load_job(path)
     assert job.name == path.stem
