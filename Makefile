@@ -69,7 +69,8 @@ gpu-bench: ## measure this machine's GPU against the predictions (benchmarks/gpu
 	@exec $(or $(PYTHON),python3) benchmarks/gpu/run.py $(ARGS)
 
 evidence: setup ## run what the committed reports/ show once more
-	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
+	@$(VENV)/bin/python benchmarks/planner_evidence.py
+	exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
 
 accuracy: setup ## predict the published measurements once more: reports/accuracy
 	@exec $(VENV)/bin/python benchmarks/accuracy_evidence.py $(ARGS)
