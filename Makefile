@@ -75,7 +75,7 @@ accuracy: setup ## predict the published measurements once more: reports/accurac
 	@exec $(VENV)/bin/python benchmarks/accuracy_evidence.py $(ARGS)
 
 planner: setup ## time plans against the number of GPUs and make their tables once more: reports/planner, docs/exercises.md
-	@$(VENV)/bin/python -m benchmarks.planner_evidence
+	@$(VENV)/bin/python benchmarks/planner_evidence.py
 	exec $(VENV)/bin/python -m benchmarks.exercises
 
 clean: ## remove build outputs and caches; .venv and runs/ stay

@@ -1,89 +1,75 @@
-"""How long `rlplan plan` takes, from the shell and cold, against the number of GPUs: reports/planner/time_against_gpus.
+"""Regenerates reports/planner/time_against_gpus.{csv,png}: how long a plan takes, from 8 to 16,384 GPUs.
 
-Each point is the shortest of REPEATS whole commands, start of Python included; the empty command is timed in the same
-run. Writes time_against_gpus.csv and .png. Run by `make planner`.
+In: nothing. Out: the committed table and picture. Takes some minutes; `make planner` calls it.
 """
 
 import csv
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import matplotlib.pyplot as plt
+from bench_planner import Case, search_seconds, shell_seconds
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
-REPEATS = 3
-TIMEOUT_S = 120
-OPEN = tuple(f"training.{axis}=auto" for axis in ("tp", "pp", "cp", "ep"))
-JOBS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "7B, GRPO": (("--model", "Qwen/Qwen2.5-7B", "--algorithm", "grpo"), (1, 8, 64, 512)),
-    "70B, PPO": (("--model", "meta-llama/Llama-3.1-70B", "--algorithm", "ppo"), (64, 256, 1024)),
-    "671B, GRPO, exported to Megatron": (
-        ("--model", "deepseek-ai/DeepSeek-V3", "--algorithm", "grpo", "target=megatron", *OPEN),
-        (256, 1024, 4096, 16384),
-    ),
-}
-"""Words of a command, and how many H200 it is asked for."""
-BOUNDS = {
-    ("7B, GRPO", 8): 0.6,
-    ("70B, PPO", 64): 1.0,
-    (next(reversed(JOBS)), 1024): 2.0,
-    (next(reversed(JOBS)), 16384): 5.0,
-}
-"""Seconds that a plan may take."""
+COUNTS = tuple(2**power for power in range(3, 15))
+MEGATRON = ("target=megatron", *(f"training.{axis}=auto" for axis in ("tp", "pp", "cp", "ep")))
+MODELS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
+    ("Qwen/Qwen2.5-7B", "H100", 8, ()),
+    ("meta-llama/Llama-3.1-70B", "H100", 64, ()),
+    ("deepseek-ai/DeepSeek-V3", "H200", 256, ()),
+    ("deepseek-ai/DeepSeek-V3", "H200", 256, MEGATRON),
+)
+"""Model, GPU, the fewest of it, further words of the command."""
+COLUMNS = ("model", "target", "gpus", "shell_s", "search_s", "candidates", "rated")
 
 
 def main() -> None:
-    """Measure, write, draw."""
-    empty = _shortest("--version")
-    rows = [{"job": "(no command)", "gpus": 0, "seconds": f"{empty:.3f}", "bound_s": ""}]
-    for job, (words, sizes) in JOBS.items():
-        for size in sizes:
-            prompts = max(128, size // 4)
-            batch = f"workload.num_prompts_per_step={prompts}"
-            seconds = _shortest("plan", *words[:4], "--gpus", f"{size}xH200", *words[4:], batch)
-            bound = BOUNDS.get((job, size), "")
-            rows.append({"job": job, "gpus": size, "seconds": f"{seconds:.3f}", "bound_s": bound})
-            print(rows[-1])
+    """The table, then the picture of it."""
+    rows = [
+        _measure(model, f"{count}x{gpu}", count, words)
+        for model, gpu, least, words in MODELS
+        for count in COUNTS
+        if count >= least
+    ]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "time_against_gpus.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
+    with (FOLDER / "time_against_gpus.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
         writer.writerows(rows)
     _draw(rows)
 
 
-def _shortest(*words: str) -> float:
-    """Seconds of the fastest of some runs of a command; 1 (does not fit) is an answer too."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "rlplan_cli.app", *words], capture_output=True, timeout=TIMEOUT_S, check=False
-        )
-        best = min(best, time.perf_counter() - start)
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr.decode()}")
-    return best
+Row = tuple[str, str, int, float, float, int, int]
 
 
-def _draw(rows: list[dict[str, object]]) -> None:
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for job, color in zip(JOBS, ("#2563eb", "#d97706", "#059669"), strict=True):
-        mine = [(float(str(row["gpus"])), float(str(row["seconds"]))) for row in rows if row["job"] == job]
-        axes.plot(*zip(*mine, strict=True), marker="o", color=color, label=job)
-    bounds = [(float(str(row["gpus"])), float(str(row["bound_s"]))) for row in rows if row["bound_s"]]
-    axes.scatter(*zip(*bounds, strict=True), marker="_", s=300, color="#334155", label="at most")
-    axes.set(xscale="log", xlabel="GPUs", ylabel="seconds of `rlplan plan`, from the shell", ylim=(0, None))
-    axes.set_xticks([1, 8, 64, 256, 1024, 4096, 16384], ["1", "8", "64", "256", "1,024", "4,096", "16,384"])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
+def _measure(model: str, gpus: str, count: int, words: tuple[str, ...]) -> Row:
+    """One question: as many prompts as there are GPUs, at least 128, so that every GPU has work."""
+    prompts = f"workload.num_prompts_per_step={max(128, count)}"
+    case = Case(model, "grpo", gpus, 5.0, (prompts, *words))
+    seconds, stats = search_seconds(case)
+    target = "megatron" if words else "rlplan"
+    shell = round(shell_seconds(case), 3)
+    return model, target, count, shell, round(seconds, 3), stats.num_candidates, stats.num_rated
+
+
+def _draw(rows: list[Row]) -> None:
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    for model, target in dict.fromkeys(row[:2] for row in rows):
+        mine = [row for row in rows if row[:2] == (model, target)]
+        counts, seconds = [row[2] for row in mine], [row[4] for row in mine]
+        label = model.split("/")[1] + ("" if target == "rlplan" else f", for {target}")
+        (line,) = axes.plot(counts, [row[3] for row in mine], marker="o", label=label)
+        axes.plot(counts, seconds, marker=".", linestyle=":", color=line.get_color())
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS], rotation=45)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("seconds")
+    axes.set_title(
+        "`rlplan plan`: from the shell, cold (solid), and the search alone (dotted)", loc="left", fontsize=10
+    )
+    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(FOLDER / "time_against_gpus.png", dpi=130)
+    figure.savefig(FOLDER / "time_against_gpus.png", dpi=150)
 
 
 if __name__ == "__main__":
