@@ -77,7 +77,9 @@ def read_rows() -> list[Row]:
     rows = []
     for (pair, _), found in measured.items():
         point, server = found[0]
-        token_s = fmean(float(one.measured.value) for one, _ in found if not isinstance(one.measured.value, tuple)) / 1e3
+        token_s = (
+            fmean(float(one.measured.value) for one, _ in found if not isinstance(one.measured.value, tuple)) / 1e3
+        )
         counts = engine_counts(server.model, server.cut)
         loop = loop_of(point, server)
         rows.append(Row(pair, counts, cluster_of(server.gpu), loop, server.cut.kv_element_bytes, token_s))
