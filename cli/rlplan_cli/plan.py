@@ -52,7 +52,7 @@ def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: in
     from rlplan_cli.waiting import waiting
 
     with waiting("searching"):
-        budget = question.answered()
+        budget = question.answered(with_pareto=pareto)
     assert budget is not None, "a question that is not about a job is about a budget"
     fits = budget.verdict is not Verdict.DOES_NOT_FIT
     if out is not None and fits:

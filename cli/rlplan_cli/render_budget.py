@@ -8,7 +8,7 @@ from rich.text import Text
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
 from rlplan.planner.plan_results import WAYS
-from rlplan.units import GIB, format_bytes
+from rlplan.units import GIB, format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout
 
@@ -230,7 +230,9 @@ def _say(head: str, text: str) -> None:
 
 def _remedy(remedy: Remedy) -> str:
     trains_less = ", and trains adapters only" if "lora" in remedy.change else ""
-    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{trains_less})"
+    costs = f", ${remedy.dollars:,.2f}" if remedy.dollars is not None else ""
+    step = f"{format_seconds(remedy.seconds)} a step on {remedy.num_gpus}{costs}"
+    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}, {step}{trains_less})"
 
 
 def show_others(budget: Budget) -> None:

@@ -34,9 +34,9 @@ class Question:
         assert self.job is not None
         return self.job
 
-    def answered(self) -> Budget | None:
+    def answered(self, *, with_pareto: bool = False) -> Budget | None:
         """The budget that was read, or is found now; None for a job. Raises: SpecError, NoFeasiblePlanError."""
-        return find_budget(self.spec) if self.spec is not None else self.budget
+        return find_budget(self.spec, with_pareto=with_pareto) if self.spec is not None else self.budget
 
 
 def read_question(

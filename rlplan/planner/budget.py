@@ -138,11 +138,22 @@ class SearchStats:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that by itself leads to a better verdict, as it is typed, with the peak and the verdict it leads to."""
+    """A change that by itself leads to a better verdict, as it is typed, with the peak and the verdict it leads to.
+
+    seconds: of a step then, on num_gpus. dollars: that a step costs then, None without a price.
+    """
 
     change: str
     peak_bytes: int
     verdict: Verdict
+    seconds: float
+    num_gpus: int
+    dollars: float | None = None
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What surely fits first, then what leaves alone what is trained, then what costs fewer GPU-seconds."""
+        return self.verdict.rank, "lora" in self.change, self.seconds * self.num_gpus
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,12 @@ class Budget:
         workload = self.spec.workload
         tokens = workload.num_rollouts_per_step * (workload.prompt_len + workload.lengths.mean)
         return tokens * self.spec.declaration.sequences_per_sample / self.timing.seconds
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """What a million trained tokens cost; None without a price."""
+        price = self.spec.price_per_gpu_hour
+        return None if price is None else price * self.gpu_hours_per_million_tokens
 
     @property
     def gpu_hours_per_million_tokens(self) -> float:

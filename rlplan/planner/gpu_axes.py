@@ -26,7 +26,8 @@ MAX_BESIDE = 8
 MAX_PP = 16
 MAX_EP = 64
 LEAST_TOKENS = 2048
-"""Of the longest sequence, on each rank that shares its attention: with fewer, context parallelism saves nothing."""
+"""Of the longest sequence, on each rank that shares it (ulysses, cp): `auto` does not cut sequences shorter than that,
+for their activations are small and what ranks exchange is not."""
 
 
 class Axes(NamedTuple):
@@ -54,8 +55,8 @@ def parallel_axes(budget: BudgetSpec, model: ModelSpec, training: int) -> tuple[
     wanted = budget.training
     ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
     has_adapters = wanted.lora is not None
-    most_cp = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
-    return tuple(_axes(model, budget.target, training, has_adapters, most_cp, ways))
+    most_parts = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
+    return tuple(_axes(model, budget.target, training, has_adapters, most_parts, ways))
 
 
 @lru_cache(maxsize=256)
@@ -64,7 +65,7 @@ def _axes(
     target: str,
     training: int,
     has_adapters: bool,
-    most_cp: int,
+    most_parts: int,
     wanted: tuple[int | str, ...],
 ) -> list[Axes]:
     heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
@@ -72,9 +73,9 @@ def _axes(
     ways = [size for size in beside if heads % size == 0]
     # AutoTP cuts plain linear layers by whole key heads; stacked experts would stay whole
     cut = [1] if has_adapters or model.experts else [size for size in ways if model.num_kv_heads % size == 0]
-    contexts = powers(min(MAX_BESIDE, training, most_cp))
+    contexts = powers(min(MAX_BESIDE, training, most_parts))
     has = {
-        "rlplan": (ways, cut, [1], [1], [1]),
+        "rlplan": ([size for size in ways if size <= most_parts], cut, [1], [1], [1]),
         "fsdp2": ([1], ways, [1], contexts, [1]),
         "megatron": (
             [1],

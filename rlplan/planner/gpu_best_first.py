@@ -124,17 +124,20 @@ class Close:
 
 
 class BestFirst:
-    """Candidates of some frames that fit with their rank, the best first. num_rated: that have been rated."""
+    """Candidates of some frames that fit with their rank, the best first. num_rated: that have been rated.
+
+    limit: seconds of a step beyond which nothing is looked at.
+    """
 
     def __init__(self, fronts: Sequence[FrameFront]) -> None:
-        self.fronts, self.num_rated = fronts, 0
+        self.fronts, self.num_rated, self.limit = fronts, 0, float("inf")
         self._heap: list[tuple[Key, int, tuple[object, ...], object]] = []
         self._count = count()
 
     def __iter__(self) -> Iterator[Rated]:
         for front in self.fronts:
             self._push(front.first_bound, front)
-        while self._heap:
+        while self._heap and self._heap[0][0][0] <= self.limit:
             key, _, _, item = heappop(self._heap)
             if isinstance(item, Rated):
                 yield item

@@ -49,6 +49,13 @@ class GpuCandidate:
     engine: EngineChoice
     transport: str = ""
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all groups."""
+        step = self.step
+        own = 0 if step.shares_devices else step.num_generation
+        return step.num_training + step.num_scoring + own
+
 
 @dataclass(frozen=True)
 class Impossible:
@@ -177,9 +184,11 @@ class GpuSpace:
         """(whether every role that waits moves to the host, whether frozen ones alone do)."""
         can_park = frame.placement is Placement.COLOCATED
         wanted = self.budget.placement.parks
+        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
+        if wanted == "frozen":
+            return frozen
         if wanted != "auto":
             return ((wanted and can_park, False),)
-        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
         return (*(((False, False), (True, False)) if can_park else ((False, False),)), *frozen)
 
     def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:

@@ -18,27 +18,34 @@ MORE_GPUS = (2, 4, 8, 16)
 ADAPTER_RANK = 64
 
 
-def find_budget(spec: BudgetSpec) -> Budget:
-    """The budget of a spec; where it does not fit, with remedies. Raises: SpecError."""
+def find_budget(spec: BudgetSpec, *, with_pareto: bool = False) -> Budget:
+    """The budget of a spec; where it does not fit, with remedies, the cheapest first. Raises: SpecError."""
     setting = read_setting(spec)
     check_budget(spec, setting)
-    budget = GpuSearch(spec, setting).run()
+    search = GpuSearch(spec, setting)
+    budget = search.run()
+    if with_pareto:
+        pareto = search.on(budget.setting.num_gpus).pareto()
+        budget = budget.with_alternatives(budget.runners_up, pareto, budget.stats)
     if budget.verdict is Verdict.FITS:
         return budget
-    return budget.with_remedies(tuple(list_gpu_remedies(spec, budget.verdict)))
+    remedies = sorted(list_gpu_remedies(spec, budget.verdict), key=lambda remedy: remedy.order)
+    return budget.with_remedies(tuple(remedies))
 
 
 def list_gpu_remedies(spec: BudgetSpec, verdict: Verdict) -> Iterator[Remedy]:
     """Changes, each of which by itself leads to a better verdict, with the verdict and the peak that it leads to."""
-    for kind in _kinds(spec):
+    for kind in kinds_of_changes(spec):
         for change, other in kind:
-            found = _better(other, verdict)
+            found = better(other, verdict)
             if found is not None:
-                yield Remedy(change, found.binding.num_bytes, found.verdict)
+                seconds, count, price = found.timing.seconds, found.setting.num_gpus, spec.price_per_gpu_hour
+                dollars = None if price is None else price * count * seconds / 3600
+                yield Remedy(change, found.binding.num_bytes, found.verdict, seconds, count, dollars)
                 break
 
 
-def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
+def kinds_of_changes(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
     """What to try, cheapest first; within a kind the mildest first."""
     training, rollout, workload = spec.training, spec.rollout, spec.workload
     if workload.micro_batch_size_per_gpu != "auto":
@@ -54,7 +61,11 @@ def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
         (spec.placement.placement != "auto", "placement", {"placement": "auto"}),
         (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
         (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
-        (training.offloads_parameters is False, "training", {"offloads_parameters": True, "zero_stage": 3}),
+        (
+            training.offloads_parameters is False and spec.target == "rlplan",
+            "training",
+            {"offloads_parameters": True, "zero_stage": 3},
+        ),
     ]
     yield from ([_changed(spec, part, **changes)] for holds, part, changes in tried if holds)
     if training.ulysses == 1:
@@ -97,15 +108,14 @@ def _typed(value: Any) -> str:
     return f"'{{rank: {value.rank}}}'" if isinstance(value, LoraSpec) else str(value).lower()
 
 
-def _better(spec: BudgetSpec, verdict: Verdict) -> Budget | None:
+def better(spec: BudgetSpec, verdict: Verdict) -> Budget | None:
     """The budget of a spec with a better verdict than that; None where it has none, or cannot be built."""
     try:
         setting = read_setting(spec)
         check_budget(spec, setting)
-        budget = GpuSearch(spec, setting).run(with_others=False)
+        return GpuSearch(spec, setting).better_than(verdict)
     except RlplanError:
         return None
-    return budget if budget.verdict.rank < verdict.rank else None
 
 
 def _halves(value: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ In: a BudgetSpec and its setting. Out: a Budget: what was chosen, its ledger, ve
 the nearest that does not fit. Left out: the order in which candidates are looked at (gpu_best_first.py).
 
 Where every candidate has all GPUs, seconds of a step, tokens per second and dollars per token are one order. The
-objectives `gpus` and `cost` try smaller numbers of GPUs too (`gpu_counts`).
+objectives `gpus` and `cost` try smaller numbers of GPUs too (gpu_counts.py).
 """
 
 from dataclasses import replace
@@ -18,12 +18,14 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
 from rlplan.planner.gpu_best_first import BestFirst, FrameFront
 from rlplan.planner.gpu_candidates import GpuCandidate, GpuSpace, Impossible
+from rlplan.planner.gpu_counts import on_best_count
 from rlplan.planner.gpu_rated import Rated, Rater
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
+SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 MANY = 50_000
 """Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
@@ -46,6 +48,16 @@ class GpuSearch:
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
+        if self.budget.objective in ("gpus", "cost"):
+            chosen = on_best_count(self)
+            return chosen._run(with_others=with_others)
+        return self._run(with_others=with_others)
+
+    def on(self, num_gpus: int) -> "GpuSearch":
+        """The same search on fewer GPUs."""
+        return self if num_gpus == self.setting.num_gpus else GpuSearch(self.budget, self.setting.with_gpus(num_gpus))
+
+    def _run(self, *, with_others: bool) -> Budget:
         if not self.space.frames:
             raise _nothing_possible(self.space.impossible)
         best, stream, num_rated = self.best()
@@ -59,6 +71,15 @@ class GpuSearch:
         rest = (placement for placement in there if placement is not best.candidate.step.placement)
         return best.with_considered((*considered, *map(self._other, rest)))
 
+    def better_than(self, verdict: Verdict) -> Budget | None:
+        """The best candidate with a better verdict than that; None where there is none."""
+        for rank in range(verdict.rank):
+            for one in self.stream(rank):
+                budget = self.whole(one)
+                if budget.verdict.rank <= rank:
+                    return budget
+        return None
+
     def best(self) -> "tuple[Budget, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
         num_rated = 0
@@ -70,6 +91,20 @@ class GpuSearch:
                     return budget, stream, num_rated
             num_rated += stream.num_rated
         return self.whole(self.nearest()), None, num_rated
+
+    def pareto(self) -> tuple[Alternative, ...]:
+        """Of every share of a GPU that is left free (SPARED) the fastest candidate that surely fits, where more room
+        costs time. Exact at these shares; what KV cache a candidate gives up for its headroom is counted.
+        """
+        found: list[Alternative] = []
+        for share in SPARED:
+            spared = GpuSearch(self.budget, self.setting.with_capacity(1 - share))
+            for one in islice(spared.stream(0), 1):
+                here = self.alternative(one)
+                lost = [there for there in found if there.timing.seconds >= here.timing.seconds * (1 - 1e-9)]
+                found = [there for there in found if there not in lost]
+                found.append(here)
+        return tuple(found)
 
     def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
         """Candidates that fit with a rank, the best first: all, or those of a placement."""
@@ -152,11 +187,16 @@ class GpuSearch:
 
     def alternative(self, one: Rated) -> Alternative:
         """A rated candidate that was not chosen."""
-        headroom = one.need.slack_high
-        if one.candidate.step.has_rollouts:
-            headroom = min(headroom, one.need.room_high - one.kv_cache)
+        headroom = self.headroom(one)
         peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
         return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
+
+    def headroom(self, one: Rated) -> int:
+        """Bytes that the fullest moment of a GPU leaves at the high end, with the KV cache."""
+        need = self.roles.fit(one.candidate)
+        return (
+            min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
+        )
 
     def _other(self, placement: Placement) -> Considered:
         """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""

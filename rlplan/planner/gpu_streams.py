@@ -8,7 +8,8 @@ Why no choice comes too late or is missing:
 - with fewer tokens a pass no moment takes more bytes (a property test), so along a chain all after the first that fits
   do, and the others need not be counted;
 - recomputation and offload add work to the same passes (a property test), so that a chain with one more of them has no
-  choice that is faster than the fastest of the chain without; it is looked at when the stream has come that far.
+  choice whose passes are faster than the fastest of the chain without; it is looked at when the stream has come to
+  those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
 from collections.abc import Iterator
@@ -117,15 +118,16 @@ class Trainers:
                     self._open(chain)
 
     def _open(self, chain: Chain) -> None:
-        """Put a chain on the heap at the seconds of its fastest choice; leaner ones follow when it comes up."""
+        """Put a chain on the heap at the seconds of its fastest passes; leaner ones follow when it comes up."""
         if id(chain) not in self._opened:
             self._opened.add(id(chain))
-            bound = min(self._seconds(choice) for choice in chain.choices)
+            bound = min(self._seconds(choice, with_moves=False) for choice in chain.choices)
             heappush(self._heap, (bound, 0, next(self._count), chain))
 
-    def _seconds(self, choice: TrainerChoice) -> float:
+    def _seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
         times, frame = self.rater.times, self.frame
-        return times.trainer_seconds(frame, choice) + times.least_sync_seconds(frame, choice, self.transports)
+        own = times.trainer_seconds(frame, choice) if with_moves else times.pass_seconds(frame, choice)
+        return own + times.least_sync_seconds(frame, choice, self.transports)
 
     def _that_fit(self, chain: Chain) -> tuple[TrainerChoice, ...]:
         """The choices of a chain that fit beside the least of any engine: all from the first that does."""

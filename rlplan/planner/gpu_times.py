@@ -72,10 +72,17 @@ class GpuTimes:
 
     def trainer_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
         """Everything of a step but rollouts, the engine's switches and the hand-over."""
-        key = "trainer", frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
+        return self.pass_seconds(frame, choice) + self._sum_of("moves", PARKS, frame, choice)
+
+    def pass_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
+        """The same without roles that move: what is offloaded for good need not move, so that it may save time."""
+        return self._sum_of("passes", TRAINS, frame, choice)
+
+    def _sum_of(self, name: str, kinds: tuple[ActionKind, ...], frame: GpuStep, choice: TrainerChoice) -> float:
+        key = name, frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
         if key not in self._seconds:
             actions = self.roles.parts(frame).schedule.step
-            mine = (action for action in actions if action.kind in (*TRAINS, *PARKS))
+            mine = (action for action in actions if action.kind in kinds)
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 

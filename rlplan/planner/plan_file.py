@@ -98,8 +98,9 @@ def read_gpu_plan(path: Path) -> Budget:
     spec = _with_models(spec, lambda name: _absolute(name, path.parent))
     setting = read_setting(spec)
     check_budget(spec, setting)
-    search = GpuSearch(spec, setting)
-    budget = search.whole(search.rate(_read_choice(data["choice"], f"{path}: choice")))
+    candidate = _read_choice(data["choice"], f"{path}: choice")
+    search = GpuSearch(spec, setting).on(candidate.num_gpus)
+    budget = search.whole(search.rate(candidate))
     _check_totals(budget, data, path)
     return _with_the_rest(budget, search, data["results"])
 
@@ -188,7 +189,7 @@ def _check_totals(budget: Budget, data: dict[str, Any], path: Path) -> None:
 def _with_the_rest(budget: Budget, search: GpuSearch, results: dict[str, Any]) -> Budget:
     """With what the search said about other candidates; only their times are worked out anew."""
     considered = [Considered(Placement(one["placement"]), None, one["reason"]) for one in results["considered"]]
-    remedies = [Remedy(one["change"], one["peak_bytes"], Verdict(one["verdict"])) for one in results["remedies"]]
+    remedies = [Remedy(**{**one, "verdict": Verdict(one["verdict"])}) for one in results["remedies"]]
     runners_up, pareto = (
         tuple(_read_alternative(one, search) for one in results[key]) for key in ("runners_up", "pareto")
     )

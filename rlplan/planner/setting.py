@@ -70,6 +70,18 @@ class GpuSetting:
         """The same with another profile of the GPU of that name."""
         return replace(self, pools=tuple(replace(p, gpu=gpu) if p.gpu.name == gpu.name else p for p in self.pools))
 
+    def with_gpus(self, num_gpus: int) -> "GpuSetting":
+        """The same with fewer GPUs of its one group."""
+        if self.has_pools or num_gpus == self.num_gpus:
+            return self
+        pool = self.pools[0]
+        fewer = replace(pool, num_gpus=num_gpus, gpus_per_host=min(num_gpus, pool.gpus_per_host))
+        return replace(self, pools=(fewer,))
+
+    def with_capacity(self, share: float) -> "GpuSetting":
+        """The same with a share of each GPU's memory."""
+        return replace(self, pools=tuple(replace(pool, capacity=int(pool.capacity * share)) for pool in self.pools))
+
     @property
     def has_pools(self) -> bool:
         """Whether training and generation have GPUs of different groups."""

@@ -150,7 +150,7 @@ class Oracle:
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
         opens = {
-            "rlplan": (8, 1 if wants.lora else 8, 1, 1, 1),
+            "rlplan": (contexts, 1 if wants.lora else 8, 1, 1, 1),
             "fsdp2": (1, 8, 1, contexts, 1),
             "megatron": (1, 8, 16, contexts, 64),
         }[target]

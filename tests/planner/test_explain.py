@@ -261,3 +261,11 @@ def test_families_are_choices_that_were_left_open() -> None:
     fixed = find_budget(asked("training.zero_stage=2", "placement.placement=hybrid", "rollout.tp=1"))
     keys = {change.typed.partition("=")[0] for change in list_families(fixed)}
     assert not keys & {"training.zero_stage", "placement.placement", "rollout.tp"}
+
+
+@pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
+def test_frozen_roles_alone_can_be_parked_by_what_is_typed(placement: str) -> None:
+    budget = find_budget(asked(f"placement.placement={placement}", "placement.parks=frozen"))
+    assert choice_words(budget.candidate)["placement.parks"] == "frozen"
+    assert budget.candidate.step.parks_frozen
+    assert not budget.candidate.step.parks
