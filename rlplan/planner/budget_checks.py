@@ -145,6 +145,14 @@ def _adapters(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
 
 def _engine(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
     rollout, placement = budget.rollout, budget.placement.placement
+    capacity = setting.pool(GENERATION).capacity
+    if rollout.kv_cache_memory != "auto" and rollout.kv_cache_memory > capacity:
+        yield (
+            f"rollout.kv_cache_memory is {format_bytes(rollout.kv_cache_memory)}, a GPU has {format_bytes(capacity)}",
+            "rollout.kv_cache_memory",
+            "bytes of one GPU, at most what it has",
+            "rollout.kv_cache_memory=auto",
+        )
     if rollout.tp != "auto":
         try:
             engine_weight_bytes(setting.policy, engine_layout(int(rollout.tp)), 2)

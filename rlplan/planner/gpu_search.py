@@ -69,7 +69,7 @@ class GpuSearch:
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
         there = dict.fromkeys(frame.placement for frame in self.space.frames)
         rest = (placement for placement in there if placement is not best.candidate.step.placement)
-        return best.with_considered((*considered, *map(self._other, rest)))
+        return best.with_considered((*considered, *(self._other(placement, best.timing.seconds) for placement in rest)))
 
     def better_than(self, verdict: Verdict) -> Budget | None:
         """The best candidate with a better verdict than that; None where there is none."""
@@ -198,11 +198,14 @@ class GpuSearch:
             min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
         )
 
-    def _other(self, placement: Placement) -> Considered:
+    def _other(self, placement: Placement, chosen_s: float) -> Considered:
         """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
         if self.space.num_candidates > MANY:
             least = min(front.first_bound for front in self.stream(1, placement).fronts)
-            return Considered(placement, None, f"at least {format_seconds(least[0])} a step, if any of it fits")
+            words = "nothing of it that fits is faster"
+            if least[0] > chosen_s:
+                words = f"takes at least {format_seconds(least[0])} a step"
+            return Considered(placement, None, words)
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         return self._considered(found or self.nearest(placement))

@@ -93,6 +93,13 @@ def read_plan(path: Path) -> Plan:
     """The plan in a JSON file. Raises: SpecError for another schema version or anything that is no plan."""
     data = read_json(path, "the plan", limit=MAX_PLAN_BYTES)
     version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and data.get("kind") == "gpu_plan":
+        raise SpecError(
+            f"{path} is a plan for GPUs, which cannot be run or emitted yet",
+            where=f"{path}: kind",
+            rule="what runs today is the plan of a job on a CPU host",
+            way_out=f"rlplan explain {path}, or simulate and report",
+        )
     if version != PLAN_SCHEMA_VERSION:
         raise SpecError(
             f"plan schema version is {json.dumps(version)}",

@@ -186,6 +186,13 @@ class JobSpec(Spec):
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """The job in a YAML file, with dotted overrides laid over it. Raises: SpecError."""
     data = apply_overrides(read_yaml(path, "the job file"), overrides)
+    if isinstance(data, dict) and "gpus" in data:
+        raise SpecError(
+            f"{path} is a budget for GPUs, not a job",
+            where=f"{path}: gpus",
+            rule="a job says what runs on this host; jobs do not run on GPUs yet",
+            way_out=f"rlplan plan {path}, or explain, simulate and estimate",
+        )
     job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
     for key, place in (
         ("policy.path", job.policy.path),

@@ -15,6 +15,21 @@ from rlplan.vocabulary import Dtype
 Value = TypeVar("Value")
 
 
+def _assumed(value: float, source: str) -> dict[str, object]:
+    return {"value": value, "provenance": "assumed", "source": source}
+
+
+ANY_HOST = NodeEfficiencies.model_validate(
+    {
+        "network": _assumed(0.8, "one host has no use for it"),
+        "network_latency": _assumed(20e-6, "one host has no use for it"),
+        "host_memory_bytes_per_s": _assumed(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
+        "disk_bytes_per_s": _assumed(2 * 10**9, "one NVMe disk"),
+    }
+)
+"""Of a single host that no node profile describes."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """GPUs of one kind. node: the machine they sit in, None where it is not known (then one host at most)."""
@@ -29,6 +44,13 @@ class Cluster:
         """Hosts, the last of them perhaps not full."""
         return -(-self.num_gpus // self.gpus_per_host)
 
+    @property
+    def gpus_in_link_domain(self) -> int:
+        """GPUs that reach each other without the network: those of a host, or of a rack that one switch joins."""
+        if self.node is None or self.node.num_gpus_in_link_domain <= self.node.num_gpus:
+            return self.gpus_per_host
+        return max(self.gpus_per_host, self.node.num_gpus_in_link_domain)
+
     @cached_property
     def efficiencies(self) -> Efficiencies:
         """Shares of peaks. Raises: SpecError where the profile has none."""
@@ -41,7 +63,10 @@ class Cluster:
 
     @cached_property
     def node_efficiencies(self) -> NodeEfficiencies:
-        """Shares of peaks of the whole node. Raises: SpecError where it is not known."""
+        """Shares of peaks of the whole node; of a host that is not known, those of ANY_HOST. Raises: SpecError where
+        several hosts have no node, for then nobody knows what joins them."""
+        if self.node is None and self.num_hosts == 1:
+            return ANY_HOST
         return self._known(self.node.efficiencies if self.node else None, "node")
 
     @cached_property

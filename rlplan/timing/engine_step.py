@@ -104,7 +104,7 @@ def wire_of(cluster: Cluster, num_ranks: int) -> Wire:
     Raises: SpecError where the profiles lack what is needed.
     """
     gpu, small = cluster.gpu, cluster.serving.collective.value
-    reach = max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 0)
+    reach = cluster.gpus_in_link_domain
     if num_ranks > reach and cluster.node is not None:
         shares = cluster.node_efficiencies
         rate = cluster.node.network_bytes_per_s.value * shares.network.value / cluster.gpus_per_host
@@ -155,6 +155,8 @@ class EngineRates:
         self._sequence_state = counts.state_bytes / self._bytes_per_s
         self._wire = wire_of(cluster, counts.ranks) if counts.num_collectives else None
         self._launches = counts.num_layers * LAUNCH
+        is_inside = counts.ranks <= cluster.gpus_in_link_domain
+        self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
     def seconds(self, load: Load) -> float:
         """Seconds of one step."""
@@ -162,7 +164,7 @@ class EngineRates:
 
     def cost(self, load: Load) -> Cost:
         """The same by resource."""
-        return cost_of(self.parts(load))
+        return cost_of(self.parts(load), self.link)
 
     def parts(self, load: Load) -> Parts:
         """Seconds by resource, in the order of `RESOURCES`.
@@ -213,6 +215,7 @@ class EngineRates:
         return reading, attending
 
 
-def cost_of(parts: Parts) -> Cost:
-    """Parts as a Cost; resources that take nothing are left out."""
-    return Cost({resource: seconds for resource, seconds in zip(RESOURCES, parts, strict=True) if seconds})
+def cost_of(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
+    """Parts as a Cost; resources that take nothing are left out. link: what all-reduces cross."""
+    resources = (link if resource is Resource.DEVICE_LINK else resource for resource in RESOURCES)
+    return Cost({resource: seconds for resource, seconds in zip(resources, parts, strict=True) if seconds})

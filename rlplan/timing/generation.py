@@ -127,7 +127,7 @@ def generate_cost(speed: EngineSpeed, work: GenerationWork) -> Cost:
     if position > 1e-9:
         above = _at(speed, work, ladder, rung + 1)
     compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
-    return cost_of((compute, memory, latency, link, host))
+    return cost_of((compute, memory, latency, link, host), speed.rates.link)
 
 
 def _ladder(speed: EngineSpeed, work: GenerationWork) -> list[Parts]:

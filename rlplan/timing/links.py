@@ -50,7 +50,7 @@ def link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
 
 def link_domain(cluster: Cluster) -> int:
     """GPUs that the device link joins."""
-    return max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 1)
+    return cluster.gpus_in_link_domain
 
 
 def link_out(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:

@@ -78,7 +78,8 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
     >>> 40e9 <= lone_wire(eight, eight).bytes_per_s <= 50e9
     True
     """
-    if training.num_gpus + generation.num_gpus <= _joined(training) and training.gpu == generation.gpu:
+    is_one_host = training.node is None or training.num_gpus + generation.num_gpus <= _joined(training)
+    if is_one_host and training.gpu == generation.gpu:
         return inner_wire(training)
     rates = [
         max(_network(side) / side.gpus_per_host, min(_network(side), _lone(side))) for side in (training, generation)
@@ -102,7 +103,7 @@ def host_link_bytes_per_s(cluster: Cluster) -> float:
 
 
 def _joined(cluster: Cluster) -> int:
-    """GPUs that reach each other without the network."""
+    """GPUs that reach each other without the network; of a part of a host's GPUs, all of that host's."""
     return max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 1)
 
 
