@@ -1,7 +1,7 @@
 """How long a plan takes from the shell, cold, and how much of it the search looked at.
 
-Prints seconds of wall clock of `rlplan plan` (a process started anew, the fastest of some runs) beside what is asked for
-on two quiet cores, candidates there are and were rated, and the seconds of the search alone. Run by `make bench`.
+Prints seconds of wall clock of `rlplan plan` (a process started anew, the fastest of some runs) beside what is asked
+for on two quiet cores, candidates there are and were rated, and the seconds of the search alone. Run by `make bench`.
 """
 
 import subprocess

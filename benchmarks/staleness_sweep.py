@@ -56,7 +56,8 @@ GROUPS_AT_ONCE = 16 * NUM_ENGINES
 LIMITS = EngineLimits(max_num_seqs=1024, num_blocks=300_000)
 
 # ------------------------------------------------------------------------------------------- the colocated runs
-# Source: rlplan/accuracy/data/measured_points.json, verl-dapo-7b-h20-128 and -32: 512 prompts x 16, means over 400 steps.
+# Source: rlplan/accuracy/data/measured_points.json,
+# verl-dapo-7b-h20-128 and -32: 512 prompts x 16. Taken as means over the whole run of 400 steps (assumed).
 COLOCATED_GENERATION_S = {128: 177.85, 32: 357.41}
 COLOCATED_UPDATE_S = {128: 113.81, 32: 269.80}
 

@@ -74,10 +74,10 @@ def format_bytes(count: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Seconds for people.
 
-    >>> format_seconds(0.0042), format_seconds(75), format_seconds(2.5)
-    ('4.2 ms', '1 min 15 s', '2.50 s')
+    >>> format_seconds(0.0042), format_seconds(75), format_seconds(0.9999)
+    ('4.2 ms', '1 min 15 s', '1.00 s')
     """
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds >= 10 else f"{seconds:.2f} s"

@@ -7,17 +7,21 @@ Left out: which changes are worth a question (families.py).
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
 from rlplan.planner.budget import Budget, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_remedies import list_gpu_remedies
+from rlplan.planner.gpu_remedies import better, kinds_of_changes
 from rlplan.planner.gpu_search import GpuSearch
 from rlplan.spec.base import validate
 from rlplan.spec.budget import WAY_OUT, BudgetSpec
 from rlplan.spec.yaml import apply_overrides
 from rlplan.units import format_bytes
+
+MAX_WAYS_OUT = 8
+"""Remedies that are tried of a family that does not fit: each is a search."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,12 @@ def what_binds(budget: Budget) -> str:
 
 
 def _first_way_out(spec: BudgetSpec, change: Change, verdict: Verdict) -> str:
-    """The mildest remedy that leaves the change itself alone."""
+    """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
-    for remedy in list_gpu_remedies(spec, verdict):
-        if not keys & {words.partition("=")[0] for words in remedy.change.split()} and remedy.verdict is Verdict.FITS:
-            return remedy.change
+    remedies = (remedy for kind in kinds_of_changes(spec) for remedy in kind)
+    apart = (one for one in remedies if not keys & {word.partition("=")[0] for word in one[0].split()})
+    for words, other in islice(apart, MAX_WAYS_OUT):
+        found = better(other, verdict)
+        if found is not None and found.verdict is Verdict.FITS:
+            return words
     return ""

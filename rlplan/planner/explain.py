@@ -12,6 +12,8 @@ from rlplan.planner.changes import Change, Listener, Outcome, ask, headroom, wha
 from rlplan.planner.families import list_families, list_more_gpus, list_what_ifs
 from rlplan.planner.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.sensitivity import Layout, Sensitivity, list_sensitivities
+from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.profiles import parse_gpus
 from rlplan.timing.cost import Cost
 from rlplan.units import format_bytes, format_seconds
 
@@ -117,6 +119,7 @@ def explain(
 
     Every change is a search of its own; listen hears of each.
     """
+    spec = _as_chosen(budget)
     families, what_ifs = list(list_families(budget)), list(list_what_ifs(budget))
     questions = [*asked, *(list_more_gpus(budget) if more_gpus else ())]
     total, done = len(families) + len(what_ifs) + len(questions), 0
@@ -127,7 +130,7 @@ def explain(
         for change in changes:
             if listen is not None:
                 listen(done, total, change.typed)
-            outcomes.append(ask(budget.spec, change, finds_way_out=finds_way_out))
+            outcomes.append(ask(spec, change, finds_way_out=finds_way_out))
             done += 1
         return tuple(outcomes)
 
@@ -147,6 +150,17 @@ def explain(
         asked=answer(questions),
         sensitivities=list_sensitivities(budget, _rivals(budget, of_families)),
     )
+
+
+def _as_chosen(budget: Budget) -> BudgetSpec:
+    """The budget that changes are asked of: where the objective took some of the GPUs, these are all there are."""
+    setting = budget.setting
+    if budget.spec.objective not in ("gpus", "cost") or setting.has_pools:
+        return budget.spec
+    asked = {"objective": "step_time"}
+    if parse_gpus(budget.spec.gpus, where="gpus")[0] != setting.num_gpus:
+        asked["gpus"] = f"{setting.num_gpus}x{setting.gpu.name}"
+    return budget.spec.model_copy(update=asked)
 
 
 def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:

@@ -172,6 +172,8 @@ def _other_gpus(budget: Budget) -> Iterator[Change]:
 def _units(budget: Budget) -> tuple[int, int, str]:
     """How many of what the budget counts in, GPUs of one of them (1, or those of a node), and its name."""
     count, gpu, node = parse_gpus(budget.spec.gpus, where="gpus")
+    if count != budget.setting.num_gpus:  # the objective took fewer
+        return budget.setting.num_gpus, 1, gpu.name
     return (count, 1, gpu.name) if node is None else (count // node.num_gpus, node.num_gpus, node.name)
 
 

@@ -184,9 +184,11 @@ class GpuSpace:
         """(whether every role that waits moves to the host, whether frozen ones alone do)."""
         can_park = frame.placement is Placement.COLOCATED
         wanted = self.budget.placement.parks
+        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
+        if wanted == "frozen":
+            return frozen
         if wanted != "auto":
             return ((wanted and can_park, False),)
-        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
         return (*(((False, False), (True, False)) if can_park else ((False, False),)), *frozen)
 
     def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:

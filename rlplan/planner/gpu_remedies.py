@@ -35,9 +35,9 @@ def find_budget(spec: BudgetSpec, *, with_pareto: bool = False) -> Budget:
 
 def list_gpu_remedies(spec: BudgetSpec, verdict: Verdict) -> Iterator[Remedy]:
     """Changes, each of which by itself leads to a better verdict, with the verdict and the peak that it leads to."""
-    for kind in _kinds(spec):
+    for kind in kinds_of_changes(spec):
         for change, other in kind:
-            found = _better(other, verdict)
+            found = better(other, verdict)
             if found is not None:
                 seconds, count, price = found.timing.seconds, found.setting.num_gpus, spec.price_per_gpu_hour
                 dollars = None if price is None else price * count * seconds / 3600
@@ -45,7 +45,7 @@ def list_gpu_remedies(spec: BudgetSpec, verdict: Verdict) -> Iterator[Remedy]:
                 break
 
 
-def _kinds(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
+def kinds_of_changes(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]:
     """What to try, cheapest first; within a kind the mildest first."""
     training, rollout, workload = spec.training, spec.rollout, spec.workload
     if workload.micro_batch_size_per_gpu != "auto":
@@ -108,7 +108,7 @@ def _typed(value: Any) -> str:
     return f"'{{rank: {value.rank}}}'" if isinstance(value, LoraSpec) else str(value).lower()
 
 
-def _better(spec: BudgetSpec, verdict: Verdict) -> Budget | None:
+def better(spec: BudgetSpec, verdict: Verdict) -> Budget | None:
     """The budget of a spec with a better verdict than that; None where it has none, or cannot be built."""
     try:
         setting = read_setting(spec)

@@ -8,9 +8,9 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from simpy import AllOf, Environment, Event
-from simpy.events import Timeout
 
 from rlplan.simulate.engine import Engine, Group, Rollout
+from rlplan.simulate.later import Later
 from rlplan.simulate.lengths import LengthSampler
 from rlplan.simulate.setting import RolloutWork, SimulationSetting
 from rlplan.simulate.speed import LinearSpeed, RememberedSpeed, Speed
@@ -35,6 +35,7 @@ class Crew:
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
         self._free_from = [0.0] * setting.num_reward_workers
+        self._at_reward = [lambda event: self._rewarded(event.value)]
         self._silent: Event | None = None
 
     def make(self, batch: int, count: int) -> list[Group]:
@@ -93,13 +94,7 @@ class Crew:
             begin = max(self.env.now, self._free_from[0])
             heapq.heapreplace(self._free_from, begin + self.latency_s)
             wait = begin - self.env.now
-        timeout = Timeout(self.env, wait + self.latency_s, group)
-        timeout.callbacks.append(self._reward_came)
-
-    def _reward_came(self, event: Event) -> None:
-        group = event.value
-        assert isinstance(group, Group)
-        self._rewarded(group)
+        Later(self.env, wait + self.latency_s, self._at_reward, group)
 
     def _rewarded(self, group: Group) -> None:
         self.num_rewards += 1

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simpy import Environment, Event
-from simpy.events import Timeout
 
+from rlplan.simulate.later import Later
 from rlplan.simulate.speed import Speed, batch_prefill_s
 
 
@@ -59,14 +59,26 @@ class Group:
 
 
 class Rollout:
-    """One completion. done: tokens it has (while it runs: when it joined the batch). spans: (version, tokens) pairs."""
+    """One completion. done: tokens it has (while it runs: when it joined the batch).
 
-    __slots__ = ("done", "group", "held", "joined", "length", "spans", "ticket")
+    version: of its first token; later: (version, tokens) of those that were made under newer weights.
+    """
+
+    __slots__ = ("done", "group", "held", "joined", "later", "length", "ticket", "version")
+    held: int
+    joined: int
+    ticket: int
+    version: int
 
     def __init__(self, group: Group, length: int) -> None:
-        self.group, self.length = group, length
-        self.done = self.held = self.joined = self.ticket = 0
-        self.spans: tuple[tuple[int, int], ...] = ()
+        self.group, self.length, self.done = group, length, 0
+        self.later: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) in order; versions may repeat after a preemption."""
+        first = self.done - sum(tokens for _, tokens in self.later)
+        return ((self.version, first), *self.later)
 
 
 class Engine:
@@ -91,6 +103,7 @@ class Engine:
         self._decode_from = self._busy_from = 0.0
         self._is_busy = self._is_paused = self._has_preempted = False
         self._stopped: Event | None = None
+        self._at_end: list[Callable[[Event], None]] = [self._end]
 
     @property
     def num_unfinished(self) -> int:
@@ -141,8 +154,7 @@ class Engine:
         if steps:
             num_seqs = len(self.running)
             seconds += steps * self._decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
-        self._next = event = Timeout(self.env, seconds)
-        event.callbacks.append(self._end)
+        self._next = Later(self.env, seconds, self._at_end)
 
     def _end(self, event: Event) -> None:
         """A segment has ended: the batch has its tokens, and who has all of them leaves."""
@@ -195,8 +207,7 @@ class Engine:
             rest = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
             self._planned = steps
-            self._next = event = Timeout(self.env, rest)
-            event.callbacks.append(self._end)
+            self._next = Later(self.env, rest, self._at_end)
 
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
@@ -279,6 +290,8 @@ class Engine:
         self._order += 1
         rollout.ticket, rollout.held, rollout.joined = self._order, held, self._steps
         rollout.group.num_resident += 1
+        if not rollout.done:
+            rollout.version = self.version
         self.running[rollout] = None
         self._held += held
         self._classes[(held - self._steps) % self._size] += 1
@@ -292,7 +305,8 @@ class Engine:
         self.running.pop(rollout, None)
         rollout.ticket = 0
         rollout.done += gained
-        rollout.spans += ((self.version, gained),)
+        if rollout.version != self.version:
+            rollout.later += ((self.version, gained),)
         self.num_tokens += gained
         self._held -= held
         self._classes[(rollout.held - rollout.joined) % size] -= 1

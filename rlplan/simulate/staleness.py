@@ -50,11 +50,21 @@ class StalenessCounts:
         self.tokens: Counter[int] = Counter()
         self.rollouts: Counter[int] = Counter()
 
-    def add(self, groups: Iterable[Group], version: int) -> None:
-        """Count what is trained under a version: each token's age, and of each rollout the oldest token's."""
+    def add(self, groups: Iterable[Group], version: int) -> int:
+        """Count what is trained under a version: each token's age, and of each rollout the oldest token's.
+
+        Returns: tokens.
+        """
+        tokens, rollouts = self.tokens, self.rollouts
+        total = 0
         for group in groups:
             for rollout in group.rollouts:
-                spans = rollout.spans
-                for made_under, num_tokens in spans:
-                    self.tokens[version - made_under] += num_tokens
-                self.rollouts[version - spans[0][0]] += 1
+                total += rollout.length
+                age = version - rollout.version
+                rollouts[age] += 1
+                if rollout.later:
+                    for made_under, num_tokens in rollout.spans:
+                        tokens[version - made_under] += num_tokens
+                else:
+                    tokens[age] += rollout.length
+        return total

@@ -180,13 +180,14 @@ class BudgetRollout(Spec):
 class BudgetPlacement(Spec):
     """Who shares devices with whom. generation_share: of the GPUs, where generation has its own.
 
-    parks: whether roles that wait move to the host meanwhile. sync_bucket: bytes of weights handed over at a time.
+    parks: whether roles that wait move to the host meanwhile, or `frozen` ones alone. sync_bucket: bytes of weights
+    handed over at a time.
     max_staleness: policy versions that a rollout may be behind; from 1 on, generation may run beside training.
     transport: how weights reach the engine. reward_latency_s: that a rule-based reward of one rollout takes.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
-    parks: Choice = "auto"
+    parks: Choice | Literal["frozen"] = "auto"
     sync_bucket: ByteCount = Field(default=512 * MIB, ge=1 << 20)
     generation_share: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = "auto"
     max_staleness: int = Field(default=0, ge=0, le=1024)

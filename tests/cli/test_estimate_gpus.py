@@ -98,7 +98,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None
     assert "does not fit" in answer.out
     assert "Each of these lines alone helps" in answer.out
     assert "error: Qwen/Qwen2.5-32B needs" in answer.err
-    assert "way out: training.zero_stage=3" in answer.err
+    assert "training.zero_stage=3" in answer.err.partition("way out: ")[2]
     assert rlplan(*asked, "training.zero_stage=3", "placement.parks=false").exit_code == 0
 
 

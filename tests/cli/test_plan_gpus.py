@@ -222,3 +222,13 @@ def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
 
 def test_a_plan_that_is_read_is_the_plan_that_was_made(plan: Path) -> None:
     assert read_gpu_plan(plan).timing.seconds == json.loads(plan.read_text())["totals"]["step_s"]
+
+
+def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    answer = rlplan("plan", *ASKED, "--pareto", "-o", path)
+    assert "Time against headroom" in answer.out
+    front = json.loads(path.read_text())["results"]["pareto"]
+    rooms = [point["headroom_bytes"] for point in front]
+    assert rooms == sorted(rooms)
+    assert [point.timing.seconds for point in read_gpu_plan(path).pareto] == [point["seconds"] for point in front]

@@ -261,3 +261,21 @@ def test_families_are_choices_that_were_left_open() -> None:
     fixed = find_budget(asked("training.zero_stage=2", "placement.placement=hybrid", "rollout.tp=1"))
     keys = {change.typed.partition("=")[0] for change in list_families(fixed)}
     assert not keys & {"training.zero_stage", "placement.placement", "rollout.tp"}
+
+
+@pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
+def test_frozen_roles_alone_can_be_parked_by_what_is_typed(placement: str) -> None:
+    budget = find_budget(asked(f"placement.placement={placement}", "placement.parks=frozen"))
+    assert choice_words(budget.candidate)["placement.parks"] == "frozen"
+    assert budget.candidate.step.parks_frozen
+    assert not budget.candidate.step.parks
+
+
+def test_where_the_objective_takes_some_of_the_gpus_changes_are_asked_of_these() -> None:
+    budget = find_budget(asked("objective=gpus", gpus="8xH100"))
+    assert budget.setting.num_gpus < 8
+    why = explain(budget)
+    assert {one.num_gpus for one in why.families if one.num_gpus} == {budget.setting.num_gpus}
+    for one in why.families:
+        if one.verdict is Verdict.FITS and one.seconds is not None:
+            assert one.seconds >= budget.timing.seconds * (1 - 1e-9)
