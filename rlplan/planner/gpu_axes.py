@@ -106,12 +106,9 @@ def zero_stages(budget: BudgetSpec, training: int, axes: Axes) -> tuple[int, ...
     Alone a rank shards nothing: stage 3 is there for what can be offloaded.
     """
     wanted = budget.training.zero_stage
-    if wanted != "auto":
-        return (int(wanted),)
-    if budget.target != "rlplan":
-        return (3,) if budget.target == "fsdp2" else (1,)
-    stages = (0, 1, 2, 3) if training > 1 else (0, 3)
-    return tuple(stage for stage in stages if axes.tp == 1 or stage < 3)
+    usual = {"rlplan": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[budget.target]
+    stages = usual if wanted == "auto" else (int(wanted),)
+    return tuple(stage for stage in stages if axes.tp == 1 or stage < 3 or budget.target != "rlplan")
 
 
 def can_train(training: BudgetTraining, target: str, stage: int, *, optimizer: bool, parameters: bool) -> bool:

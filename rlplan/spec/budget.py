@@ -140,11 +140,11 @@ class BudgetTraining(Spec):
     offload_device: Literal["cpu", "nvme"] = "cpu"
     offloads_activations: bool = False
     master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
-    ulysses: Ways = 1
-    tp: Ways = 1
-    pp: Ways = 1
-    cp: Ways = 1
-    ep: Ways = 1
+    ulysses: Ways = "auto"
+    tp: Ways = "auto"
+    pp: Ways = "auto"
+    cp: Ways = "auto"
+    ep: Ways = "auto"
     reduce_bucket_size: int = Field(default=50_000_000, ge=1_000, le=MAX_COUNT)
     lora: LoraSpec | None = None
 
@@ -162,12 +162,12 @@ class BudgetRollout(Spec):
     kv_dtype: Literal["auto", "fp8"] = "auto"
     tp: int | Literal["auto"] = "auto"
     kv_cache_memory: ByteCount | Literal["auto"] = "auto"
-    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = 256
+    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = "auto"
     max_num_batched_tokens: int = Field(default=8192, ge=1, le=MAX_COUNT)
     block_size: Literal[16, 32, 64, 128] = 16
     sleep_level: Literal["auto", 0, 1, 2] = "auto"
     has_cuda_graphs: bool = True
-    has_expert_parallel: Choice = False
+    has_expert_parallel: Choice = "auto"
 
     @field_validator("tp")
     @classmethod

@@ -187,11 +187,13 @@ class Oracle:
 
     def _has_stage(self, stage: int, ranks: int, tp: int) -> bool:
         wants, target = self.spec.training.zero_stage, self.spec.target
+        if target == "rlplan" and tp > 1 and stage == 3:
+            return False
         if wants != "auto":
             return stage == wants
         if target != "rlplan":
             return stage == {"fsdp2": 3, "megatron": 1}[target]
-        return stage in ((0, 1, 2, 3) if ranks > 1 else (0, 3)) and (tp == 1 or stage < 3)
+        return stage in ((0, 1, 2, 3) if ranks > 1 else (0, 3))
 
     def _has_offload(self, stage: int, optimizer: bool, parameters: bool) -> bool:
         wants = self.spec.training

@@ -141,6 +141,12 @@ def test_work_hardly_grows_with_the_cluster(target: str) -> None:
     assert rated("16384xH100", 16384) <= 3 * rated("8xH100", 128)
 
 
+def test_autotp_goes_up_to_stage_two_even_where_a_stage_is_asked_for() -> None:
+    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", *OPEN, "training.zero_stage=3")
+    space = GpuSearch(spec, read_setting(spec)).space
+    assert {choice.tp for frame in space.frames for chain in space.chains(frame) for choice in chain.choices} == {1}
+
+
 def test_a_group_is_its_size_however_many_gpus_it_has() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "16384xH100", "grpo", "workload.num_prompts_per_step=16384")
     frames = GpuSearch(spec, read_setting(spec)).space.frames
