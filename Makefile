@@ -21,7 +21,7 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy clean
+.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy planner clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -73,6 +73,10 @@ evidence: setup ## run what the committed reports/ show once more
 
 accuracy: setup ## predict the published measurements once more: reports/accuracy
 	@exec $(VENV)/bin/python benchmarks/accuracy_evidence.py $(ARGS)
+
+planner: setup ## time plans against the number of GPUs and make their tables once more: reports/planner, docs/exercises.md
+	@$(VENV)/bin/python benchmarks/planner_evidence.py
+	exec $(VENV)/bin/python -m benchmarks.exercises
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Fits the `serving:` constants of Hopper and Blackwell to published times per token, and leaves out one pair at a time.
+"""Fits the `serving:` constants of Hopper and Blackwell to published times per token, leaving out a pair at a time.
 
 In: the bundled points. Out: reports/accuracy/serving.json: the constants, the error of each pair with the profiles as
 they are, and its error with constants fitted without it. Pure Python, about two minutes; `accuracy_evidence.py` shows

@@ -52,8 +52,11 @@ class FrameFront:
 
     @property
     def first_bound(self) -> Key:
-        """Of all candidates of the frame, before any trainer is looked at."""
-        return self._key(self.rater.times.floor_seconds(self.frame), self.engines.entries[0].seconds)
+        """Of all candidates of the frame, before any trainer is looked at: passes and hand-over at their least."""
+        times, chains = self.rater.times, self.space.chains(self.frame)
+        by_stage = {chain.choices[0].zero_stage == 3: chain.choices[0] for chain in chains}
+        syncs = (times.least_sync_seconds(self.frame, one, self.engines.transports) for one in by_stage.values())
+        return self._key(times.floor_seconds(self.frame) + min(syncs), self.engines.entries[0].seconds)
 
     @property
     def bound(self) -> Key:

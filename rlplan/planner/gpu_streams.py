@@ -53,6 +53,13 @@ class Engines:
             entries.append(EngineEntry(times.engine_seconds(frame, choice, most), choice))
         self.entries = sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
         self._floor: Vector | None = None
+        ways = {
+            (engine.tp, engine.quantization, way): (engine, way)
+            for engine in self.choices
+            for way in space.transports(frame, engine)
+        }
+        self.transports = tuple(ways.values())
+        """Ways of handing over to them that differ in seconds."""
 
     @property
     def floor(self) -> Vector:
@@ -75,12 +82,6 @@ class Trainers:
 
     def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep, engines: Engines, rank: int) -> None:
         self.rater, self.frame, self.engines, self.rank = rater, frame, engines, rank
-        ways = {
-            (engine.tp, engine.quantization, way): (engine, way)
-            for engine in engines.choices
-            for way in space.transports(frame, engine)
-        }
-        self.transports = tuple(ways.values())
         self._chains: dict[tuple[object, ...], dict[Lean, Chain]] = {}
         for chain in space.chains(frame):
             self._chains.setdefault(_base(chain), {})[chain.lean] = chain
@@ -127,7 +128,7 @@ class Trainers:
     def _seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
         times, frame = self.rater.times, self.frame
         own = times.trainer_seconds(frame, choice) if with_moves else times.pass_seconds(frame, choice)
-        return own + times.least_sync_seconds(frame, choice, self.transports)
+        return own + times.least_sync_seconds(frame, choice, self.engines.transports)
 
     def _that_fit(self, chain: Chain) -> tuple[TrainerChoice, ...]:
         """The choices of a chain that fit beside the least of any engine: all from the first that does."""

@@ -25,19 +25,19 @@ from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.flops import linear_flops
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
-from rlplan.timing.kernels import product_flops_per_s
 from rlplan.timing.optimizer import optimizer_cost
+from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming, time_step
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import TrainSetting, TrainWork, train_cost
+from rlplan.timing.training import TrainSetting, TrainWork, least_seconds, train_cost
 from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
+PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 PARKS = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
@@ -113,26 +113,26 @@ class GpuTimes:
         return self._seconds[key]
 
     def floor_seconds(self, frame: GpuStep) -> float:
-        """No trainer takes fewer: the layers' products alone, at the rate of the largest ones, on all of its GPUs.
+        """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
+        key = "floor", frame.num_training, frame.num_scoring
+        if key not in self._seconds:
+            actions = self.roles.parts(frame).schedule.step
+            self._seconds[key] = sum(self._floor(action, frame) for action in actions if action.kind in PASSES)
+        return self._seconds[key]
 
-        Counts: 2 P a token forward, and as much (frozen weights) or twice as much backward; to score 2 P.
-        At most what timing/passes.py counts: a product is never faster than a large one, and padding adds tokens.
-        """
-        total, workload = 0.0, self.budget.workload
-        for action in self.roles.parts(frame).schedule.step:
-            if action.kind in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD):
-                is_frozen = action.role in frame.frozen_roles
-                group = frame.scoring_group if is_frozen else TRAINING
-                cluster = self._cluster(frame, group)
-                times, rollouts = 1, workload.num_rollouts_per_step
-                if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-                    rollouts = workload.rollouts_per_mini_batch
-                    rollouts *= workload.num_mini_batches - 1 if action.mini_batch == 1 else 1
-                    times = 2 if self.budget.training.lora is not None else 3
-                tokens = self._work(rollouts, NO_TRAINER).num_rollouts * self._work(rollouts, NO_TRAINER).mean_len
-                flops = times * linear_flops(self.setting.model_of(action.role)) * tokens
-                total += flops / (cluster.num_gpus * product_flops_per_s(cluster))
-        return total
+    def _floor(self, action: Action, frame: GpuStep) -> float:
+        setting, workload = self._train_setting(action.role, frame, NO_TRAINER), self.budget.workload
+        if action.kind is ActionKind.SCORE:
+            is_frozen = action.role in frame.frozen_roles
+            setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
+            work = self._work(workload.num_rollouts_per_step, NO_TRAINER)
+            return least_seconds(
+                setting, work, FORWARD, self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
+            )
+        times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
+        work = self._work(workload.rollouts_per_mini_batch, NO_TRAINER)
+        seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
+        return seconds * (workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
 
     def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a mini-batch (or, scoring, over a step), an optimizer step, or a role that moves.

@@ -64,7 +64,7 @@ def test_everything_of_a_cpu_is_measured_and_becomes_a_profile_that_the_reader_a
         *("small_all_reduce", "disk_write"),
     ]
     assert all(0 < each.low <= each.value <= each.high for each in measured.measurements)
-    assert len(said) == 6
+    assert len(said) == 7
     assert list(tmp_path.iterdir()) == []
     json.dumps(measured.as_json())
 
