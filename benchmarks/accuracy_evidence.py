@@ -34,6 +34,13 @@ Every point was measured by others. No GPU was to be had so far, so that none is
 against predictions made before, and its points are read by `rlplan accuracy`. The formulas were written with these
 points at hand: expect somewhat more on points that they never saw."""
 
+SERVING = """vLLM under a fixed concurrency: mean absolute error of each pair of model and GPU. A pair that is the only
+mixture of experts of its generation is predicted with the experts' constants of the other generation when it is left
+out: kernels for experts differ more between generations than anything else does."""
+
+LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/serving_constants.py`; settings
+that were measured more than once count once):"""
+
 
 def main() -> int:
     """Write the three files."""
@@ -55,6 +62,11 @@ def page(report: AccuracyReport) -> str:
         "## By kind",
         "Absolute relative errors; the bias is their signed mean. A verdict is right (0 %) or wrong (100 %).",
         _table(("kind", "points", "predicted", "median", "largest", "bias"), _summaries(report)),
+        "## Serving latency by pair",
+        SERVING,
+        _table(("pair", "kind", "points", "mean error", "bias"), _pairs(report)),
+        LEFT_OUT,
+        _table(("model", "GPU", "format", "settings", "mean error", "left out", "bias left out"), _left_out()),
         "## Misses",
         f"Predictions more than {LARGE:.0%} off, others worth a word, and single points that are refused.",
         _table(("point", "error", "why"), _misses(report)),
@@ -75,6 +87,24 @@ def _summaries(report: AccuracyReport) -> list[list[str]]:
     return [
         [f"`{kind}`", str(of.n), str(of.predicted), *map(_size, (of.median_abs, of.max_abs)), _percent(of.bias)]
         for kind, of in sorted(report.summary.items())
+    ]
+
+
+def _pairs(report: AccuracyReport) -> list[list[str]]:
+    return [
+        [pair.pair, f"`{pair.kind}`", str(pair.n), _size(pair.mean_abs), _percent(pair.bias)]
+        for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair))
+    ]
+
+
+def _left_out() -> list[list[str]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / "serving.json").read_text())["pairs"]
+    return [
+        [
+            *(pair["model"], pair["gpu"], pair["format"], str(pair["settings"])),
+            *(_size(pair["mean_error"]), _size(pair["mean_error_left_out"]), _percent(pair["bias_left_out"])),
+        ]
+        for pair in found
     ]
 
 

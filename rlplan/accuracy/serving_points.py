@@ -16,7 +16,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings, gpu_of
 from rlplan.errors import SpecError
-from rlplan.memory.quantization import NVFP4, Quantization
+from rlplan.memory.quantization import INT4_GROUP_128, MXFP4, NVFP4, Quantization
 from rlplan.memory.quantized_checkpoints import EXPERTS, quantization_by_name, quantization_by_word
 from rlplan.memory.serving import EngineSettings, engine_memory, limits_of
 from rlplan.memory.serving_versions import LATEST, VllmVersion, parse_version
@@ -31,6 +31,13 @@ from rlplan.timing.serving_load import ClosedLoop, Latency, closed_loop_latency
 
 GPUS_OF_A_SWEEP = 8
 """GPUs of the host that a sweep over whole hosts loads."""
+SERVED_WORDS = {
+    "fp4": Quantization(NVFP4),
+    "w4afp8": Quantization(INT4_GROUP_128),
+    "w4a16_mxfp4": Quantization(MXFP4),
+    "w4a8_mxfp4_mxfp8": Quantization(MXFP4),
+}
+"""Words of servers' tables that mean something else elsewhere (bitsandbytes' `fp4`), or name activations too."""
 UTILIZATION = 0.9
 """The fraction of memory that published sweeps give vLLM."""
 
@@ -113,7 +120,7 @@ def _refuse_others(settings: Settings) -> None:
 def scheme_of(point: MeasuredPoint) -> Quantization | None:
     """What is quantised: by the checkpoint's name, then by the words of a row's columns. Raises: CannotPredict.
 
-    `fp4` of a server is NVFP4; elsewhere the word is bitsandbytes'.
+    A row that names the experts' format alone quantises them alone.
     """
     settings = Settings(point)
     named = quantization_by_name(point.model or "")
@@ -124,8 +131,7 @@ def scheme_of(point: MeasuredPoint) -> Quantization | None:
         words = [str(settings.raw("precision") or settings.raw("quantization") or "")] * 2
     try:
         dense, experts = (
-            Quantization(NVFP4) if word.lower() == "fp4" else quantization_by_word(word, where=point.id)
-            for word in words
+            SERVED_WORDS.get(word.lower()) or quantization_by_word(word, where=point.id) for word in words
         )
     except SpecError as error:
         raise CannotPredict(f"{error.what}: {error.rule}") from None

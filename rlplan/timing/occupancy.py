@@ -22,8 +22,9 @@ DEEPEST = 8.0
 """Rollouts for each that runs at once, beyond which the rest is steady: as many at work, at all ages."""
 GOLDEN = 0.6180339887498949
 """Fractional parts of its multiples are spread evenly, whatever their number: van der Corput order."""
-ORDERS = (0.0, 0.25, 0.5, 0.75)
-"""Offsets of the orders that are averaged: the longest rollouts start early, late and between."""
+ORDERS = tuple(index / 8 for index in range(8))
+"""Offsets of the orders that are averaged: the longest rollouts start early, late and between. Four are up to 5 % too
+fast for a long tail, eight 2 %."""
 _LEVELS = (0.85, 0.65, 0.45, 0.25, 0.12, 0.05, 0.0)
 """Shares of S at which the tail is cut into pieces."""
 
