@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from bench_planner import Case, search_seconds, shell_seconds
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
-COUNTS = (8, 64, 256, 1024, 4096, 16384)
+COUNTS = (8, 64, 1024, 16384)
 MEGATRON = ("target=megatron", *(f"training.{axis}=auto" for axis in ("tp", "pp", "cp", "ep")))
 MODELS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("Qwen/Qwen2.5-7B", "H100", 8, ()),
