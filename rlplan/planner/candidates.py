@@ -11,7 +11,8 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-SUPPORTED_ZERO_STAGES = (2,)
+SUPPORTED_ZERO_STAGES = (0, 1, 2, 3)
+AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
 
 
@@ -26,7 +27,7 @@ class Candidate:
 def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
     """(candidates, rejections): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
-    stages = SUPPORTED_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
+    stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
     ordered = sorted(
         wanted, key=lambda placement: (placement not in SUPPORTED_PLACEMENTS, list(Placement).index(placement))
     )
