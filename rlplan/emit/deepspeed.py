@@ -32,7 +32,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
+        **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer else {}),
         **_precision(job.training.dtype),
         "zero_optimization": zero_section(job.training, layout.zero_stage),
         "optimizer": {

@@ -11,7 +11,6 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-SUPPORTED_ZERO_STAGES = (0, 1, 2, 3)
 AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
 
@@ -34,7 +33,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     candidates, rejections = [], []
     for placement in ordered:
         for stage in stages:
-            reason = _cannot(job, placement, stage)
+            reason = _cannot(job, placement)
             if reason:
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
@@ -42,9 +41,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     return tuple(candidates), tuple(rejections)
 
 
-def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
-    if zero_stage not in SUPPORTED_ZERO_STAGES:
-        return f"zero_stage {zero_stage} is not executed yet; {', '.join(map(str, SUPPORTED_ZERO_STAGES))} is"
+def _cannot(job: JobSpec, placement: Placement) -> str:
     if placement not in SUPPORTED_PLACEMENTS:
         return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
     num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)
