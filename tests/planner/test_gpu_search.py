@@ -47,17 +47,16 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
 def test_a_candidate_costs_little_once_its_tables_are_there() -> None:
     one = search(budget("Qwen/Qwen2.5-7B"))
     candidates = list(islice(one.space, 500))
-    for candidate in candidates:
-        one.rate(candidate)
-    best = min(_seconds(one, candidates) for _ in range(20)) / len(candidates)
-    assert best < 100e-6
+    first = _seconds(one, candidates)
+    again = min(_seconds(one, candidates) for _ in range(20))
+    assert again < first / 5
 
 
 def _seconds(one: GpuSearch, candidates: list) -> float:  # type: ignore[type-arg]
-    start = time.perf_counter()
+    start = time.process_time()
     for candidate in candidates:
         one.rate(candidate)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
