@@ -21,7 +21,9 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy planner clean
+SYSTEM_PACKAGES := bubblewrap iproute2
+
+.PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -33,10 +35,21 @@ help: ## say what each command does
 setup: $(PROJECT_STAMP) ## make .venv with everything in it (the other commands do this by themselves)
 	@:
 
+system-packages: ## install what tests need of the system: bubblewrap (sandboxes) and iproute2 (hosts in network namespaces)
+	@missing=
+	command -v bwrap >/dev/null 2>&1 || missing="$$missing bubblewrap"
+	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"
+	[ -n "$$missing" ] || exit 0
+	echo "system-packages: installing$$missing (of $(SYSTEM_PACKAGES))" >&2
+	fail() { printf 'error: %s could not be installed: %s. Tests that need them will fail.\n' "$$missing" "$$*" >&2; exit 1; }
+	command -v apt-get >/dev/null 2>&1 || fail 'there is no apt-get here; install them with the package manager of this system'
+	as_root=; [ "$$(id -u)" = 0 ] || { command -v sudo >/dev/null 2>&1 && as_root='sudo -n'; } || fail 'neither root nor sudo'
+	$$as_root apt-get install -qq -y $$missing >/dev/null 2>&1 || { $$as_root apt-get update -qq && $$as_root apt-get install -qq -y $$missing >/dev/null; } || fail 'apt-get failed'
+
 run: setup ## run the main job, examples/quickstart.yaml, and write its report
 	@exec $(VENV)/bin/rlplan run examples/quickstart.yaml --report $(ARGS)
 
-test: setup lint ## everything that a change must pass: formatting, lint, types, imports, tests, the wheel
+test: setup system-packages lint ## everything that a change must pass: formatting, lint, types, imports, tests, the wheel
 	@exec $(VENV)/bin/python -m pytest -m "not nightly" $(ARGS)
 
 test-fast: setup ## the tests that start no engine
@@ -52,7 +65,7 @@ format: setup ## put the code in order
 	@$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-nightly: setup ## the tests that are too long for every change
+nightly: setup system-packages ## the tests that are too long for every change
 	@exec $(VENV)/bin/python -m pytest -m nightly $(ARGS)
 
 bench: setup ## the side-by-side measurements in benchmarks/

@@ -23,6 +23,10 @@ def command(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")] = None,
     with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.
@@ -44,7 +48,7 @@ def command(
         note(f"run folder: {folder}")
         try:
             with RunDisplay(bundle) as display:
-                run_bundle(bundle, folder, display.show)
+                run_bundle(bundle, folder, display.show, address)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
                 _report(folder)

@@ -104,11 +104,14 @@ def _check_order(spec: ExecutionSpec, folder: Path) -> None:
 def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
     """An edited placement must still hold the schedule's processes, each in a bundle with room for it."""
     named, wanted = [worker.process for worker in spec.ray.workers], [name for name, _ in spec.schedule.processes]
+    islands = [bundle for island in spec.ray.islands for bundle in island]
     room = [bundle.get("CPU", 0.0) for bundle in spec.ray.bundles]
     if sorted(named) != sorted(wanted):
         what, rule = f"ray.json has the workers {named}", f"the schedule's processes, {wanted}"
     elif not all(0 <= worker.bundle < len(room) for worker in spec.ray.workers):
         what, rule = "a worker names a bundle that does not exist", f"bundle is 0 to {len(room) - 1}"
+    elif not {worker.bundle for worker in spec.ray.workers} <= set(islands) or len(set(islands)) < len(islands):
+        what, rule = f"islands are {spec.ray.islands}", "every worker's bundle lies in one island, none in two"
     elif short := [
         index
         for index, cpus in enumerate(room)

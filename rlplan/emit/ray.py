@@ -23,7 +23,6 @@ _COMMON_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
 }
 
 _WORKER_ENVIRONMENT = {
@@ -52,10 +51,15 @@ class WorkerPlacement(Spec):
 
 
 class RayPlacement(Spec):
-    """Bundles of one placement group and the workers in them. object_store_memory: bytes of Ray's shared store."""
+    """Bundles, one a device, and the workers in them. object_store_memory: bytes of Ray's shared store.
 
-    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    islands: bundles that lie on one host together; each island becomes one STRICT_PACK placement group.
+    spreads_islands: no two islands on one host.
+    """
+
     bundles: tuple[dict[str, float], ...]
+    islands: tuple[tuple[int, ...], ...]
+    spreads_islands: bool = True
     workers: tuple[WorkerPlacement, ...]
     object_store_memory: int = 128 * MIB
 
@@ -85,4 +89,9 @@ def ray_placement(plan: Plan) -> RayPlacement:
                 )
             )
     bundles = tuple({"CPU": float(sum(worker.bundle == index for worker in workers))} for index in range(len(devices)))
-    return RayPlacement(bundles=bundles, workers=tuple(workers))
+    hosts = [plan.job.hardware.host_of(index) for index in range(len(devices))]
+    islands = tuple(
+        tuple(index for index, host in enumerate(hosts) if host == one and bundles[index]["CPU"])
+        for one in dict.fromkeys(hosts)
+    )
+    return RayPlacement(bundles=bundles, islands=tuple(filter(None, islands)), workers=tuple(workers))

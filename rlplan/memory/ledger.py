@@ -10,6 +10,7 @@ A process that takes no part in an action has no row for it and keeps what it he
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
@@ -83,7 +84,8 @@ class MemoryLedger:
 
     shares_host_memory: the devices' memory is the host's (a CPU profile), so the host's total is everything.
     concurrent: pairs of actions of one part that may run at once; their peaks add up. capacities: of devices and hosts
-    whose capacity is another one, by name.
+    whose capacity is another one, by name. host_of_device: the host whose memory a device shares, by device; a device
+    that is not named is the one host's.
     """
 
     rows: tuple[LedgerRow, ...]
@@ -93,6 +95,7 @@ class MemoryLedger:
     order: tuple[tuple[Moment, str], ...]
     concurrent: tuple[tuple[str, str], ...] = ()
     capacities: tuple[tuple[str, int], ...] = ()
+    host_of_device: tuple[tuple[str, str], ...] = ()
     schema_version: int = LEDGER_SCHEMA_VERSION
 
     def capacity_of(self, device: str) -> int:
@@ -171,10 +174,14 @@ class MemoryLedger:
         """The processes that hold anything, in order of appearance."""
         return tuple(dict.fromkeys(row.process for row in self.rows))
 
+    @cached_property
+    def _shared_hosts(self) -> dict[str, str]:
+        return dict(self.host_of_device)
+
     def _host_of(self, row: LedgerRow) -> str:
-        """Where a row counts, empty for a device's own memory. On a CPU profile every row is the one host's."""
+        """Where a row counts, empty for a device's own memory. On a CPU profile every row is a host's."""
         if self.shares_host_memory:
-            return "host"
+            return self._shared_hosts.get(row.device, "host")
         return row.device if row.space == "host" else ""
 
     def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:

@@ -9,7 +9,7 @@ moment of the process's own peak inside it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rlplan.dataflow.layouts import Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
@@ -54,7 +54,7 @@ def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, sch
     """The whole ledger of a schedule."""
     processes = list(_processes(job, model, profile, schedule))
     order: list[tuple[Moment, str]] = []
-    rows: list[LedgerRow] = _host_rows(profile, schedule)
+    rows: list[LedgerRow] = _host_rows(profile, schedule, job.hardware.num_hosts)
     for moment, actions in _moments(job, schedule):
         for action in actions:
             order.append((moment, action.id))
@@ -69,7 +69,17 @@ def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, sch
         shares_host_memory=profile.kind == "cpu",
         order=tuple(order),
         concurrent=schedule.concurrent,
+        host_of_device=_hosts_of_devices(job, schedule),
     )
+
+
+def _hosts_of_devices(job: JobSpec, schedule: Schedule) -> tuple[tuple[str, str], ...]:
+    """Which host's memory a device shares; nothing to say where there is one host."""
+    if job.hardware.num_hosts == 1:
+        return ()
+    devices = dict.fromkeys(device for _, device in schedule.processes)
+    pairs = [(device, f"host:{job.hardware.host_of(int(device.partition(':')[2]))}") for device in devices]
+    return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
 def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
@@ -122,25 +132,28 @@ def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerR
             )
 
 
-def _host_rows(profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
-    """What runs beside the workers all the time: the driver and Ray's own processes."""
+def _host_rows(profile: HardwareProfile, schedule: Schedule, num_hosts: int) -> list[LedgerRow]:
+    """What runs beside the workers all the time: the driver on the first host, Ray's own processes on each."""
     overheads = profile.process_overheads
     first = schedule.start[0]
 
-    def row(process: str, size: SourcedBytes, space: Literal["device", "host"] = "host") -> LedgerRow:
+    def row(process: str, size: SourcedBytes, host: int = 0) -> LedgerRow:
         return LedgerRow(
             moment="start",
             action_id=first.id,
             phase=Phase.START,
             process=process,
-            device=HOST_DEVICE,
+            device=f"host:{host}" if host else HOST_DEVICE,
             role=Role.VERIFIER,
             kind=MemoryKind.PROCESS,
-            space=space,
+            space="host",
             resident_bytes=size.value,
             peak_bytes=size.value,
             provenance=size.provenance,
             source=size.source,
         )
 
-    return [row(DRIVER_PROCESS, overheads.driver), row("ray_system", overheads.ray_system)]
+    others = [
+        row(f"ray_system/{host}" if host else "ray_system", overheads.ray_system, host) for host in range(num_hosts)
+    ]
+    return [row(DRIVER_PROCESS, overheads.driver), *others]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, Transport
 
 AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
@@ -52,4 +52,16 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return ""
+    return _cannot_share(job)
+
+
+def _cannot_share(job: JobSpec) -> str:
+    """Shared memory is one host's: the rank that hands weights over and every engine must lie on it."""
+    hardware, last = job.hardware, job.hardware.num_devices - 1
+    first_host, last_host = hardware.host_of(0), hardware.host_of(last)
+    if job.placement.transport is not Transport.SHARED_MEMORY or first_host == last_host:
+        return ""
+    return (
+        f"transport shared_memory needs trainer and engine on one host; of {hardware.num_hosts} hosts the first trains "
+        f"and the last generates"
+    )

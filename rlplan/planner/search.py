@@ -108,7 +108,7 @@ def _build(job: JobSpec, model: ModelSpec, profile: HardwareProfile, candidate: 
 
 def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:
     """The peak that does not fit, with what is available; None when all fit."""
-    peaks = [(ledger.host_peak(), ledger.host_capacity)]
+    peaks = [(ledger.host_peak(host), ledger.host_capacity) for host in ledger.hosts]
     if not ledger.shares_host_memory:
         peaks += [(ledger.device_peak(device), ledger.device_capacity) for device in ledger.devices]
     return next(((peak, available) for peak, available in peaks if peak.num_bytes > available), None)

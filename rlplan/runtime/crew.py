@@ -4,8 +4,6 @@ In: the bundle's Ray placement. Out: calls on processes by name, each with a dea
 Left out: what the calls mean (steps.py). An actor is never restarted: a lost trainer rank cannot rejoin its group.
 """
 
-import os
-import secrets
 import signal
 import threading
 import time
@@ -14,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec
-from rlplan.emit.ray import RayPlacement, WorkerPlacement
+from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError, RlplanError, RunError
+from rlplan.runtime.cluster import Cluster
 from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.runtime.workers.network import Hello
 
 STOP_S = 5.0
 """How long processes get to go by themselves before they are killed."""
@@ -35,23 +35,29 @@ _CALLS_AT_ONCE = {"rollout_engine": 8}
 class Crew:
     """The workers of a run. `close` always works, also half-way through the start."""
 
-    def __init__(self, spec: ExecutionSpec, log_folder: Path) -> None:
+    def __init__(self, spec: ExecutionSpec, log_folder: Path, address: str | None = None) -> None:
+        """address: of a running Ray cluster to join; None starts Ray on this host."""
         self.spec, self.log_folder = spec, log_folder
+        self.cluster = Cluster(spec.ray, address)
         self.actors: dict[str, Any] = {}
-        self.placement_group: Any = None
         self.pids: dict[str, int] = {}
+        self.addresses: dict[str, str] = {}
         self._children: list[Any] = []
         self._strangers = {child.pid for child in _children()}
         self._is_closed = False
 
     def start(self) -> None:
         """Start Ray, reserve the placement group and bring the processes up. Raises: HostError, RunError."""
-        _start_ray(self.spec.ray)
-        self.placement_group = _reserve(self.spec.ray, self.spec.job.limits.start_timeout_s)
+        timeout_s = self.spec.job.limits.start_timeout_s
+        self.cluster.start(timeout_s)
         for worker in self.spec.ray.workers:
             self.actors[worker.process] = self._make_actor(worker)
-        calls = [(process, "ready", actor.ready.remote()) for process, actor in self.actors.items()]
-        self.pids = dict(zip(self.actors, self.gather(calls, self.spec.job.limits.start_timeout_s), strict=True))
+        paths = [self.spec.job.policy.path]
+        calls = [(process, "hello", actor.hello.remote(paths)) for process, actor in self.actors.items()]
+        for process, hello in zip(self.actors, self.gather(calls, timeout_s), strict=True):
+            self.pids[process], self.addresses[process] = hello.pid, hello.address
+            if hello.missing:
+                raise _unreadable(process, hello)
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin an unmeasured call; hand the result to `gather`."""
@@ -109,8 +115,9 @@ class Crew:
 
         self._is_closed = True
         self._remember_children()
+        self._children += [process for process in map(_process, self._here()) if process is not None]
         # In a thread of its own, for Ray's own end has no deadline.
-        ending = threading.Thread(target=_shut_ray_down, daemon=True)
+        ending = threading.Thread(target=self._leave, daemon=True)
         ending.start()
         ending.join(STOP_S)
         _, alive = psutil.wait_procs(self._children, timeout=STOP_S / 2)
@@ -119,9 +126,17 @@ class Crew:
         psutil.wait_procs(alive, timeout=STOP_S / 2)
         self.actors.clear()
 
+    def _leave(self) -> None:
+        """End the processes on every host, then leave or end Ray."""
+        import ray
+
+        if ray.is_initialized() and self.cluster.address is not None:
+            for actor in self.actors.values():
+                ray.kill(actor)
+        self.cluster.release()
+
     def _make_actor(self, worker: WorkerPlacement) -> Any:
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from rlplan.runtime.workers.worker import WorkerProcess
 
@@ -131,9 +146,7 @@ class Crew:
             max_task_retries=0,
             max_concurrency=_CALLS_AT_ONCE.get(worker.worker, 1),
             runtime_env={"env_vars": worker.environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self.placement_group, placement_group_bundle_index=worker.bundle
-            ),
+            scheduling_strategy=self.cluster.strategy(worker.bundle),
         )
         extra: dict[str, Callable[[], Any]] = {
             "policy_trainer": lambda: self.spec.deepspeed[worker.role],
@@ -175,56 +188,18 @@ class Crew:
                 way_out="look at the end of its log; if the system killed it for memory, plan for less",
             ) from error
 
+    def _here(self) -> list[int]:
+        """Process ids of the workers on this host; on a cluster that runs already they are not our children."""
+        from rlplan.runtime.workers.network import own_addresses
+
+        mine = own_addresses()
+        return [pid for process, pid in self.pids.items() if self.addresses[process] in mine]
+
     def _remember_children(self) -> list[Any]:
         """All processes that this run started, kept so that those whose parent died are still known."""
         known = self._strangers | {child.pid for child in self._children}
         self._children += [child for child in _children() if child.pid not in known]
         return self._children
-
-
-def _start_ray(placement: RayPlacement) -> None:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A thread that outlives the run must not start another Ray by asking the one that is gone.
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-    # Ray listens on every interface; a token that only this run knows keeps others out.
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    import ray
-
-    try:
-        ray.init(
-            address="local",
-            num_cpus=int(sum(bundle.get("CPU", 0) for bundle in placement.bundles)),
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=placement.object_store_memory,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
-        )
-    except Exception as error:  # Ray raises bare exceptions too
-        raise HostError(
-            f"Ray did not start: {(str(error).splitlines() or [type(error).__name__])[0]}",
-            where="ray.init",
-            rule="a local Ray node on 127.0.0.1",
-            way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
-        ) from error
-
-
-def _reserve(placement: RayPlacement, timeout_s: float) -> Any:
-    import ray
-    from ray.util.placement_group import placement_group
-
-    group = placement_group(list(placement.bundles), strategy=placement.strategy)
-    if not group.wait(timeout_seconds=min(timeout_s, 60)):
-        raise HostError(
-            f"the placement group {list(placement.bundles)} is not satisfied",
-            where="ray.json",
-            rule=f"the cluster offers {ray.cluster_resources()}",
-            way_out="plan for the resources that are there",
-        )
-    return group
 
 
 def _children() -> list[Any]:
@@ -234,11 +209,19 @@ def _children() -> list[Any]:
     return list(psutil.Process().children(recursive=True))
 
 
-def _shut_ray_down() -> None:
-    import ray
+def _process(pid: int) -> Any:
+    import psutil
 
-    if ray.is_initialized():
-        ray.shutdown()
+    return psutil.Process(pid) if psutil.pid_exists(pid) else None
+
+
+def _unreadable(process: str, hello: Hello) -> HostError:
+    return HostError(
+        f"{hello.missing[0]} is not there on host {hello.address}, where {process} runs",
+        where="policy.path",
+        rule="every host of a cluster reads the model at the same path",
+        way_out="put it on a file system that the hosts share, or copy it to the same path on each host",
+    )
 
 
 def _last_line(log: Path) -> str:

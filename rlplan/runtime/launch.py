@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
@@ -21,7 +20,7 @@ from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.leaks import LeakWatch
-from rlplan.runtime.preflight import check_host, check_plan, load_prompts
+from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.steps import ActionRunner
 from rlplan.spec.base import writing
@@ -60,8 +59,11 @@ def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
     return bundle
 
 
-def run_bundle(bundle: Path, run_folder: Path, listener: Listener) -> None:
-    """Run a bundle. Raises: RlplanError; the run folder's status.json says the same."""
+def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str | None = None) -> None:
+    """Run a bundle. address: of a running Ray cluster, None to start Ray here.
+
+    Raises: RlplanError; the run folder's status.json says the same.
+    """
     spec, plan = read_bundle(bundle), read_plan(bundle / "plan.json")
     check_plan(plan)
     check_host(spec, plan.ledger)
@@ -73,7 +75,7 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener) -> None:
     recorder.write_status("running", None)
     try:
         with interruptible():
-            _run(spec, recorder, prompts, listener)
+            _run(spec, recorder, prompts, listener, address)
         recorder.write_status("finished", 0)
     except RlplanError as error:
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -92,12 +94,12 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
     return (dump_plan(plan, folder) + "\n").encode()
 
 
-def _run(spec: ExecutionSpec, recorder: Recorder, prompts: Any, listener: Listener) -> None:
+def _run(spec: ExecutionSpec, recorder: Recorder, prompts: PromptSets, listener: Listener, address: str | None) -> None:
     listener(
         RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
     )
     model_folder = _start_checkpoint(spec, recorder.folder)
-    crew = Crew(spec, recorder.folder / "logs")
+    crew = Crew(spec, recorder.folder / "logs", address)
     runner: ActionRunner | None = None
     try:
         crew.start()

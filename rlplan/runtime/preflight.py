@@ -153,7 +153,7 @@ def _file_cache(group: Path) -> int:
 
 def _check_memory(ledger: MemoryLedger) -> None:
     """The predicted peak against what the host has free now."""
-    peak, available = ledger.host_peak(), free_memory()
+    peak, available = ledger.host_peak(ledger.hosts[0]), free_memory()
     if peak.num_bytes > available:
         raise HostError(
             f"the plan needs {format_bytes(peak.num_bytes)} of memory, {format_bytes(available)} is free on this host",

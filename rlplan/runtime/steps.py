@@ -88,9 +88,10 @@ class ActionRunner:
         imported = self._import_libraries(action)
         timeout = self.deadline_s(action)
         asked = self.job.hardware.rendezvous_port
-        port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", asked)], timeout)[0]
+        address = self.crew.addresses[self.trainers[0]]
+        port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", address, asked)], timeout)[0]
         started = self._everywhere(
-            action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder))
+            action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder), address)
         )
         return imported + started[1]
 

@@ -36,13 +36,30 @@ class PolicySpec(Spec):
 class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
-    rendezvous_port: where the trainer's ranks meet on this host's loopback; 0 takes any free port.
+    num_hosts: the devices lie on so many hosts, dealt out in order and evenly; memory is that of each.
+    rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
+    0 takes any free port.
     """
 
     profile: str
     num_devices: int = Field(ge=1, le=16_384)
+    num_hosts: int = Field(default=1, ge=1, le=2048)
     memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
+
+    @model_validator(mode="after")
+    def _every_host_has_a_device(self) -> "HardwareSpec":
+        if self.num_hosts > self.num_devices:
+            raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
+        return self
+
+    def host_of(self, device: int) -> int:
+        """The host of a device: in order, as evenly as it goes.
+
+        >>> [HardwareSpec(profile="cpu-host", num_devices=5, num_hosts=2).host_of(device) for device in range(5)]
+        [0, 0, 0, 1, 1]
+        """
+        return device * self.num_hosts // self.num_devices
 
 
 class TrainingSpec(Spec):
@@ -186,12 +203,12 @@ class JobSpec(Spec):
     def load_profile(self) -> HardwareProfile:
         """The hardware profile that the job names. Raises: SpecError."""
         profile = get_profile(self.hardware.profile, where="hardware.profile")
-        if self.hardware.num_devices > profile.max_devices:
+        if self.hardware.num_devices > profile.max_devices * self.hardware.num_hosts:
             raise SpecError(
                 f"hardware.num_devices is {self.hardware.num_devices}, profile '{profile.name}' has at most "
-                f"{profile.max_devices}",
+                f"{profile.max_devices} on each of {self.hardware.num_hosts} host(s)",
                 where="hardware.num_devices",
-                rule="at most the profile's max_devices",
+                rule="at most the profile's max_devices on each host",
                 way_out="ask for fewer devices or name another profile",
             )
         return profile

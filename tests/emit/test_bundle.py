@@ -211,7 +211,7 @@ def test_a_bundle_that_lacks_a_part_is_refused_by_its_name(bundle: Path, gone: s
         ("execution.json", "schema_version", 2),
         ("execution.json", "schedule.colour", "blue"),
         ("ray.json", "object_store_memory", "128MiB"),
-        ("ray.json", "strategy", "NEAR"),
+        ("ray.json", "spreads_islands", "yes"),
     ],
 )
 def test_a_wrong_value_in_our_own_files_is_refused_at_its_key(bundle: Path, file: str, key: str, value: Any) -> None:

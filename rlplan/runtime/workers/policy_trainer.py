@@ -63,14 +63,14 @@ class PolicyTrainer(Worker):
         warm_up(self.job.load_model().architecture, backward=True)
         check_deepspeed(self.config, "deepspeed/policy.json")
 
-    def open_rendezvous(self, port: int) -> int:
-        """Listen on this host's loopback, where the ranks will meet; gives the port. 0 takes any free one.
+    def open_rendezvous(self, address: str, port: int) -> int:
+        """Listen at this host's address, where the ranks will meet; gives the port. 0 takes any free one.
 
         Raises: HostError when the port is taken. The socket stays open until `start`, so that nobody else gets it.
         """
         self.listener = socket.socket()
         try:
-            self.listener.bind((LOOPBACK, port))
+            self.listener.bind((address, port))
         except OSError as error:
             raise HostError(
                 f"port {port} cannot be used: {error.strerror}",
@@ -81,12 +81,12 @@ class PolicyTrainer(Worker):
         self.listener.listen()
         return int(self.listener.getsockname()[1])
 
-    def start(self, rank: int, world_size: int, port: int, model_folder: str) -> None:
+    def start(self, rank: int, world_size: int, port: int, model_folder: str, address: str = LOOPBACK) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
         training = self.job.training
         listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
-        join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
+        join_ranks(rank, world_size, address, port, self.job.limits.start_timeout_s, listener)
         language_model = load_language_model(model_folder, TORCH_DTYPES[training.dtype])
         if training.gradient_checkpointing:
             recompute_layers(language_model)

@@ -20,6 +20,7 @@ from typing import Any
 
 from rlplan.errors import RlplanError
 from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes
+from rlplan.runtime.workers.network import Hello, join_network
 
 _PR_SET_PDEATHSIG = 1
 
@@ -65,14 +66,16 @@ class WorkerProcess:
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
         """Open the process's log, then load the class: what it says while it is imported belongs there too."""
         _die_with_parent()
+        self.address = join_network()
         _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")
+        print(f"{process} is process {os.getpid()} on host {self.address}", flush=True)
         module, _, name = class_path.partition(":")
         with _failures_that_travel():
             self.worker: Worker = getattr(importlib.import_module(module), name)(process, *arguments)
 
-    def ready(self) -> int:
-        """The process id: proves that the process is up."""
-        return os.getpid()
+    def hello(self, paths: list[str]) -> Hello:
+        """Proves that the process is up. paths: what it must be able to read."""
+        return Hello(os.getpid(), self.address, tuple(path for path in paths if not Path(path).exists()))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, unmeasured."""
@@ -98,7 +101,8 @@ def _failures_that_travel() -> Iterator[None]:
 
 
 def _write_output_to(path: Path) -> None:
-    """Send this process's output to a file."""
+    """Send this process's output to a file; on another host than the driver's its folder may have to be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

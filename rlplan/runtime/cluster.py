@@ -1,0 +1,161 @@
+"""Cluster: Ray on this host for one run, or a Ray cluster that is running already; and the devices reserved on it.
+
+In: the bundle's Ray placement, and the address of a cluster or none. Out: placement groups, one an island.
+Left out: the processes (crew.py). The hosts are chosen here (islands.py) and named to Ray, so that what cannot be
+satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
+"""
+
+import os
+import secrets
+import time
+from typing import Any
+
+from rlplan.emit.ray import RayPlacement
+from rlplan.errors import HostError
+from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
+
+RESERVE_S = 60.0
+"""What is free is reserved within this time, or somebody else took it."""
+
+_PINNED = 0.001
+"""Of a host's own resource `node:ADDRESS`, of which every host has 1."""
+
+
+class Cluster:
+    """Ray, and what is reserved on it."""
+
+    def __init__(self, placement: RayPlacement, address: str | None) -> None:
+        self.placement, self.address = placement, address
+        self.groups: list[Any] = []
+        self._places = {
+            bundle: (island, offset)
+            for island, bundles in enumerate(placement.islands)
+            for offset, bundle in enumerate(bundles)
+        }
+
+    def start(self, timeout_s: float) -> None:
+        """Start or join Ray and reserve. Raises: HostError with the reason."""
+        _prepare_environment()
+        if self.address is None:
+            _start_alone(self.placement)
+        else:
+            _join(self.address)
+        self._reserve(min(timeout_s, RESERVE_S))
+
+    def strategy(self, bundle: int) -> Any:
+        """Where a process of a bundle runs."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        island, offset = self._places[bundle]
+        return PlacementGroupSchedulingStrategy(self.groups[island], placement_group_bundle_index=offset)
+
+    def release(self) -> None:
+        """Give back what is reserved and leave Ray; a Ray of our own ends."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        if self.address is not None:
+            for group in self.groups:
+                remove_placement_group(group)
+        ray.shutdown()
+
+    def _reserve(self, timeout_s: float) -> None:
+        """One placement group an island, on the host that was chosen for it."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        islands = [[self.placement.bundles[bundle] for bundle in island] for island in self.placement.islands]
+        hosts = list_hosts()
+        dealt = deal_islands([add_up(island) for island in islands], hosts, self.placement.spreads_islands)
+        if isinstance(dealt, Unplaced):
+            raise _unsatisfied(dealt.reason, hosts)
+        for island, host in zip(islands, dealt, strict=True):
+            pin = {f"node:{hosts[host].address}": _PINNED}
+            self.groups.append(placement_group([{**bundle, **pin} for bundle in island], strategy="STRICT_PACK"))
+        deadline = time.monotonic() + timeout_s
+        for group in self.groups:
+            if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
+                raise _unsatisfied(f"not reserved within {timeout_s:.0f} s", list_hosts())
+        assert ray.is_initialized()
+
+
+def list_hosts() -> list[Host]:
+    """The living hosts of the cluster that this process has joined."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        Host(node["NodeManagerAddress"], free.get(node["NodeID"], {}), node["Resources"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def _prepare_environment() -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A thread that outlives the run must not start another Ray by asking the one that is gone.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
+
+def _start_alone(placement: RayPlacement) -> None:
+    # Ray listens on every interface; a token that only this run knows keeps others out.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    import ray
+
+    offered = add_up(placement.bundles)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=int(offered.get("CPU", 0)),
+            num_gpus=int(offered.get("GPU", 0)),
+            include_dashboard=False,
+            object_store_memory=placement.object_store_memory,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:  # Ray raises bare exceptions too
+        raise HostError(
+            f"Ray did not start: {_first_line(error)}",
+            where="ray.init",
+            rule="a local Ray node on 127.0.0.1",
+            way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
+        ) from error
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        raise HostError(
+            f"no Ray cluster answers at {address}: {_first_line(error)}",
+            where="--address",
+            rule="a running cluster's HOST:PORT, `rlplan run` on one of its hosts, the same RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN (where it has one) and the same Ray and Python versions",
+            way_out="start it with `ray start --head` here and `ray start --address HOST:PORT` on the other hosts",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _unsatisfied(reason: str, hosts: list[Host]) -> HostError:
+    offers = "; ".join(
+        f"{host.address}: " + ", ".join(f"{host.free.get(kind, 0):g} of {host.total[kind]:g} {kind}" for kind in kinds)
+        for host in hosts
+        if (kinds := [kind for kind in ("CPU", "GPU") if kind in host.total])
+    )
+    return HostError(
+        f"the placement is not satisfied: {reason}",
+        where="ray.json",
+        rule=f"free on the cluster's hosts: {offers}",
+        way_out="plan for what is there, add hosts (`ray start --address`), or end what holds them",
+    )
