@@ -6,7 +6,7 @@ Left out: ZeRO stages other than 2, offload, sequence packing.
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ LOOPBACK = "127.0.0.1"
 
 class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
+
+    role = Role.POLICY
 
     def __init__(self, process: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
@@ -98,9 +100,13 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         self._join(rank, world_size, port)
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        model = LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
+        model = self.build_model(model_folder)
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
         self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
+
+    def build_model(self, model_folder: str) -> Any:
+        """The module that DeepSpeed gets."""
+        return LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
 
     def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
@@ -123,15 +129,17 @@ class PolicyTrainer(Worker):
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
-        has_reference = bool(samples[0].reference_logprobs) or self.job.algorithm.kl_coef > 0
+        def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
+            return torch.tensor([value for values in each for value in values], dtype=torch.float32)
+
+        scored = self.job.scored_roles
         inputs = LossInputs(
             logprobs=logprobs,
-            behaviour_logprobs=torch.tensor([value for sample in samples for value in sample.logprobs]),
-            reference_logprobs=torch.tensor([value for sample in samples for value in sample.reference_logprobs])
-            if has_reference
-            else None,
-            advantages=spread([sample.advantage for sample in samples]),
+            behaviour_logprobs=joined(sample.logprobs for sample in samples),
+            reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
+            advantages=joined(sample.advantages for sample in samples),
             weights=spread(list(token_weights)),
+            teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
@@ -178,7 +186,7 @@ class PolicyTrainer(Worker):
             MemoryKind.COMM_BUFFERS: storage_bytes(buffers),
             MemoryKind.SYNC_STAGING: self.writer.num_bytes if self.writer else 0,
         }
-        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
+        return {(self.role.value, kind.value): size for kind, size in held.items()}
 
     def _named_parameters(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach() for name, parameter in self.engine.module.language_model.named_parameters()}
@@ -198,6 +206,8 @@ def _summarize(
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())
         summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    if "teacher_kl" in details:
+        summary["teacher_kl_sum"] = float(details["teacher_kl"].double().sum())
     return summary
 
 
