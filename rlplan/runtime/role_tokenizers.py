@@ -77,11 +77,15 @@ class RoleReaders:
         """The tokens of prompt and response, as the role knows them."""
         if role is not Role.REWARD or not self.rereads:
             return SequencePair(rollout.prompt.tokens, rollout.completion.tokens)
-        assert self.job.roles.reward is not None, "only a reward model reads texts"
         limit = self.job.roles.reward.max_seq_len or self.job.workload.max_seq_len
         tokens = tuple(self._encode(rollout.prompt.text + rollout.text))
         self.num_cut += len(tokens) > limit
         return SequencePair(tokens[-limit:], ())
+
+    def take_num_cut(self) -> int | None:
+        """How many sequences were cut since the last call; None where nothing is read anew."""
+        cut, self.num_cut = self.num_cut, 0
+        return cut if self.rereads else None
 
     def _encode(self, text: str) -> list[int]:
         if self._encoder is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Role
 
 
 class StepMetrics:
@@ -28,7 +29,7 @@ class StepMetrics:
         self.num_tokens = 0
         self.training: dict[str, float] = defaultdict(float)
         self.value_training: dict[str, float] = defaultdict(float)
-        self.grad_norms: list[float] = []
+        self.grad_norms: dict[Role, list[float]] = defaultdict(list)
         self.started = time.monotonic()
 
     @contextmanager
@@ -82,9 +83,14 @@ class StepMetrics:
             for key, value in sums.items():
                 self.value_training[key] += value
 
-    def add_optimizer_step(self, result: dict[str, float]) -> None:
-        """The gradient's norm before clipping."""
-        self.grad_norms.append(result["grad_norm"])
+    def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
+        """The norm of a role's gradient before clipping."""
+        self.grad_norms[role].append(result["grad_norm"])
+
+    def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
+        """Sequences that a reward model with its own tokenizer read without their beginning."""
+        if num_cut is not None:
+            self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
 
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
         """Greedy results on the held-out prompts, by reward."""
@@ -119,9 +125,11 @@ class StepMetrics:
             row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
         if "teacher_kl_sum" in sums:
             row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
-        if self.grad_norms:
-            row["policy/grad_norm"] = math.fsum(self.grad_norms) / len(self.grad_norms)
-        return row
+        return row | self._norm_row(Role.POLICY)
+
+    def _norm_row(self, role: Role) -> dict[str, float]:
+        norms = self.grad_norms[role]
+        return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
 
     def _value_row(self) -> dict[str, float]:
         """explained_variance: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
@@ -135,4 +143,5 @@ class StepMetrics:
             "value/mean": sums["value_sum"] / tokens,
             "value/clip_fraction": sums["is_clipped_sum"] / tokens,
             "value/explained_variance": 1 - error / variance if variance > 0 else 0.0,
+            **self._norm_row(Role.VALUE),
         }

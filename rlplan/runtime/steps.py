@@ -16,7 +16,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Prompt, Rollout, TrainSample
+from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
@@ -29,7 +29,7 @@ from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
 SEED_STRIDE = 1 << 20
-"""How far seeds of one step lie from the next one's; vLLM adds the sample's index to its prompt's seed."""
+"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
 
 LOGPROB_TOLERANCE = 1e-3
 """Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
@@ -145,6 +145,7 @@ class ActionRunner:
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
         finish_rewards(self.rollouts, self.job, step)
+        self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
         compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
         for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
             rollout.advantages, rollout.returns = judged.advantages, judged.returns
@@ -172,8 +173,7 @@ class ActionRunner:
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         results, measurements = self._everywhere(action, lambda rank: ("optimizer_step",))
-        if action.role is Role.POLICY:
-            self.metrics.add_optimizer_step(results[0])
+        self.metrics.add_optimizer_step(results[0], action.role)
         return measurements
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
@@ -234,11 +234,20 @@ class ActionRunner:
         self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
     ) -> tuple[list[Any], list[Measurement]]:
         first = self.job.seed * 7919 + max(step, 0) * SEED_STRIDE
-        seeds = [(first + index * num_samples) % (1 << 62) for index in range(len(prompts))]
-        tokens = [prompt.tokens for prompt in prompts]
-        call = self.crew.perform(self.engine, "generate", tokens, num_samples, temperature, seeds)
+        requests = [
+            RolloutRequest(
+                id=f"{action.id}/{step}/{index}",
+                prompt=prompt.tokens,
+                num_samples=num_samples,
+                temperature=temperature,
+                seed=(first + index * num_samples) % (1 << 62),
+                max_tokens=self.job.workload.max_response_len,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        call = self.crew.perform(self.engine, "generate", requests)
         results, measurements = self.crew.measured([call], self.deadline_s(action))
-        return results[0], measurements
+        return [list(finished.completions) for finished in results[0]], measurements
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._decoder is None:

@@ -17,7 +17,7 @@ from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.model import ModelSpec, load_model
 from rlplan.spec.profiles import get_profile
-from rlplan.spec.roles import RolesSpec, load_role_model
+from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
@@ -123,14 +123,17 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        if not self.rewards and self.roles.reward is None and self.roles.teacher is None:
-            raise ValueError("rewards: at least one reward, a reward model (roles.reward) or a teacher (roles.teacher)")
+        if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+            raise ValueError(
+                "rewards: at least one, unless there is a reward model (roles.reward.path) or a teacher "
+                "(roles.teacher.path)"
+            )
         return self
 
     @model_validator(mode="after")
     def _roles_are_used(self) -> "JobSpec":
         has_value = Role.VALUE in self.algorithm.declaration.trained_roles
-        if self.roles.value != type(self.roles.value)() and not has_value:
+        if self.roles.value != ValueSpec() and not has_value:
             raise ValueError(f"roles.value: {self.algorithm.name} has no value model; ppo has")
         if self.roles.reference.path is not None and not self.algorithm.kl_coef:
             raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
@@ -193,8 +196,8 @@ class JobSpec(Spec):
         wanted = {
             Role.VALUE: Role.VALUE in self.algorithm.declaration.trained_roles,
             Role.REFERENCE: self.algorithm.kl_coef > 0,
-            Role.REWARD: self.roles.reward is not None,
-            Role.TEACHER: self.roles.teacher is not None,
+            Role.REWARD: Role.REWARD in self.roles.paths,
+            Role.TEACHER: Role.TEACHER in self.roles.paths,
         }
         return tuple(role for role, is_wanted in wanted.items() if is_wanted)
 
@@ -217,7 +220,7 @@ class JobSpec(Spec):
         models = {}
         for role in self.scored_roles:
             path = self.roles.paths.get(role, self.policy.path)
-            limit = self.roles.reward.max_seq_len if role is Role.REWARD and self.roles.reward else None
+            limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
             needs = limit or self.workload.max_seq_len
             models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
         return models

@@ -25,13 +25,13 @@ class ReferenceSpec(Spec):
 
 
 class RewardModelSpec(Spec):
-    """A learned reward: a sequence classifier with one label, read at the last token.
+    """A learned reward: a sequence classifier with one label, read at the last token. Without a path there is none.
 
     weight: its factor in a rollout's reward, beside the `rewards:`. max_seq_len: tokens that it reads where it has
     another tokenizer than the policy; longer texts lose their beginning.
     """
 
-    path: str
+    path: str | None = None
     weight: float = 1.0
     max_seq_len: int | None = Field(default=None, ge=1)
 
@@ -53,27 +53,27 @@ class ValueSpec(Spec):
 
 
 class TeacherSpec(Spec):
-    """A model whose log-probs the policy is drawn to; algorithm.teacher_coef says how much."""
+    """A model whose log-probs the policy is drawn to; algorithm.teacher_coef says how much. Without a path there is none."""
 
-    path: str
+    path: str | None = None
 
 
 class RolesSpec(Spec):
-    """The `roles:` part of a job. What is not given is absent, or what the algorithm takes by default."""
+    """The `roles:` part of a job. A reward model and a teacher are there when they have a path."""
 
     reference: ReferenceSpec = ReferenceSpec()
-    reward: RewardModelSpec | None = None
+    reward: RewardModelSpec = RewardModelSpec()
     value: ValueSpec = ValueSpec()
-    teacher: TeacherSpec | None = None
+    teacher: TeacherSpec = TeacherSpec()
 
     @property
     def paths(self) -> dict[Role, str]:
         """The folder of every role that has one of its own."""
         named = {
             Role.REFERENCE: self.reference.path,
-            Role.REWARD: self.reward.path if self.reward else None,
+            Role.REWARD: self.reward.path,
             Role.VALUE: self.value.path,
-            Role.TEACHER: self.teacher.path if self.teacher else None,
+            Role.TEACHER: self.teacher.path,
         }
         return {role: path for role, path in named.items() if path is not None}
 

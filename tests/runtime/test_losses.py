@@ -90,8 +90,8 @@ class _OneHot(torch.nn.Module):
 
 def test_each_response_token_is_scored_at_the_position_before_it_and_padding_never() -> None:
     samples = [
-        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), 1.0),
-        TrainSample((6,), (7,), (0.0,), (), 1.0),
+        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), (1.0,) * 3),
+        TrainSample((6,), (7,), (0.0,), (), (1.0,)),
     ]
     batch = make_batch(samples, pad_token=0)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]

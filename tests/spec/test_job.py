@@ -140,8 +140,8 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("hardware.memory", 1.5, "a byte count is an integer"),
     ("hardware.memory", True, "a byte count is an integer"),
     ("hardware.memory", "9" * 30 + "GiB", "below 8388608TiB"),
-    ("algorithm.name", "grpoo", "known algorithms: grpo. Did you mean 'grpo'?"),
-    ("algorithm.name", "ppo", "ppo can be estimated"),
+    ("algorithm.name", "grpoo", "known algorithms: grpo, ppo. Did you mean 'grpo'?"),
+    ("algorithm.name", "rloo", "rloo can be estimated"),
     ("algorithm.learning_rate", -1e-5, "greater than or equal to 0"),
     ("algorithm.learning_rate", float("nan"), "finite number"),
     ("algorithm.learning_rate", float("inf"), "finite number"),
@@ -158,7 +158,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("workload.ignores_eos", "no", "valid boolean"),
     ("workload.prompts", ["a.jsonl"], "valid string"),
     ("workload.evaluate_every", 0, "greater than or equal to 1"),
-    ("rewards", [], "at least 1 item"),
+    ("rewards", [], "at least one, unless there is a reward model"),
     ("rewards", {"kind": "answer_matcher"}, "array"),
     ("rewards", [{"kind": "answer_matchr"}], "Did you mean 'answer_matcher'?"),
     ("rewards", [{"weight": 1.0}], "discriminator 'kind'"),
@@ -266,8 +266,8 @@ def test_sequences_longer_than_the_model_takes_are_refused_with_both_numbers() -
 
 
 def test_the_reference_model_is_there_only_when_the_kl_term_counts() -> None:
-    assert make_job().algorithm.frozen_roles == ("reference",)
-    assert make_job(**{"algorithm.kl_coef": 0}).algorithm.frozen_roles == ()
+    assert make_job().frozen_roles == ("reference",)
+    assert make_job(**{"algorithm.kl_coef": 0}).frozen_roles == ()
 
 
 def test_a_job_cannot_be_changed_after_it_was_read() -> None:

@@ -29,7 +29,8 @@ def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor
     """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - behaviour logprob); a teacher's KL beside it.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
-    Returns: the loss (a scalar) and per-token tensors: `ratio`, `is_clipped`, and `teacher_kl` with a teacher.
+    Returns: the loss (a scalar) and per-token tensors: `ratio`, `is_clipped`, `kl` with a reference (the estimate
+    alone), `teacher_kl` with a teacher.
     """
     ratio = torch.exp(inputs.logprobs - inputs.behaviour_logprobs)
     clipped = torch.clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
@@ -39,6 +40,8 @@ def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor
         "ratio": ratio.detach(),
         "is_clipped": (ratio * inputs.advantages > clipped * inputs.advantages).detach(),
     }
+    if inputs.reference_logprobs is not None:
+        details["kl"] = _k3(inputs.logprobs.detach(), inputs.reference_logprobs)
     if inputs.teacher_logprobs is not None:
         kl = _k3(inputs.logprobs, inputs.teacher_logprobs)
         loss = loss + spec.teacher_coef * (inputs.weights * kl).sum()
@@ -50,13 +53,11 @@ def clipped_ratio_with_kl(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torc
     """`clipped_ratio` with weight * kl_coef * k3 of every token added.
 
     Source: DeepSeekMath, arXiv:2402.03300, equations 3 and 4.
-    Returns: the loss (a scalar) and per-token tensors: those of `clipped_ratio`, and `kl` with a reference.
+    Returns: the loss (a scalar) and per-token tensors, as `clipped_ratio`.
     """
     loss, details = clipped_ratio(inputs, spec)
     if inputs.reference_logprobs is not None:
-        kl = _k3(inputs.logprobs, inputs.reference_logprobs)
-        loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
-        details["kl"] = kl.detach()
+        loss = loss + spec.kl_coef * (inputs.weights * _k3(inputs.logprobs, inputs.reference_logprobs)).sum()
     return loss, details
 
 

@@ -16,7 +16,7 @@ REWARD_MODEL = "reward_model"
 
 def finish_rewards(rollouts: Sequence[Rollout], job: JobSpec, step: int) -> None:
     """Add what the reward model said; deal the rewards out anew where the job's controls say so."""
-    if job.roles.reward is not None:
+    if Role.REWARD in job.scored_roles:
         for rollout in rollouts:
             rollout.rewards[REWARD_MODEL] = rollout.scores[Role.REWARD][0]
             rollout.reward += job.roles.reward.weight * rollout.rewards[REWARD_MODEL]
