@@ -53,7 +53,7 @@ class ValueSpec(Spec):
 
 
 class TeacherSpec(Spec):
-    """A model whose log-probs the policy is drawn to; algorithm.teacher_coef says how much. Without a path there is none."""
+    """A model whose log-probs the policy is drawn to, by algorithm.teacher_coef. Without a path there is none."""
 
     path: str | None = None
 
