@@ -14,6 +14,7 @@ from rlplan.runtime.logprob_model import make_batch
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.runtime.start_checkpoint import load_scalar_model
 from rlplan.runtime.value_model import ValueModel
+from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES
 from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 from rlplan.vocabulary import Role
 
@@ -23,9 +24,13 @@ class ValueTrainer(PolicyTrainer):
 
     role = Role.VALUE
 
-    def build_model(self, model_folder: str) -> Any:
+    def load(self, model_folder: str) -> Any:
+        """The Hugging Face module that is trained."""
+        return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+
+    def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
-        return ValueModel(load_scalar_model(model_folder))
+        return ValueModel(language_model)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
