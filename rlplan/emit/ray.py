@@ -3,7 +3,7 @@
 In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from rlplan.dataflow.layouts import Worker
 from rlplan.planner.plan import Plan

@@ -100,7 +100,6 @@ def _run(spec: ExecutionSpec, recorder: Recorder, prompts: PromptSets, listener:
     )
     model_folder = _start_checkpoint(spec, recorder.folder)
     crew = Crew(spec, recorder.folder / "logs", address)
-    runner: ActionRunner | None = None
     try:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
@@ -110,8 +109,6 @@ def _run(spec: ExecutionSpec, recorder: Recorder, prompts: PromptSets, listener:
     finally:
         with uninterrupted():
             crew.close()
-            if runner is not None:
-                runner.close()
 
 
 class _Player:

@@ -24,7 +24,7 @@ from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
-from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
+from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
@@ -51,7 +51,6 @@ class ActionRunner:
         self.buckets = plan_buckets(
             spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
         )
-        self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
         self._readers = RoleReaders(spec.job)
 
@@ -82,10 +81,6 @@ class ActionRunner:
         """Seconds that an action may take."""
         limits = self.job.limits
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
-
-    def close(self) -> None:
-        """Remove the shared memory, where it still has a name."""
-        self.arena.unlink(missing_ok=True)
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -187,13 +182,13 @@ class ActionRunner:
         return self._send_buckets(action)
 
     def _open_arena(self, action: Action) -> list[Measurement]:
-        create_arena(str(self.arena), staging_bytes(self.buckets))
-        sides = [
-            self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
-            for process in (self.trainers[0], self.engine)
-        ]
-        measurements = self.crew.measured(sides, self.deadline_s(action))[1]
-        self.arena.unlink()  # both sides have it mapped: now nothing stays behind, however the run ends
+        """The trainer's process makes it, on its own host; the driver may be elsewhere."""
+        path, num_bytes = f"{SHARED_FOLDER}/rlplan-{uuid.uuid4().hex}", staging_bytes(self.buckets)
+        measurements = self._one(action, self.trainers[0], "make_arena", path, num_bytes)
+        try:
+            measurements += self._one(action, self.engine, "open_arena", path, num_bytes)
+        finally:  # both sides have it mapped: now nothing stays behind, however the run ends
+            measurements += self._one(action, self.trainers[0], "unlink_arena", path)
         return measurements
 
     def _send_buckets(self, action: Action) -> list[Measurement]:

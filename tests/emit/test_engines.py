@@ -95,11 +95,10 @@ def test_every_worker_of_the_schedule_is_placed_once() -> None:
     assert [(worker.process, worker.device) for worker in ray_placement(plan).workers] == list(plan.schedule.processes)
 
 
-def test_workers_stay_offline_on_the_loopback_and_give_memory_back() -> None:
+def test_workers_stay_offline_and_give_memory_back() -> None:
     for worker in placement().workers:
         environment = worker.environment
         assert environment["HF_HUB_OFFLINE"] == "1"
-        assert environment["GLOO_SOCKET_IFNAME"] == "lo"
         assert environment["MALLOC_MMAP_THRESHOLD_"] == "131072"
         assert environment["OMP_NUM_THREADS"] == str(worker.num_threads)
 

@@ -34,7 +34,7 @@ size = int(sys.argv[1])
 plan = make_plan(**{"hardware.num_devices": 1, "workload.micro_batch_size_per_gpu": size, "algorithm.kl_coef": 0.0})
 trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
 trainer.import_libraries()
-trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
+trainer.start(0, 1, trainer.open_rendezvous("127.0.0.1", 0), plan.job.policy.path)
 samples = []
 for i in range(16):
     n = 2 + i % 5

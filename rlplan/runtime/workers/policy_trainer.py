@@ -20,6 +20,7 @@ from rlplan.runtime.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
+from rlplan.runtime.weight_sync.arena import create_arena
 from rlplan.runtime.weight_sync.shared_memory import BucketWriter
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.workers.deepspeed_engine import (
@@ -155,9 +156,14 @@ class PolicyTrainer(Worker):
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
-    def open_arena(self, path: str, num_bytes: int) -> None:
-        """Map the shared memory through which weights go out."""
+    def make_arena(self, path: str, num_bytes: int) -> None:
+        """Make and map the shared memory through which weights go out."""
+        create_arena(path, num_bytes)
         self.writer = BucketWriter(path, num_bytes)
+
+    def unlink_arena(self, path: str) -> None:
+        """Take its name away; who has it mapped keeps it."""
+        Path(path).unlink(missing_ok=True)
 
     def write_bucket(self, bucket: Bucket) -> None:
         """Copy one bucket of parameters into the arena."""
