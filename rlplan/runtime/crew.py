@@ -15,8 +15,12 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError, RlplanError, RunError
 from rlplan.runtime.cluster import Cluster
+from rlplan.runtime.supervision import LostProcessError
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.runtime.workers.network import Hello
+
+PULSE_S = 2.0
+"""How often a process that works is asked whether it gets on."""
 
 STOP_S = 5.0
 """How long processes get to go by themselves before they are killed."""
@@ -31,6 +35,26 @@ _WORKER_CLASSES = {
 
 _CALLS_AT_ONCE = {"rollout_engine": 8}
 """How many calls a process hears at the same time: an engine is paused and asked while others wait for completions."""
+
+
+class Pulse:
+    """Whether a process gets on: its progress changes, and when it last did. question: asked and not answered yet."""
+
+    def __init__(self) -> None:
+        self.question: Any = None
+        self.progress: float | None = None
+        self.changed_s = time.monotonic()
+
+    def hear(self, progress: float | None) -> None:
+        """An answer; None where there was none."""
+        self.question = None
+        if progress is not None and progress != self.progress:
+            self.progress, self.changed_s = progress, time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last got on."""
+        return time.monotonic() - self.changed_s
 
 
 class Crew:
@@ -53,12 +77,7 @@ class Crew:
         self.cluster.start(timeout_s)
         for worker in self.spec.ray.workers:
             self.actors[worker.process] = self._make_actor(worker)
-        paths = [self.spec.job.policy.path]
-        calls = [(process, "hello", actor.hello.remote(paths)) for process, actor in self.actors.items()]
-        for process, hello in zip(self.actors, self.gather(calls, timeout_s), strict=True):
-            self.pids[process], self.addresses[process] = hello.pid, hello.address
-            if hello.missing:
-                raise _unreadable(process, hello)
+        self._greet(list(self.actors))
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin an unmeasured call; hand the result to `gather`."""
@@ -76,8 +95,13 @@ class Crew:
             raise RunError("the run has ended", where="crew", rule="no calls after the end", way_out="start a new run")
         deadline = time.monotonic() + timeout_s
         pending = {reference: (process, method) for process, method, reference in calls}
+        pulses: dict[str, Pulse] = {}
         while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
+            if not ready and left_s > PULSE_S:
+                self._check_pulses(pulses, [process for process, _ in pending.values()])
+                continue
             if not ready:
                 names = ", ".join(f"{process}.{method}" for process, method in pending.values())
                 raise RunError(
@@ -90,6 +114,54 @@ class Crew:
                 process, method = pending.pop(reference)
                 self._check(process, method, reference)
         return ray.get([reference for _, _, reference in calls], timeout=max(1.0, deadline - time.monotonic()))
+
+    def restart(self, process: str) -> None:
+        """Kill a process, wherever it is, and start it anew in the same place, empty. Raises: HostError, RunError."""
+        import psutil
+        import ray
+
+        ray.kill(self.actors[process], no_restart=True)
+        if self.pids[process] in self._here() and psutil.pid_exists(self.pids[process]):
+            old = psutil.Process(self.pids[process])
+            _signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
+            psutil.wait_procs([old], timeout=STOP_S)
+        worker = next(worker for worker in self.spec.ray.workers if worker.process == process)
+        self.actors[process] = self._make_actor(worker)
+        self._greet([process])
+
+    def _greet(self, processes: Sequence[str]) -> None:
+        """Wait until processes are up, and note where."""
+        paths = [self.spec.job.policy.path]
+        calls = [(process, "hello", self.actors[process].hello.remote(paths)) for process in processes]
+        for process, hello in zip(processes, self.gather(calls, self.spec.job.limits.start_timeout_s), strict=True):
+            self.pids[process], self.addresses[process] = hello.pid, hello.address
+            if hello.missing:
+                raise _unreadable(process, hello)
+
+    def _check_pulses(self, pulses: "dict[str, Pulse]", processes: Sequence[str]) -> None:
+        """Ask processes that hear while they work whether they get on.
+
+        Raises: LostProcessError for one that does not.
+        """
+        import ray
+
+        limit_s = self.spec.job.limits.stall_timeout_s
+        for process in dict.fromkeys(processes):
+            if not process.startswith(tuple(_CALLS_AT_ONCE)):
+                continue
+            pulse = pulses.setdefault(process, Pulse())
+            if pulse.question is not None and ray.wait([pulse.question], timeout=0)[0]:
+                pulse.hear(_answer(pulse.question))
+            if pulse.question is None:
+                pulse.question = self.actors[process].pulse.remote()
+            if pulse.silent_s > limit_s:
+                raise LostProcessError.of(
+                    process,
+                    f"{process} hangs: no sign of progress for {limit_s:.0f} s",
+                    where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                    rule="a process gets on within limits.stall_timeout_s",
+                    way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
+                )
 
     def measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
         """(results, measurements) of calls begun with `perform`."""
@@ -183,7 +255,8 @@ class Crew:
                 way_out="the log has the whole story",
             ) from error
         except ray.exceptions.RayError as error:
-            raise RunError(
+            raise LostProcessError.of(
+                process,
                 f"{process} is gone, in {method}{_last_line(log)}",
                 where=str(log),
                 rule="a process lives as long as the run",
@@ -209,6 +282,15 @@ def _children() -> list[Any]:
     import psutil
 
     return list(psutil.Process().children(recursive=True))
+
+
+def _answer(reference: Any) -> float | None:
+    import ray
+
+    try:
+        return float(ray.get(reference, timeout=1.0))
+    except ray.exceptions.RayError:
+        return None  # the call that waits says what happened
 
 
 def _process(pid: int) -> Any:

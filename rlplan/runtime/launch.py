@@ -15,6 +15,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
+from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
@@ -23,6 +24,7 @@ from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.steps import ActionRunner
+from rlplan.runtime.supervision import Restart, check_freed
 from rlplan.spec.base import writing
 
 
@@ -75,7 +77,7 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str 
     recorder.write_status("running", None)
     try:
         with interruptible():
-            _run(spec, recorder, prompts, listener, address)
+            _run(_Task(spec, plan, prompts, address), recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as error:
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -94,17 +96,28 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
     return (dump_plan(plan, folder) + "\n").encode()
 
 
-def _run(spec: ExecutionSpec, recorder: Recorder, prompts: PromptSets, listener: Listener, address: str | None) -> None:
+@dataclass(frozen=True)
+class _Task:
+    """What runs, what it is compared with, on what it trains, and where."""
+
+    spec: ExecutionSpec
+    plan: Plan
+    prompts: PromptSets
+    address: str | None
+
+
+def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
+    spec = task.spec
     listener(
         RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
     )
     model_folder = _start_checkpoint(spec, recorder.folder)
-    crew = Crew(spec, recorder.folder / "logs", address)
+    crew = Crew(spec, recorder.folder / "logs", task.address)
     try:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
-        runner = ActionRunner(spec, crew, recorder, prompts, model_folder)
-        play = _Player(runner, recorder, crew, listener)
+        play = _Player(recorder, crew, listener, task.plan.ledger)
+        runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce)
         Controller(spec.schedule, play.perform, runner.deadline_s).run(spec.job.workload.num_steps, play.finish_step)
     finally:
         with uninterrupted():
@@ -114,13 +127,23 @@ def _run(spec: ExecutionSpec, recorder: Recorder, prompts: PromptSets, listener:
 class _Player:
     """Joins the runner with the recorder and the listener."""
 
-    def __init__(self, runner: ActionRunner, recorder: Recorder, crew: Crew, listener: Listener) -> None:
-        self.runner, self.recorder, self.crew, self.listener = runner, recorder, crew, listener
+    runner: ActionRunner
+
+    def __init__(self, recorder: Recorder, crew: Crew, listener: Listener, ledger: MemoryLedger) -> None:
+        self.recorder, self.crew, self.listener, self.ledger = recorder, crew, listener, ledger
         self.leaks = LeakWatch()
 
     def perform(self, action: Action, step: int) -> None:
         self.listener(RunEvent("action", step, action.id))
+        before = dict(self.recorder.resident)
         self.runner.perform(action, step)
+        check_freed(self.ledger, action, step, before, self.recorder.resident)
+
+    def announce(self, restart: Restart) -> None:
+        """A process is about to be started anew."""
+        self.leaks.forget(restart.process)
+        self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
+        self.listener(RunEvent("alarm", restart.step, restart.text()))
 
     def finish_step(self, step: int) -> None:
         learning, timings = self.runner.metrics.take_rows(step)

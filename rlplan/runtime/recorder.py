@@ -39,19 +39,24 @@ class Recorder:
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
-    def record(self, action: Action, step: int, measurements: list[Measurement]) -> None:
-        """Record one action. Several calls on one process are merged into one span and one sample a kind."""
+    def record(self, action: Action, step: int, measurements: list[Measurement], attempt: int = 1) -> None:
+        """Record one action, at the attempt that succeeded.
+
+        Several calls on one process are merged into one span and one sample a kind.
+        """
         by_process: dict[str, list[Measurement]] = defaultdict(list)
         for measurement in measurements:
             by_process[measurement.process].append(measurement)
         for process, parts in by_process.items():
-            self._record_process(action, step, process, parts)
+            self._record_process(action, step, process, parts, attempt)
 
-    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement]) -> None:
+    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement], attempt: int) -> None:
         device = self.devices.get(process, HOST_DEVICE)
         start = min(part.start_s for part in parts) - self.origin_s
         end = max(part.end_s for part in parts) - self.origin_s
-        self._write("trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6))))
+        self._write(
+            "trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6), attempt))
+        )
         last = max(parts, key=lambda part: part.end_s)
         self.resident[process] = last.resident_bytes
         totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
@@ -61,7 +66,7 @@ class Recorder:
         ]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
         for role, kind, statistic, size in samples:
-            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6))
+            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
             self._write("trace.jsonl", record_line(sample))
 
     def record_own(self, action: Action, step: int, start_s: float, end_s: float) -> None:

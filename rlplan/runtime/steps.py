@@ -6,7 +6,7 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
+from rlplan.runtime.supervision import Restart, Supervisor
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
@@ -39,8 +40,15 @@ class ActionRunner:
     """Performs actions on a crew. `model_folder` holds the start checkpoint."""
 
     def __init__(
-        self, spec: ExecutionSpec, crew: Crew, recorder: Recorder, prompts: PromptSets, model_folder: Path
+        self,
+        spec: ExecutionSpec,
+        crew: Crew,
+        recorder: Recorder,
+        prompts: PromptSets,
+        model_folder: Path,
+        announce: Callable[[Restart], None],
     ) -> None:
+        """announce: hears of processes that are started anew."""
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
@@ -51,6 +59,7 @@ class ActionRunner:
         self.buckets = plan_buckets(
             spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
         )
+        self.supervisor = Supervisor(spec.job.limits.max_restarts, self._revive, announce)
         self._decoder: Any = None
         self._readers = RoleReaders(spec.job)
 
@@ -72,10 +81,20 @@ class ActionRunner:
         }[action.kind]
         start_s = time.time()
         with self.metrics.timing(action.id):
-            measurements = handler(action, step)
-        self.recorder.record(action, step, measurements)
+            measurements, attempt = self.supervisor.perform(handler, action, step)
+        self.recorder.record(action, step, measurements, attempt)
         if not action.processes:
             self.recorder.record_own(action, step, start_s, time.time())
+
+    def _revive(self, process: str, action: Action, step: int) -> None:
+        """Start a lost engine or scorer as it was; an engine gets the policy's weights of now."""
+        self.crew.restart(process)
+        folder, timeout_s = self._folder_of(action.role), self.job.limits.start_timeout_s
+        for call in (("import_libraries",), ("start", folder)):
+            self.crew.gather([self.crew.submit(process, *call)], timeout_s)
+        if process == self.engine and self.version and not (action.kind is ActionKind.SYNC_WEIGHTS and step == 0):
+            self._open_arena(action)
+            self._send_buckets(action)
 
     def deadline_s(self, action: Action) -> float:
         """Seconds that an action may take."""

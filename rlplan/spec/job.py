@@ -108,10 +108,16 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 class LimitsSpec(Spec):
-    """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action."""
+    """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action.
+
+    stall_timeout_s: an engine that makes no progress for so long hangs. max_restarts: how often a lost engine or scorer
+    is started anew in a run.
+    """
 
     start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
     action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
+    stall_timeout_s: float = Field(default=120.0, gt=0, le=MAX_TIMEOUT_S)
+    max_restarts: int = Field(default=2, ge=0, le=1000)
 
 
 class ControlsSpec(Spec):

@@ -37,6 +37,7 @@ class RolloutEngine(Worker):
         self.just_started = False
         self.arena_bytes = 0
         self.book, self.outbox = RequestBook(), Outbox()
+        self.num_steps = 0
         self.thread = OwnThread(process, self._work)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
@@ -44,6 +45,11 @@ class RolloutEngine(Worker):
         if method in self.WAITING:
             return super().invoke(method, *arguments)
         return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
+
+    def pulse(self) -> float:
+        """Steps of the engine while requests are open."""
+        is_at_work = self.book.num_open and not self.paused and not self.dirty
+        return float(self.num_steps) if is_at_work else super().pulse()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
@@ -172,6 +178,7 @@ class RolloutEngine(Worker):
         if self.paused or self.dirty or not self.book.num_open:
             return False
         try:
+            self.num_steps += 1
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
                 self.book.finish(name, int(index), _completion(output.outputs[0]))

@@ -51,6 +51,10 @@ class Worker:
         )
         return result, measurement
 
+    def pulse(self) -> float:
+        """A number that changes while this worker gets on: here, as long as it can be asked at all."""
+        return time.monotonic()
+
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes now held by (role, kind), read from live objects."""
         return {}
@@ -76,6 +80,10 @@ class WorkerProcess:
     def hello(self, paths: list[str]) -> Hello:
         """Proves that the process is up. paths: what it must be able to read."""
         return Hello(os.getpid(), self.address, tuple(path for path in paths if not Path(path).exists()))
+
+    def pulse(self) -> float:
+        """A number that changes while the process gets on."""
+        return self.worker.pulse()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, unmeasured."""
