@@ -168,10 +168,12 @@ class Crew:
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
 
-    def system_bytes(self) -> int:
-        """Resident memory of Ray's own processes on this host."""
+    def system_bytes(self) -> int | None:
+        """Resident memory of Ray's own processes on this host; None where Ray is not this run's."""
         import psutil
 
+        if self.cluster.address is not None:
+            return None
         mine = set(self.pids.values())
         total = 0
         for child in self._remember_children():

@@ -8,24 +8,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
-from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.ladder import MAX_RUNGS, next_plan
+from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
 from rlplan.runtime.steps import ActionRunner
-from rlplan.runtime.supervision import Restart, check_freed
+from rlplan.runtime.supervision import FREEING, Restart, check_freed
 from rlplan.spec.base import writing
+from rlplan.vocabulary import ActionKind
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class RunEvent:
 
 
 Listener = Callable[[RunEvent], None]
+
+REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 SAMPLES_PER_STEP = 2
 """Rollouts of each step that are written out to be read."""
@@ -61,6 +65,17 @@ def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
     return bundle
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What runs, what it is compared with, on what it trains, and where. changes: since it was asked for."""
+
+    spec: ExecutionSpec
+    plan: Plan
+    prompts: PromptSets
+    address: str | None
+    changes: tuple[str, ...] = ()
+
+
 def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str | None = None) -> None:
     """Run a bundle. address: of a running Ray cluster, None to start Ray here.
 
@@ -77,7 +92,7 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str 
     recorder.write_status("running", None)
     try:
         with interruptible():
-            _run(_Task(spec, plan, prompts, address), recorder, listener)
+            _run_down_the_ladder(_Task(spec, plan, prompts, address), recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as error:
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -90,20 +105,30 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str 
         recorder.close()
 
 
+def _run_down_the_ladder(task: _Task, recorder: Recorder, listener: Listener) -> None:
+    """Run; where the rehearsal does not fit, change one thing, say so, and start once more."""
+    changes: list[str] = []
+    while True:
+        try:
+            return _run(replace(task, changes=tuple(changes)), recorder, listener)
+        except MisfitError as error:
+            step = next_plan(task.plan) if len(changes) < MAX_RUNGS else None
+            if step is None:
+                raise error.after(changes) from None
+            what = error.what
+        change, plan = step
+        changes.append(change)
+        text = f"{what}; going on with {change}"
+        recorder.write_alarm(0, "change", text, change=change)
+        listener(RunEvent("alarm", 0, text))
+        write_bundle(plan, recorder.folder / "bundle")
+        (recorder.folder / "plan.json").write_bytes(_plan_for(plan, recorder.folder))
+        task = replace(task, plan=plan, spec=execution_spec(plan))
+        recorder.begin_again()
+
+
 def _plan_for(plan: Plan, folder: Path) -> bytes:
-    from rlplan.planner.plan import dump_plan
-
     return (dump_plan(plan, folder) + "\n").encode()
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What runs, what it is compared with, on what it trains, and where."""
-
-    spec: ExecutionSpec
-    plan: Plan
-    prompts: PromptSets
-    address: str | None
 
 
 def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
@@ -116,7 +141,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
     try:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
-        play = _Player(recorder, crew, listener, task.plan.ledger)
+        play = _Player(recorder, crew, listener, task)
         runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce)
         Controller(spec.schedule, play.perform, runner.deadline_s).run(spec.job.workload.num_steps, play.finish_step)
     finally:
@@ -129,8 +154,9 @@ class _Player:
 
     runner: ActionRunner
 
-    def __init__(self, recorder: Recorder, crew: Crew, listener: Listener, ledger: MemoryLedger) -> None:
-        self.recorder, self.crew, self.listener, self.ledger = recorder, crew, listener, ledger
+    def __init__(self, recorder: Recorder, crew: Crew, listener: Listener, task: _Task) -> None:
+        self.recorder, self.crew, self.listener, self.task = recorder, crew, listener, task
+        self.ledger = task.plan.ledger
         self.leaks = LeakWatch()
 
     def perform(self, action: Action, step: int) -> None:
@@ -145,9 +171,24 @@ class _Player:
         self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
         self.listener(RunEvent("alarm", restart.step, restart.text()))
 
+    def rehearse(self) -> None:
+        """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
+        schedule, changes = self.task.spec.schedule, list(self.task.changes)
+        if not self.task.spec.job.preflight.rehearses:
+            return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
+        if any(action.kind.value in FREEING for action in schedule.step):
+            return self.recorder.write_preflight(as_json((), changes, "phases share memory in turn: step 1 shows it"))
+        self.listener(RunEvent("action", 0, "rehearse"))
+        actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
+        rehearsed = compare(self.ledger, self.runner.rehearse(), actions)
+        self.recorder.write_preflight(as_json(rehearsed, changes))
+        return check_fits(self.ledger, rehearsed, self.recorder.resident)
+
     def finish_step(self, step: int) -> None:
-        learning, timings = self.runner.metrics.take_rows(step)
         self.recorder.record_host(step, self.crew.system_bytes())
+        if step == 0:
+            self.rehearse()
+        learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
             self.listener(RunEvent("alarm", step, leak.text()))

@@ -32,12 +32,22 @@ class Recorder:
         self.origin_s = time.time()
         self.resident: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._files = {
-            name: (folder / name).open("w", encoding="utf-8", buffering=1)
-            for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "alarms.jsonl")
-        }
+        self._files: dict[str, Any] = {}
+        self._open("alarms.jsonl")
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Nothing was measured yet: the processes start once more, under another plan."""
+        self.resident.clear()
+        for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl"):
+            self._open(name)
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
+
+    def _open(self, name: str) -> None:
+        if name in self._files:
+            self._files[name].close()
+        self._files[name] = (self.folder / name).open("w", encoding="utf-8", buffering=1)
 
     def record(self, action: Action, step: int, measurements: list[Measurement], attempt: int = 1) -> None:
         """Record one action, at the attempt that succeeded.
@@ -81,10 +91,12 @@ class Recorder:
         sample = MemorySample(action_id, 0, process, device, role, "process", "resident", num_bytes, at)
         self._write("trace.jsonl", record_line(sample))
 
-    def record_host(self, step: int, system_bytes: int) -> None:
-        """Record the driver's own memory and that of Ray's processes, once a step."""
+    def record_host(self, step: int, system_bytes: int | None) -> None:
+        """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
         at = round(time.time() - self.origin_s, 6)
         for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
+            if size is None:
+                continue
             self.resident[process] = size
             role = Role.VERIFIER.value
             sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", size, at)
@@ -106,6 +118,10 @@ class Recorder:
         """Something that the run survives and that must not go unseen."""
         at = round(time.time() - self.origin_s, 3)
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
+
+    def write_preflight(self, comparison: dict[str, Any]) -> None:
+        """What was rehearsed before step 1."""
+        (self.folder / "preflight.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed."""

@@ -86,6 +86,17 @@ class ActionRunner:
         if not action.processes:
             self.recorder.record_own(action, step, start_s, time.time())
 
+    def rehearse(self) -> dict[str, int]:
+        """The largest step that the plan allows for, on every trainer, and back to the start: each process's peak."""
+        peaks = {}
+        for action in self.spec.schedule.start:
+            if action.kind is ActionKind.START_TRAINER:
+                for measurement in self._everywhere(action, lambda rank: ("rehearse",))[1]:
+                    peaks[measurement.process] = measurement.peak_bytes
+                folder = self._folder_of(action.role)
+                self._everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
+        return peaks
+
     def _revive(self, process: str, action: Action, step: int) -> None:
         """Start a lost engine or scorer as it was; an engine gets the policy's weights of now."""
         self.crew.restart(process)

@@ -120,6 +120,12 @@ class LimitsSpec(Spec):
     max_restarts: int = Field(default=2, ge=0, le=1000)
 
 
+class PreflightSpec(Spec):
+    """Before step 1. rehearses: train on one micro-batch of the longest sequences, measure it, and begin anew."""
+
+    rehearses: bool = True
+
+
 class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
@@ -146,6 +152,7 @@ class JobSpec(Spec):
     rollout: RolloutSpec = RolloutSpec()
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
+    preflight: PreflightSpec = PreflightSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")

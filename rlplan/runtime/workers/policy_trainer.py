@@ -89,6 +89,10 @@ class PolicyTrainer(Worker):
         listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, address, port, self.job.limits.start_timeout_s, listener)
+        self._take_over(model_folder)
+
+    def _take_over(self, model_folder: str) -> None:
+        """Load the model and hand it to DeepSpeed."""
         language_model = self.load(model_folder)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
@@ -101,6 +105,20 @@ class PolicyTrainer(Worker):
             self.engine.destroy()
             self.engine = None
             gc.collect()
+
+    def rehearse(self) -> None:
+        """One step at its largest, of sequences that count nothing; `begin_anew` comes next."""
+        workload, micro = self.job.workload, self.config["train_micro_batch_size_per_gpu"]
+        values = (0.0,) * workload.max_response_len
+        longest = TrainSample((0,) * workload.max_prompt_len, (0,) * workload.max_response_len, *[values] * 6)
+        self.forward_backward([longest] * micro, [0.0] * micro)
+        self.optimizer_step()
+
+    def begin_anew(self, model_folder: str) -> None:
+        """Forget everything since `start`, but for the other ranks and the way to the engine."""
+        self.stop()
+        torch.manual_seed(self.job.seed)
+        self._take_over(model_folder)
 
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
