@@ -66,7 +66,7 @@ def test_a_rung_keeps_placement_and_stage() -> None:
 
 @pytest.mark.engine
 def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(tmp_path: Path) -> None:
-    """The plan's own capacity is edited to less than any process takes, so that the rehearsal is the first to see it."""
+    """The plan's own capacity is edited to less than the processes take, which the rehearsal is the first to see."""
     plan = make_plan(**{"workload.num_steps": 2, "workload.num_heldout_prompts": 8})
     write_bundle(plan, tmp_path / "bundle")
     file = tmp_path / "bundle" / "plan.json"
