@@ -20,7 +20,7 @@ from rlplan.spec.profiles import get_profile
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
-from rlplan.vocabulary import Dtype, Transport
+from rlplan.vocabulary import Dtype, SyncContent, Transport
 
 
 class PolicySpec(Spec):
@@ -64,10 +64,14 @@ class RolloutSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time."""
+    """Who shares devices with whom, and how weights travel.
+
+    sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
     transport: Transport = Transport.SHARED_MEMORY
+    sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
 
 
