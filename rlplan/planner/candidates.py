@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, SyncContent, Transport
 
-SUPPORTED_ZERO_STAGES = (2,)
+AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
+
+EXECUTED_TRANSPORTS = (Transport.SHARED_MEMORY,)
+EXECUTED_CONTENTS = (SyncContent.FULL,)
+CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,14 @@ class Candidate:
 def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
     """(candidates, rejections): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
-    stages = SUPPORTED_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
+    stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
     ordered = sorted(
         wanted, key=lambda placement: (placement not in SUPPORTED_PLACEMENTS, list(Placement).index(placement))
     )
     candidates, rejections = [], []
     for placement in ordered:
         for stage in stages:
-            reason = _cannot(job, placement, stage)
+            reason = _cannot(job, placement)
             if reason:
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
@@ -41,9 +45,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     return tuple(candidates), tuple(rejections)
 
 
-def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
-    if zero_stage not in SUPPORTED_ZERO_STAGES:
-        return f"zero_stage {zero_stage} is not executed yet; {', '.join(map(str, SUPPORTED_ZERO_STAGES))} is"
+def _cannot(job: JobSpec, placement: Placement) -> str:
     if placement not in SUPPORTED_PLACEMENTS:
         return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
     num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)
@@ -54,4 +56,15 @@ def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
+    return _cannot_sync(job)
+
+
+def _cannot_sync(job: JobSpec) -> str:
+    transport, content = job.placement.sync_transport, job.placement.sync_content
+    if transport in CUDA_TRANSPORTS:
+        return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if transport not in EXECUTED_TRANSPORTS:
+        return f"placement.transport {transport} is not executed yet"
+    if content not in EXECUTED_CONTENTS:
+        return f"placement.sync_content {content} is not executed yet"
     return ""

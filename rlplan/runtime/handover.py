@@ -52,7 +52,7 @@ class Handover:
 
     def _open(self) -> list[Measurement]:
         endpoint = Endpoint(
-            transport=self.spec.job.placement.transport, num_readers=len(self.engines), timeout_s=self._timeout_s
+            transport=self.spec.job.placement.sync_transport, num_readers=len(self.engines), timeout_s=self._timeout_s
         )
         offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
         self.endpoint = offers[0]

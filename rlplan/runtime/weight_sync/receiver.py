@@ -1,6 +1,6 @@
 """Receiver: an engine process's side of weight sync.
 
-In: an open channel and an Update. Out: (name, tensor) of every weight that came, layer by layer; a tensor is valid$
+In: an open channel and an Update. Out: (name, tensor) of every weight that came, layer by layer; a tensor is valid
 until the next one is asked for. Left out: what the engine does with them (vllm_extension.py).
 """
 
