@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Placement, Transport
+from rlplan.vocabulary import Placement, SyncContent, Transport
 
 AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
+
+EXECUTED_TRANSPORTS = (Transport.SHARED_MEMORY,)
+EXECUTED_CONTENTS = (SyncContent.FULL,)
+CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,25 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return _cannot_share(job)
+    return _cannot_sync(job) or _cannot_share(job)
+
+
+def _cannot_sync(job: JobSpec) -> str:
+    transport, content = job.placement.sync_transport, job.placement.sync_content
+    if transport in CUDA_TRANSPORTS:
+        return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if transport not in EXECUTED_TRANSPORTS:
+        return f"placement.transport {transport} is not executed yet"
+    if content not in EXECUTED_CONTENTS:
+        return f"placement.sync_content {content} is not executed yet"
+    return ""
 
 
 def _cannot_share(job: JobSpec) -> str:
     """Shared memory is one host's: the rank that hands weights over and every engine must lie on it."""
     hardware, last = job.hardware, job.hardware.num_devices - 1
     first_host, last_host = hardware.host_of(0), hardware.host_of(last)
-    if job.placement.transport is not Transport.SHARED_MEMORY or first_host == last_host:
+    if job.placement.sync_transport is not Transport.SHARED_MEMORY or first_host == last_host:
         return ""
     return (
         f"transport shared_memory needs trainer and engine on one host; of {hardware.num_hosts} hosts the first trains "

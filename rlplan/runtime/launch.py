@@ -137,6 +137,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
         RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
     )
     model_folder = _start_checkpoint(spec, recorder.folder)
+    runner: ActionRunner | None = None
     crew = Crew(spec, recorder.folder / "logs", task.address)
     try:
         crew.start()
@@ -147,6 +148,8 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
     finally:
         with uninterrupted():
             crew.close()
+            if runner is not None:
+                runner.close()
 
 
 class _Player:
