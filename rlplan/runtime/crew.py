@@ -28,6 +28,9 @@ _WORKER_CLASSES = {
     "scorer": "rlplan.runtime.workers.scorer:Scorer",
 }
 
+_CALLS_AT_ONCE = {"rollout_engine": 8}
+"""How many calls a process hears at the same time: an engine is paused and asked while others wait for completions."""
+
 
 class Crew:
     """The workers of a run. `close` always works, also half-way through the start."""
@@ -126,6 +129,7 @@ class Crew:
             num_cpus=worker.num_cpus,
             max_restarts=0,
             max_task_retries=0,
+            max_concurrency=_CALLS_AT_ONCE.get(worker.worker, 1),
             runtime_env={"env_vars": worker.environment},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self.placement_group, placement_group_bundle_index=worker.bundle

@@ -17,15 +17,49 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
+
+    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    num_samples: int
+    temperature: float
+    seed: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Tokens `start` to `end` (exclusive) of a completion were sampled from weights of that version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What the engine made of one prompt. tokens and logprobs have the same length (the sampled tokens).
 
-    finish_reason: `stop` (end of sequence) or `length`.
+    finish_reason: `stop` (end of sequence, or what the job stops at), `length` or `abort`.
+    spans: the weights that each token was sampled from; several where an update came in between.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
+    spans: tuple[WeightSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request of which every sample has ended, in the samples' order."""
+
+    id: str
+    completions: tuple[Completion, ...]
 
 
 @dataclass(slots=True)

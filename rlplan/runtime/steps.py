@@ -16,7 +16,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Prompt, Rollout, SequencePair, TrainSample
+from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, SequencePair, TrainSample
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
@@ -27,7 +27,7 @@ from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
 
 SEED_STRIDE = 1 << 20
-"""How far seeds of one step lie from the next one's; vLLM adds the sample's index to its prompt's seed."""
+"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
 
 LOGPROB_TOLERANCE = 1e-3
 """Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
@@ -230,11 +230,20 @@ class ActionRunner:
         self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
     ) -> tuple[list[Any], list[Measurement]]:
         first = self.job.seed * 7919 + max(step, 0) * SEED_STRIDE
-        seeds = [(first + index * num_samples) % (1 << 62) for index in range(len(prompts))]
-        tokens = [prompt.tokens for prompt in prompts]
-        call = self.crew.perform(self.engine, "generate", tokens, num_samples, temperature, seeds)
+        requests = [
+            RolloutRequest(
+                id=f"{action.id}/{step}/{index}",
+                prompt=prompt.tokens,
+                num_samples=num_samples,
+                temperature=temperature,
+                seed=(first + index * num_samples) % (1 << 62),
+                max_tokens=self.job.workload.max_response_len,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        call = self.crew.perform(self.engine, "generate", requests)
         results, measurements = self.crew.measured([call], self.deadline_s(action))
-        return results[0], measurements
+        return [list(finished.completions) for finished in results[0]], measurements
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._decoder is None:

@@ -5,7 +5,9 @@ so that each action has its own.
 """
 
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +46,39 @@ def peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/self/status has no VmHWM line")
+
+
+@dataclass(eq=False)
+class Peak:
+    """The largest resident size seen so far inside a `with peak_inside()` block."""
+
+    num_bytes: int = 0
+
+
+_peaks_lock = threading.Lock()
+_open_peaks: list[Peak] = []
+
+
+@contextmanager
+def peak_inside() -> Iterator[Peak]:
+    """Watch the peak inside the block. Blocks of several threads may overlap: the kernel has one peak for all."""
+    peak = Peak()
+    with _peaks_lock:
+        _note_peak()
+        reset_peak()
+        _open_peaks.append(peak)
+    try:
+        yield peak
+    finally:
+        with _peaks_lock:
+            _note_peak()
+            _open_peaks.remove(peak)
+
+
+def _note_peak() -> None:
+    seen = peak_bytes() if _open_peaks else 0
+    for peak in _open_peaks:
+        peak.num_bytes = max(peak.num_bytes, seen)
 
 
 def resident_bytes() -> int:

@@ -1,7 +1,8 @@
-"""RolloutEngine: the policy on vLLM, in its own process.
+"""RolloutEngine: the policy on vLLM, in its own process, stepped by a loop of ours.
 
-In: token ids of prompts. Out: sampled tokens with their log-probs. New weights come through `weight_sync/`.
-Left out: tensor parallelism, sleep (CUDA only), asynchronous generation.
+In: token ids of prompts. Out: sampled tokens with their log-probs and the weights that each came from. New weights come
+through `weight_sync/`; requests may arrive, and weights may change, between any two steps of the engine.
+Left out: tensor parallelism, sleep (CUDA only).
 """
 
 from collections.abc import Sequence
@@ -9,24 +10,40 @@ from typing import Any
 
 from rlplan.memory.transitions import Bucket
 from rlplan.runtime.engine_keys import check_vllm
-from rlplan.runtime.experience import Completion
+from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.own_thread import OwnThread
+from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role
 
 
 class RolloutEngine(Worker):
-    """See the module docstring. `dirty` means that a weight update failed half-way: only a full one makes it clean."""
+    """See the module docstring. `dirty` means that a weight update failed half-way: only a full one makes it clean.
+
+    Every method runs in the engine's own thread, between two steps, but for those that wait for completions.
+    """
+
+    WAITING = ("generate", "collect")
 
     def __init__(self, process: str, job: JobSpec, arguments: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
         self.dirty = False
+        self.paused = False
         self.just_started = False
         self.arena_bytes = 0
+        self.book, self.outbox = RequestBook(), Outbox()
+        self.thread = OwnThread(process, self._work)
+
+    def invoke(self, method: str, *arguments: Any) -> Any:
+        """Call a method where it belongs."""
+        if method in self.WAITING:
+            return super().invoke(method, *arguments)
+        return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
@@ -56,31 +73,29 @@ class RolloutEngine(Worker):
             self.llm = LLM(model=model_folder, **arguments)
         self.packing, self.just_started = packing, True
 
-    def generate(
-        self, prompts: Sequence[tuple[int, ...]], num_samples: int, temperature: float, seeds: Sequence[int]
-    ) -> list[list[Completion]]:
-        """`num_samples` completions of each prompt. Temperature 0 is greedy. One seed a prompt."""
-        from vllm import SamplingParams
+    def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
+        """Complete the requests, and wait for it. Results stand in the requests' order."""
+        outbox = Outbox()
+        self.thread.run(lambda: self._enter(requests, outbox))
+        finished = {request.id: request for request in outbox.take(len(requests), None)}
+        return [finished[request.id] for request in requests]
 
-        self.just_started = False
-        assert not self.dirty, "the last weight update failed: the weights are mixed"
-        parameters = [
-            SamplingParams(
-                n=num_samples,
-                temperature=temperature,
-                top_p=1.0,
-                top_k=-1,
-                seed=seed,
-                logprobs=0,
-                detokenize=False,
-                max_tokens=self.job.workload.max_response_len,
-                ignore_eos=self.job.workload.ignores_eos,
-            )
-            for seed in seeds
-        ]
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(requests, parameters, use_tqdm=False)
-        return [[_completion(candidate) for candidate in output.outputs] for output in outputs]
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Begin to complete the requests, beside those that are under way; `collect` hands them out."""
+        self._enter(requests, self.outbox)
+
+    def collect(self, max_wait_s: float, at_least: int = 1) -> list[FinishedRequest]:
+        """What was submitted and has been finished since the last time; waits so long for so many."""
+        return self.outbox.take(at_least, max_wait_s)
+
+    def pause(self) -> int:
+        """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
+        self.paused = True
+        return self.book.num_open
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = False
 
     def open_arena(self, path: str, num_bytes: int) -> None:
         """Map the shared memory through which weights come in."""
@@ -89,7 +104,7 @@ class RolloutEngine(Worker):
         self.arena_bytes = num_bytes
 
     def begin_update(self) -> None:
-        """Open an update; from here on the weights are mixed until `finish_update`."""
+        """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
         self.dirty = True
         self.llm.start_weight_update()
 
@@ -98,11 +113,15 @@ class RolloutEngine(Worker):
         self.llm.update_weights({"update_info": {"bucket": bucket}})
 
     def finish_update(self, version: int) -> None:
-        """Close the update, stamp its version, and drop every cached prefix: vLLM does not, and it would be stale."""
+        """Close the update and stamp its version."""
         self.llm.finish_weight_update(weight_version=str(version))
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
+        self.forget_keys_and_values()
         self.dirty = False
+
+    def forget_keys_and_values(self) -> None:
+        """Drop every cached prefix, also those of open requests, which are computed anew: vLLM does not by itself."""
+        if not self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its prefix cache")
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
@@ -121,9 +140,58 @@ class RolloutEngine(Worker):
         """While loading, every parameter was a tensor: the weights before packing."""
         return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
 
+    def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
+        assert not self.dirty, "the last weight update failed: the weights are mixed"
+        self.just_started = False
+        by_id = {request.id: request for request in requests}
+        for name, index in self.book.enter(requests, outbox):
+            request = by_id[name]
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            self.llm.llm_engine.add_request(f"{name}/{index}", prompt, self._parameters(request, index))
+
+    def _parameters(self, request: RolloutRequest, index: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=request.temperature,
+            top_p=1.0,
+            top_k=-1,
+            seed=request.seed + index,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            max_tokens=request.max_tokens,
+            ignore_eos=self.job.workload.ignores_eos,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _work(self) -> bool:
+        """One step of the engine; what has ended goes into the book. False when there is nothing to do."""
+        if self.paused or self.dirty or not self.book.num_open:
+            return False
+        try:
+            for output in self.llm.llm_engine.step():
+                name, _, index = output.request_id.rpartition("/")
+                self.book.finish(name, int(index), _completion(output.outputs[0]))
+        except BaseException as error:
+            self.book.fail(error)
+            raise
+        return True
+
 
 def _completion(candidate: Any) -> Completion:
-    logprobs = tuple(
-        position[token].logprob for position, token in zip(candidate.logprobs, candidate.token_ids, strict=True)
+    """Of each position the first log-prob is the sampled token's."""
+    flat = candidate.logprobs
+    return Completion(
+        tokens=tuple(candidate.token_ids),
+        logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
+        finish_reason=str(candidate.finish_reason),
+        spans=tuple(WeightSpan(_version(s.version), s.start, s.end) for s in candidate.weight_versions or ()),
     )
-    return Completion(tuple(candidate.token_ids), logprobs, str(candidate.finish_reason))
+
+
+def _version(label: str) -> int:
+    """vLLM calls the weights that it has loaded itself `default`: version 0."""
+    return int(label) if label.isdigit() else 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.runtime.workers.memory_meter import Measurement, peak_bytes, reset_peak, resident_bytes
+from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,16 +30,20 @@ class Worker:
     def __init__(self, process: str) -> None:
         self.process = process
 
+    def invoke(self, method: str, *arguments: Any) -> Any:
+        """Call a method; a worker with a thread of its own does it there."""
+        return getattr(self, method)(*arguments)
+
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
-        """Call a method and measure it."""
-        reset_peak()
+        """Call a method and measure it. Several may be measured at the same time."""
         start = time.time()
-        result = getattr(self, method)(*arguments)
+        with peak_inside() as peak:
+            result = self.invoke(method, *arguments)
         measurement = Measurement(
             process=self.process,
             start_s=start,
             end_s=time.time(),
-            peak_bytes=peak_bytes(),
+            peak_bytes=peak.num_bytes,
             resident_bytes=resident_bytes(),
             components=self.components(),
             loaded_components=self.loaded_components(),
@@ -73,7 +77,7 @@ class WorkerProcess:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, unmeasured."""
         with _failures_that_travel():
-            return getattr(self.worker, method)(*arguments)
+            return self.worker.invoke(method, *arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it."""

@@ -1,0 +1,167 @@
+"""A live RolloutEngine on this CPU, put through what a run asks of it.
+
+Run as a program it does all of it and says what came out as one line of JSON; the tests read that. One process, one
+engine: the imports take ten seconds, the engine three.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tests.factories import EXAMPLES, make_job
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 240
+MARK = "engine says: "
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "OMP_NUM_THREADS": "2",
+    "PYTHONPATH": str(ROOT),
+}
+SORTER = EXAMPLES / "models" / "sorter"
+
+
+def ask(scenario: str) -> dict[str, Any]:
+    """What a scenario says, run in a process of its own."""
+    command = [sys.executable, "-m", "tests.runtime.live_engine", scenario]
+    done = subprocess.run(
+        command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert lines, f"exit status {done.returncode}: {done.stderr[-3000:]}"
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    return answer
+
+
+class Live:
+    """An engine with a small policy, and the same policy on plain transformers to compare with."""
+
+    def __init__(self, **overrides: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from rlplan.emit.vllm import engine_arguments
+        from rlplan.runtime.workers.rollout_engine import RolloutEngine
+
+        self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
+        self.engine = RolloutEngine("rollout_engine/0", self.job, engine_arguments(self.job), 2)
+        self.engine.invoke("import_libraries")
+        self.engine.invoke("start", str(SORTER))
+        self.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype="float32").eval()
+
+    def update(self, version: int) -> None:
+        """Hand the comparison model's weights over, as a run does it."""
+        from rlplan.memory.transitions import plan_buckets, staging_bytes
+        from rlplan.runtime.weight_sync.arena import create_arena
+        from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+
+        buckets = plan_buckets(self.job.load_model().parameters, 4, 1 << 30)
+        path = f"/dev/shm/rlplan-test-{uuid.uuid4().hex}"
+        create_arena(path, staging_bytes(buckets))
+        writer = BucketWriter(path, staging_bytes(buckets))
+        self.engine.invoke("open_arena", path, staging_bytes(buckets))
+        Path(path).unlink()
+        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        self.engine.invoke("begin_update")
+        for bucket in buckets:
+            writer.write(bucket, parameters)
+            self.engine.invoke("load_bucket", bucket)
+        self.engine.invoke("finish_update", version)
+
+    def perturb(self) -> None:
+        """Change every weight of the comparison model a little."""
+        import torch
+
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    def difference(self, prompt: tuple[int, ...], completion: Any) -> list[float]:
+        """|log-prob of the engine - of the comparison model|, token by token."""
+        import torch
+
+        with torch.no_grad():
+            logits = self.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].float()
+        logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        own = logprobs.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]
+
+
+def request(name: str, num_samples: int, max_tokens: int, seed: int = 0) -> Any:
+    """A request with a prompt that depends on its name."""
+    from rlplan.runtime.experience import RolloutRequest
+
+    prompt = tuple(5 + (ord(c) + i) % 20 for i, c in enumerate(name * 4))[:8]
+    return RolloutRequest(name, prompt, num_samples, 1.0, seed, max_tokens)
+
+
+def generation() -> dict[str, Any]:
+    """Everything that one engine on one rank is asked for."""
+    live = Live()
+    engine = live.engine
+    asked = [request("a", 3, 20), request("b", 2, 7)]
+    first, again = engine.invoke("generate", asked), engine.invoke("generate", asked)
+    answer: dict[str, Any] = {
+        "ids": [finished.id for finished in first],
+        "lengths": [[len(c.tokens) for c in finished.completions] for finished in first],
+        "reasons": sorted({c.finish_reason for finished in first for c in finished.completions}),
+        "repeats": first == again,
+        "differ": len({c.tokens for c in first[0].completions}),
+        "difference": max(max(live.difference(asked[i].prompt, c)) for i, f in enumerate(first) for c in f.completions),
+    }
+    return answer | _updates_in_flight(live)
+
+
+def _updates_in_flight(live: Live) -> dict[str, Any]:
+    """Requests that arrive one after the other, and an update while they run."""
+    engine = live.engine
+    early, late = request("early", 2, 190), request("late", 2, 60)
+    engine.invoke("submit", [early])
+    time.sleep(0.05)
+    open_requests = engine.invoke("pause")
+    engine.invoke("submit", [late])
+    nothing = engine.invoke("collect", 0.2)
+    before = copy.deepcopy(live.model)
+    live.perturb()
+    live.update(7)
+    engine.invoke("resume")
+    finished = {}
+    while len(finished) < 2:
+        finished |= {f.id: f for f in engine.invoke("collect", 60.0)}
+    spans = [[(s.version, s.start, s.end) for s in c.spans] for c in finished["early"].completions]
+    by_version: dict[int, list[float]] = {0: [], 7: []}
+    after = live.model
+    for c in finished["early"].completions:
+        for version, model in ((0, before), (7, after)):
+            live.model = model
+            errors = live.difference(early.prompt, c)
+            for s in c.spans:
+                if s.version == version:
+                    by_version[version] += errors[s.start : s.end]
+    live.model = after
+    return {
+        "open": open_requests,
+        "while_paused": len(nothing),
+        "spans": spans,
+        "late_spans": [[(s.version, s.start, s.end) for s in c.spans] for c in finished["late"].completions],
+        "late_difference": max(max(live.difference(late.prompt, c)) for c in finished["late"].completions),
+        "old_difference": max(by_version[0]),
+        "new_difference": max(by_version[7]),
+    }
+
+
+SCENARIOS = {"generation": generation}
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(SCENARIOS[sys.argv[1]]()), flush=True)
