@@ -93,7 +93,7 @@ class _HeadLogprobs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature)[target], ROWS_AT_ONCE rows of logits at a time.
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
-    g * (one_hot(target) - softmax) / temperature. The weight's gradient is summed in fp32 over the rows.
+    g * (one_hot(target) - softmax) / temperature.
     """
 
     @staticmethod
@@ -110,10 +110,14 @@ class _HeadLogprobs(torch.autograd.Function):
         entropies = torch.empty(num_rows if computes_entropy else 0, device=hidden.device)
         for rows in _row_slices(num_rows):
             logits = _logits(hidden[rows], weight, temperature)
-            normalizer[rows] = logits.logsumexp(-1)
+            largest = logits.amax(-1, keepdim=True)
+            weights = (logits - largest).exp_()
+            total = weights.sum(-1)
+            normalizer[rows] = largest.squeeze(-1) + total.log()
             logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-            if computes_entropy:
-                entropies[rows] = normalizer[rows] - _expectation(logits, normalizer[rows])
+            if computes_entropy:  # a product of a row and a column has no tensor of the logits' size between
+                mean = torch.bmm(weights.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
+                entropies[rows] = normalizer[rows] - mean
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, weight, targets, normalizer)
         ctx.mark_non_differentiable(entropies)
@@ -143,8 +147,3 @@ def _row_slices(num_rows: int) -> list[slice]:
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
     """Logits of some rows in fp32, over the temperature."""
     return (hidden @ weight.T).float().div_(temperature)
-
-
-def _expectation(logits: torch.Tensor, normalizer: torch.Tensor) -> torch.Tensor:
-    """Mean logit of each row under its own distribution."""
-    return torch.linalg.vecdot((logits - normalizer.unsqueeze(-1)).exp_(), logits)

@@ -69,7 +69,9 @@ class _PerSequence(torch.autograd.Function):
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         sums = []
         for part, (q, k, v) in _parts(query, key, value, lens):
-            result, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+            result, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, True, scale=scale
+            )
             output[:, part] = result.transpose(1, 2)
             sums.append(log_sum)
         ctx.save_for_backward(query, key, value, output, *sums)
@@ -84,7 +86,15 @@ class _PerSequence(torch.autograd.Function):
         groups = query.shape[1] // key.shape[1]
         for (part, (q, k, v)), log_sum in zip(_parts(query, key, value, ctx.lens), sums, strict=True):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[:, :, part], q, k, v, output[:, part].transpose(1, 2), log_sum, 0.0, True, scale=ctx.scale
+                gradient[:, :, part].float(),
+                q,
+                k,
+                v,
+                output[:, part].transpose(1, 2).float(),
+                log_sum,
+                0.0,
+                True,
+                scale=ctx.scale,
             )
             grads[0][:, :, part] = parts[0]
             for whole, one in zip(grads[1:], parts[1:], strict=True):
@@ -95,15 +105,18 @@ class _PerSequence(torch.autograd.Function):
 def _parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...]
 ) -> Iterator[tuple[slice, _Tensors]]:
-    """(where, tensors) of each sequence, keys and values repeated to the queries' heads."""
+    """(where, tensors) of each sequence in fp32, keys and values repeated to the queries' heads.
+
+    In fp32 the kernel is twice as fast backward as in bf16 on a CPU without tiles, as fast forward, and exact.
+    """
     groups = query.shape[1] // key.shape[1]
     first = 0
     for length in lens:
         part = slice(first, first + length)
-        k, v = key[:, :, part], value[:, :, part]
+        k, v = key[:, :, part].float(), value[:, :, part].float()
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        yield part, (query[:, :, part], k, v)
+        yield part, (query[:, :, part].float(), k, v)
         first += length
 
 
@@ -115,8 +128,6 @@ def _varlen(
 
     starts = torch.tensor((0, *lens), device=query.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    output = varlen_attn(
-        *rows, starts, starts, max(lens), max(lens), scale=scale, window_size=(-1, 0), enable_gqa=True
-    )
+    output = varlen_attn(*rows, starts, starts, max(lens), max(lens), scale=scale, window_size=(-1, 0), enable_gqa=True)
     assert isinstance(output, torch.Tensor), "no auxiliary output was asked for"
     return output.unsqueeze(0)

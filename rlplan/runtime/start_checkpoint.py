@@ -15,8 +15,11 @@ def load_language_model(folder: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from rlplan.runtime.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        folder, dtype=torch.float32, attn_implementation=PACKED, trust_remote_code=False, use_safetensors=True
     ).eval()
 
 

@@ -18,6 +18,7 @@ from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, SequencePair, TrainSample
 from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rewards.verifiers import score_rollout
@@ -152,14 +153,19 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        Every sequence counts the same, every token of it the same share.
+        """
         size = self.job.workload.mini_batch_size
-        batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(self.trainers)
+        batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
+        lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
+        packs = pack_shares(lengths, len(self.trainers), self.job.max_tokens_per_micro_batch)
 
         def call(rank: int) -> tuple[Any, ...]:
-            samples = [_train_sample(rollout) for rollout in batch[rank::world]]
-            return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
+            micro_batches = [[batch[index] for index in pack] for pack in packs[rank]]
+            weights = [[1 / (size * max(1, len(s.response_tokens))) for s in samples] for samples in micro_batches]
+            return "forward_backward", micro_batches, weights
 
         results, measurements = self._everywhere(action, call)
         self.metrics.add_training(results, is_first=not action.mini_batch)

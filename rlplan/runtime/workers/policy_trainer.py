@@ -1,7 +1,7 @@
 """PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
 
 In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
-Left out: ZeRO stages other than 2, offload, sequence packing.
+Left out: ZeRO stages other than 2, offload.
 """
 
 import os
@@ -100,30 +100,30 @@ class PolicyTrainer(Worker):
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         model = LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
-        self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
 
-    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def forward_backward(
+        self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
+        micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
         """
-        micro = self.config["train_micro_batch_size_per_gpu"]
         totals: dict[str, float] = {}
-        for first in range(0, len(samples), micro):
-            part = slice(first, first + micro)
-            _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
+        for samples, weights in zip(micro_batches, token_weights, strict=True):
+            _accumulate(totals, self._micro_batch(samples, weights))
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths)
+        counts = torch.tensor(batch.lengths, dtype=torch.long)
 
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
-        has_reference = bool(samples[0].reference_logprobs) or self.job.algorithm.kl_coef > 0
+        has_reference = self.job.algorithm.kl_coef > 0
         inputs = LossInputs(
             logprobs=logprobs,
             behaviour_logprobs=torch.tensor([value for sample in samples for value in sample.logprobs]),
@@ -193,7 +193,7 @@ def _summarize(
         "entropy_sum": float(entropies.double().sum()),
         "is_clipped_sum": float(details["is_clipped"].double().sum()),
         "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-        "ratio_max": float(details["ratio"].max()) if difference.numel() else 1.0,
+        "ratio_max": float(details["ratio"].max()) if difference.numel() else 0.0,
     }
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())

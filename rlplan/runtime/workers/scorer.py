@@ -10,6 +10,7 @@ import torch
 
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, warm_up
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.worker import Worker
@@ -37,18 +38,19 @@ class Scorer(Worker):
             self.job.workload.temperature,
             computes_entropy=False,
         )
-        self.pad_token = int(getattr(self.model.language_model.config, "pad_token_id", None) or 0)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
         """Log-probs of each response's tokens, micro-batch by micro-batch."""
-        micro = self.job.workload.micro_batch_size_per_gpu
-        scores: list[tuple[float, ...]] = []
-        for first in range(0, len(pairs), micro):
-            batch = make_batch(pairs[first : first + micro], self.pad_token)
+        lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
+        scores: dict[int, tuple[float, ...]] = {}
+        for pack in pack_best_fit(lengths, self.job.max_tokens_per_micro_batch):
+            batch = make_batch([pairs[index] for index in pack])
             logprobs, _ = self.model(batch)
-            scores += [tuple(part.tolist()) for part in logprobs.split(batch.lengths)]
-        return scores
+            scores |= {
+                index: tuple(part.tolist()) for index, part in zip(pack, logprobs.split(batch.lengths), strict=True)
+            }
+        return [scores[index] for index in range(len(pairs))]
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the frozen parameters."""
