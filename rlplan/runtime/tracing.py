@@ -72,8 +72,8 @@ def trace_peak(
 
     config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
-    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (the gradient over the logits) or
-    `none` (a value head). has_gradient: False for a pass that only scores.
+    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (the gradient over
+    the logits) or `none` (a value head). has_gradient: False for a pass that only scores.
     Raises: SpecError for what transformers cannot build, or cannot run on shapes alone.
     """
     with traced_model(config, dtype) as model:

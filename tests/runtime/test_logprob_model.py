@@ -99,3 +99,12 @@ def test_a_sequence_longer_than_the_attention_s_window_is_refused() -> None:
     rows = torch.zeros(1, 2, 6, 8)
     with pytest.raises(ValueError, match="longer than the model's attention window of 4"):
         packed_attention(torch.nn.Identity(), rows, rows, rows, None, sequence_lens=(6,), sliding_window=4)
+
+
+def test_each_response_token_is_scored_at_the_position_before_it() -> None:
+    batch = make_batch([SequencePair((1, 2), (3, 4, 5)), SequencePair((6,), (7,))])
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
+    assert batch.positions.tolist() == [1, 2, 3, 5]
+    assert batch.targets.tolist() == [3, 4, 5, 7]
+    assert (batch.sequence_lens, batch.lengths) == ((5, 2), (3, 1))
