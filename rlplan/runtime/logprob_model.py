@@ -6,7 +6,7 @@ Sequences stand one after the other without padding; positions start anew with e
 logits never exist whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 
 from rlplan.memory.logits import ROWS_AT_ONCE
 from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.packing import pack_best_fit
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,31 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     )
 
 
+def judge_packed(
+    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
+) -> list[tuple[float, ...]]:
+    """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
+    lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
+    judged: dict[int, tuple[float, ...]] = {}
+    for pack in pack_best_fit(lengths, max_tokens):
+        batch = make_batch([pairs[index] for index in pack])
+        for index, part in zip(pack, judge(batch).split(batch.lengths), strict=True):
+            judged[index] = tuple(part.tolist())
+    return [judged[index] for index in range(len(pairs))]
+
+
+def predicting_states(language_model: Any, batch: TokenBatch) -> torch.Tensor:
+    """Hidden states that predict response tokens, [tokens, hidden]."""
+    output = language_model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        sequence_lens=batch.sequence_lens,
+        use_cache=False,
+    )
+    states: torch.Tensor = output.last_hidden_state[0][batch.positions]
+    return states
+
+
 class LogprobModel(nn.Module):
     """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
 
@@ -70,13 +96,8 @@ class LogprobModel(nn.Module):
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
-        hidden = self.language_model.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            sequence_lens=batch.sequence_lens,
-            use_cache=False,
-        ).last_hidden_state[0]
-        logprobs, entropies = self.language_model.lm_head(hidden[batch.positions], batch.targets)
+        states = predicting_states(self.language_model, batch)
+        logprobs, entropies = self.language_model.lm_head(states, batch.targets)
         return logprobs, entropies
 
 

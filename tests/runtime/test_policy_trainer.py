@@ -39,10 +39,11 @@ plan = make_plan(
 trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
 trainer.import_libraries()
 trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
-samples = [
-    TrainSample((5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i)
-    for i in range(16)
-]
+samples = []
+for i in range(16):
+    n = 2 + i % 5
+    response = tuple(3 + (i * j) % 12 for j in range(n))
+    samples.append(TrainSample((5, 6, 7), response, (-1.0,) * n, (), ((-1.0) ** i,) * n))
 (packs,) = pack_shares([3 + len(s.response_tokens) for s in samples], 1, limit)
 micro = [[samples[index] for index in pack] for pack in packs]
 assert len(micro) == passes, [len(part) for part in micro]

@@ -1,6 +1,6 @@
-"""Scorer: a frozen model that gives log-probs of responses (the reference).
+"""Scorer: a frozen model that judges responses: the reference's or a teacher's log-probs, a reward model's reward.
 
-In: prompts with responses. Out: one log-prob a response token. Left out: learned rewards.
+In: prompts with responses. Out: one number a response token, of a reward model one in all.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel, make_batch
-from rlplan.runtime.packing import pack_best_fit
-from rlplan.runtime.start_checkpoint import load_language_model, warm_up
+from rlplan.runtime.logprob_model import LogprobModel, judge_packed
+from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
+from rlplan.runtime.value_model import ValueModel, whole_sequences
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
@@ -33,24 +33,19 @@ class Scorer(Worker):
 
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
-        self.model = LogprobModel(
-            load_language_model(model_folder).requires_grad_(False),
-            self.job.workload.temperature,
-            computes_entropy=False,
-        )
+        if self.role == Role.REWARD:
+            self.model = ValueModel(load_scalar_model(model_folder).requires_grad_(False))
+        else:
+            language_model = load_language_model(model_folder).requires_grad_(False)
+            self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
-        """Log-probs of each response's tokens, micro-batch by micro-batch."""
-        lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
-        scores: dict[int, tuple[float, ...]] = {}
-        for pack in pack_best_fit(lengths, self.job.max_tokens_per_micro_batch):
-            batch = make_batch([pairs[index] for index in pack])
-            logprobs, _ = self.model(batch)
-            scores |= {
-                index: tuple(part.tolist()) for index, part in zip(pack, logprobs.split(batch.lengths), strict=True)
-            }
-        return [scores[index] for index in range(len(pairs))]
+        """Of each response, micro-batch by micro-batch."""
+        max_tokens = self.job.max_tokens_per_micro_batch
+        if self.role == Role.REWARD:
+            return judge_packed(whole_sequences(pairs), max_tokens, self.model)
+        return judge_packed(pairs, max_tokens, lambda batch: self.model(batch)[0])
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the frozen parameters."""
