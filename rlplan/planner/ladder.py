@@ -21,7 +21,7 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
 
     Smaller micro-batches cost the least, then the optimizer on the host, then KV cache. Placement and ZeRO stage stay.
     """
-    for change, job in _rungs(plan.job):
+    for change, job in _rungs(plan.job, plan.zero_stage):
         fixed = _with(job, "placement", placement=plan.schedule.placement.value)
         try:
             return change, find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
@@ -30,12 +30,15 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     return None
 
 
-def _rungs(job: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    micro = job.workload.micro_batch_size_per_gpu
-    if micro > 1:
+def _rungs(job: JobSpec, zero_stage: int) -> Iterator[tuple[str, JobSpec]]:
+    micro, tokens = job.workload.micro_batch_size_per_gpu, job.training.max_tokens_per_micro_batch
+    if tokens is not None and tokens > job.workload.max_seq_len:
+        fewer = max(tokens // 2, job.workload.max_seq_len)
+        yield f"training.max_tokens_per_micro_batch={fewer}", _with(job, "training", max_tokens_per_micro_batch=fewer)
+    if micro > 1 and tokens is None:
         change = f"workload.micro_batch_size_per_gpu={micro // 2}"
         yield change, _with(job, "workload", micro_batch_size_per_gpu=micro // 2)
-    if not job.training.offloads_optimizer:
+    if not job.training.offloads_optimizer and zero_stage >= 2:
         yield "training.offloads_optimizer=true", _with(job, "training", offloads_optimizer=True)
     kv_cache = job.rollout.kv_cache_memory // 2 // MIB
     if kv_cache:

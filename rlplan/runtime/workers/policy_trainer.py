@@ -106,10 +106,11 @@ class PolicyTrainer(Worker):
 
     def rehearse(self) -> None:
         """One step at its largest, of sequences that count nothing; `begin_anew` comes next."""
-        workload, micro = self.job.workload, self.config["train_micro_batch_size_per_gpu"]
+        workload = self.job.workload
+        count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, workload.mini_batch_size))
         values = (0.0,) * workload.max_response_len
         longest = TrainSample((0,) * workload.max_prompt_len, (0,) * workload.max_response_len, *[values] * 6)
-        self.forward_backward([longest] * micro, [0.0] * micro)
+        self.forward_backward([[longest] * count], [[0.0] * count])
         self.optimizer_step()
 
     def begin_anew(self, model_folder: str) -> None:
