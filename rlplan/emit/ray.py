@@ -6,6 +6,7 @@ In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. So
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
+from rlplan.planner.gpu_candidates import GpuCandidate
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.units import KIB, MIB
@@ -97,3 +98,33 @@ def ray_placement(plan: Plan) -> RayPlacement:
         for one in dict.fromkeys(hosts)
     )
     return RayPlacement(bundles=bundles, islands=tuple(filter(None, islands)), workers=tuple(workers))
+
+
+def gpu_placement(candidate: GpuCandidate, gpus_per_host: int) -> RayPlacement:
+    """What a plan for GPUs reserves: one bundle a GPU. Its workers are not placed yet: jobs do not run on GPUs.
+
+    An engine's tensor-parallel ranks lie together. Trainers, scorers and shared devices fill hosts one after another.
+    """
+    step = candidate.step
+    if step.shares_devices:
+        sizes = _blocks(step.num_training, gpus_per_host)
+    else:
+        sizes = [*_blocks(step.num_training, gpus_per_host), *_blocks(step.num_scoring, gpus_per_host)]
+        engines = step.num_generation // candidate.engine.tp
+        sizes += _blocks(candidate.engine.tp, gpus_per_host) * engines
+    first, islands = 0, []
+    for size in sizes:
+        islands.append(tuple(range(first, first + size)))
+        first += size
+    bundles = tuple({"GPU": 1.0, "CPU": 1.0} for _ in range(first))
+    return RayPlacement(bundles=bundles, islands=tuple(islands), spreads_islands=False, workers=())
+
+
+def _blocks(num_gpus: int, gpus_per_host: int) -> list[int]:
+    """Whole hosts, and what is left over.
+
+    >>> _blocks(20, 8)
+    [8, 8, 4]
+    """
+    whole, rest = divmod(num_gpus, gpus_per_host)
+    return [gpus_per_host] * whole + [rest] * bool(rest)

@@ -17,8 +17,8 @@ from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 RESERVE_S = 60.0
 """What is free is reserved within this time, or somebody else took it."""
 
-_PINNED = 0.001
-"""Of a host's own resource `node:ADDRESS`, of which every host has 1."""
+_NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives to every node by itself."""
 
 
 class Cluster:
@@ -72,8 +72,8 @@ class Cluster:
         if isinstance(dealt, Unplaced):
             raise _unsatisfied(dealt.reason, hosts)
         for island, host in zip(islands, dealt, strict=True):
-            pin = {f"node:{hosts[host].address}": _PINNED}
-            self.groups.append(placement_group([{**bundle, **pin} for bundle in island], strategy="STRICT_PACK"))
+            pins = [{_NODE_LABEL: hosts[host].node}] * len(island)
+            self.groups.append(placement_group(island, strategy="STRICT_PACK", bundle_label_selector=pins))
         deadline = time.monotonic() + timeout_s
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
@@ -88,7 +88,7 @@ def list_hosts() -> list[Host]:
 
     free = available_resources_per_node()
     return [
-        Host(node["NodeManagerAddress"], free.get(node["NodeID"], {}), node["Resources"])
+        Host(node["NodeID"], node["NodeManagerAddress"], free.get(node["NodeID"], {}), node["Resources"])
         for node in ray.nodes()
         if node["Alive"]
     ]

@@ -13,8 +13,9 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a cluster. free: what nobody has reserved. total: what it has in all."""
+    """A host of a cluster. node: Ray's name for it. free: what nobody has reserved. total: what it has in all."""
 
+    node: str
     address: str
     free: Resources
     total: Resources

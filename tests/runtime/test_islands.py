@@ -7,7 +7,7 @@ from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 
 def hosts(*gpus: int) -> list[Host]:
     return [
-        Host(f"10.0.0.{index}", {"GPU": float(count), "CPU": 16.0}, {"GPU": 8.0, "CPU": 16.0})
+        Host(f"node-{index}", f"10.0.0.{index}", {"GPU": float(count), "CPU": 16.0}, {"GPU": 8.0, "CPU": 16.0})
         for index, count in enumerate(gpus)
     ]
 
