@@ -8,6 +8,7 @@ satisfied is refused with its reason before anything starts, and never waits in 
 import os
 import secrets
 import time
+from functools import lru_cache
 from typing import Any
 
 from rlplan.emit.ray import RayPlacement
@@ -104,7 +105,7 @@ def _prepare_environment() -> None:
 
 def _start_alone(placement: RayPlacement) -> None:
     # Ray listens on every interface; a token that only this run knows keeps others out.
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token())
     import ray
 
     offered = add_up(placement.bundles)
@@ -126,6 +127,12 @@ def _start_alone(placement: RayPlacement) -> None:
             rule="a local Ray node on 127.0.0.1",
             way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
         ) from error
+
+
+@lru_cache(maxsize=1)
+def _own_token() -> str:
+    """One for this process: Ray keeps the first that it sees, also when it is started once more."""
+    return secrets.token_hex(32)
 
 
 def _join(address: str) -> None:

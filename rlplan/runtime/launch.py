@@ -164,9 +164,9 @@ class _Player:
 
     def perform(self, action: Action, step: int) -> None:
         self.listener(RunEvent("action", step, action.id))
-        before = dict(self.recorder.resident)
+        before = self.recorder.held()
         self.runner.perform(action, step)
-        check_freed(self.ledger, action, step, before, self.recorder.resident)
+        check_freed(self.ledger, action, step, before, self.recorder.held())
 
     def announce(self, restart: Restart) -> None:
         """A process is about to be started anew."""

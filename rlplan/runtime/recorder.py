@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
+from rlplan.runtime.workers.device_memory import DeviceBytes
 from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
@@ -31,6 +32,7 @@ class Recorder:
         self.folder, self.devices = folder, devices
         self.origin_s = time.time()
         self.resident: dict[str, int] = {}
+        self.on_device: dict[str, int] = {}
         self._lock = threading.Lock()
         self._files: dict[str, Any] = {}
         self._open("alarms.jsonl")
@@ -48,6 +50,10 @@ class Recorder:
         if name in self._files:
             self._files[name].close()
         self._files[name] = (self.folder / name).open("w", encoding="utf-8", buffering=1)
+
+    def held(self) -> dict[str, int]:
+        """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
+        return self.resident | self.on_device
 
     def record(self, action: Action, step: int, measurements: list[Measurement], attempt: int = 1) -> None:
         """Record one action, at the attempt that succeeded.
@@ -75,6 +81,9 @@ class Recorder:
             (role, kind, "loaded", size) for part in parts for (role, kind), size in part.loaded_components.items()
         ]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
+        if last.device is not None:
+            self.on_device[process] = last.device.held
+            samples += _device_samples(action.role.value, last.device)
         for role, kind, statistic, size in samples:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
             self._write("trace.jsonl", record_line(sample))
@@ -145,3 +154,14 @@ class Recorder:
     def _write(self, name: str, line: str) -> None:
         with self._lock:
             self._files[name].write(line + "\n")
+
+
+def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:
+    """What a process's GPU holds, beside what the process holds of the host."""
+    return [
+        (role, "device_allocated", "resident", device.allocated),
+        (role, "device_allocated", "peak", device.peak_allocated),
+        (role, "device_reserved", "resident", device.reserved),
+        (role, "device_process", "resident", device.process),
+        (role, "device_total", "resident", device.total),
+    ]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlplan.runtime.workers.device_memory import DeviceBytes
+
 if TYPE_CHECKING:
     import torch
 
@@ -23,7 +25,7 @@ class Measurement:
     """What one process held in one action. Times: seconds since 1970.
 
     components: bytes at its end by (role, kind). loaded_components: those that the process repacked
-    inside the action, as they were before.
+    inside the action, as they were before. device: what its GPU holds, where it has one.
     """
 
     process: str
@@ -33,6 +35,7 @@ class Measurement:
     resident_bytes: int
     components: dict[tuple[str, str], int]
     loaded_components: dict[tuple[str, str], int]
+    device: DeviceBytes | None = None
 
 
 def reset_peak() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
+from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes
 from rlplan.runtime.workers.network import Hello, join_network
 
@@ -38,6 +39,7 @@ class Worker:
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it. Several may be measured at the same time."""
         start = time.time()
+        reset_device_peak()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
         measurement = Measurement(
@@ -48,6 +50,7 @@ class Worker:
             resident_bytes=resident_bytes(),
             components=self.components(),
             loaded_components=self.loaded_components(),
+            device=device_bytes(),
         )
         return result, measurement
 

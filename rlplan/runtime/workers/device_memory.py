@@ -1,0 +1,73 @@
+"""Device memory: what a process and its GPU hold, from torch's allocator and from the driver.
+
+In: nothing. Out: bytes, or None where there is no CUDA device. Written against torch 2.11 to 2.13 and nvidia-ml-py 13;
+not yet run on a GPU.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """One process on its GPU. allocated, peak_allocated, reserved: of torch's allocator. process, total: as the driver
+    counts, contexts and libraries included; process is 0 where the driver does not tell processes apart.
+    """
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    process: int
+    total: int
+
+    @property
+    def held(self) -> int:
+        """What the process keeps from others."""
+        return self.process or self.reserved
+
+
+def reset_device_peak() -> None:
+    """Make the allocator's peak start again."""
+    torch = _torch_with_cuda()
+    if torch is not None:
+        torch.cuda.reset_peak_memory_stats()
+
+
+def device_bytes() -> DeviceBytes | None:
+    """What is held now. Torch is not imported for it: a process that has not loaded it holds nothing."""
+    torch = _torch_with_cuda()
+    if torch is None:
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return DeviceBytes(
+        allocated=torch.cuda.memory_allocated(),
+        peak_allocated=torch.cuda.max_memory_allocated(),
+        reserved=torch.cuda.memory_reserved(),
+        process=_bytes_of_this_process(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)),
+        total=total - free,
+    )
+
+
+def _torch_with_cuda() -> Any:
+    torch = sys.modules.get("torch")
+    has_context = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch if has_context else None
+
+
+def _bytes_of_this_process(uuid: str) -> int:
+    """What the driver counts for this process; 0 where it does not say, as in containers."""
+    import os
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid == os.getpid())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # nvidia-ml-py raises classes of its own, made as it runs
+        return 0
