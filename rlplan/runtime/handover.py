@@ -4,6 +4,7 @@ In: a sync action. Out: measurements, and figures for the log. The driver asks e
 Left out: what passes between the sides (weight_sync/).
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.workers.memory_meter import Measurement
 
@@ -46,17 +46,26 @@ class Handover:
         self.is_open = False
 
     def close(self) -> None:
-        """Remove the shared file of a channel that was offered and never opened."""
-        if self.endpoint is not None and self.endpoint.path.startswith(SHARED_FOLDER):
-            Path(self.endpoint.path).unlink(missing_ok=True)
+        """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
+        if self.endpoint is None:
+            return
+        path = Path(self.endpoint.path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
     def _open(self) -> list[Measurement]:
         endpoint = Endpoint(
-            transport=self.spec.job.placement.sync_transport, num_readers=len(self.engines), timeout_s=self._timeout_s
+            transport=self.spec.job.placement.sync_transport,
+            num_readers=len(self.engines),
+            dtype=self.spec.job.rollout.dtype.value,
+            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
+            timeout_s=self._timeout_s,
         )
         offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
         self.endpoint = offers[0]
-        calls = [(self.trainers[0], "open_channel", offers[0])]
+        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel")]
         calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
         measurements = self._measured(calls)[1]
         self.is_open, self.serial = True, 0

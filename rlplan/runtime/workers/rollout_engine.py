@@ -18,7 +18,7 @@ from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 
 class RolloutEngine(Worker):
@@ -101,9 +101,9 @@ class RolloutEngine(Worker):
         """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
         packets = policy_packets(self.job, self.job.load_model())
-        self.llm.init_weight_transfer_engine(
-            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
-        )
+        takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
+        channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
+        self.llm.init_weight_transfer_engine({"init_info": channel})
 
     def receive_weights(self, update: Update) -> dict[str, float]:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
