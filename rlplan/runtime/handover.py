@@ -36,10 +36,12 @@ class Handover:
         self.version += 1
         measurements = [] if self.is_open else self._open()
         try:
-            return measurements + self._update(action, is_full=self.serial == 0)
+            measurements += self._update(action, is_full=self.serial == 0)
         except RunError:
             self.num_resends += 1
-            return measurements + self._open() + self._update(action, is_full=True)
+            measurements += self._open() + self._update(action, is_full=True)
+        every = self.spec.job.placement.check_sync_every
+        return measurements + (self._check(action) if every and self.version % every == 0 else [])
 
     def forget(self) -> None:
         """An engine was started anew: the next update opens a channel of its own, and is a full one."""
@@ -77,6 +79,24 @@ class Handover:
         calls = [(process, "send_weights", update) for process in action.processes if process in self.trainers]
         calls += [(process, "receive_weights", update) for process in action.processes if process in self.engines]
         return self._measured(calls)[1]
+
+    def _check(self, action: Action) -> list[Measurement]:
+        """Raises: RunError when an engine process was fed anything but what the trainer holds now."""
+        calls: list[tuple[Any, ...]] = [
+            (process, "weight_checksums") for process in action.processes if process in self.trainers
+        ]
+        calls += [(process, "fed_checksums") for process in action.processes if process in self.engines]
+        (held, *others), measurements = self._measured(calls)
+        fed = [sums for sums, (process, *_) in zip(others, calls[1:], strict=True) if process in self.engines]
+        wrong = [index for sums in fed for index, pair in enumerate(zip(held, sums, strict=True)) if len({*pair}) > 1]
+        if wrong:
+            raise RunError(
+                f"an engine was fed other weights than the trainer holds, in packet(s) {sorted(set(wrong))}",
+                where=f"{action.id}, version {self.version}",
+                rule="checksums of what was fed in and of what the trainer holds are equal",
+                way_out="report it with the run folder",
+            )
+        return measurements
 
     @property
     def _timeout_s(self) -> float:

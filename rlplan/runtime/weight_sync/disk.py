@@ -1,7 +1,7 @@
 """The disk transport: safetensors files, a folder for every update, for engines anywhere that see the folder.
 
 In: packets. Out: the same bytes, read back into one buffer. A file appears under its name when it is whole. Full
-packets hold their tensors by name, so that anything that reads safetensors can read them; deltas hold one tensor of bytes.
+packets hold their tensors by name, so that whatever reads safetensors can read them; deltas hold a tensor of bytes.
 Left out: waiting for a disk: what the kernel has taken over counts as written.
 """
 

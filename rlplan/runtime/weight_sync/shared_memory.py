@@ -65,8 +65,13 @@ class SharedMemoryOutlet(SharedPages):
         if endpoint.num_readers > MAX_READERS:
             raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
         path = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
-        create_arena(str(path), control_bytes(packets) + arena_bytes(packets))
+        create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
         super().__init__(replace(endpoint, path=str(path)), packets)
+
+    @staticmethod
+    def payload_bytes(packets: Sequence[Packet]) -> int:
+        """Bytes behind the control pages."""
+        return arena_bytes(packets)
 
     def open(self) -> None:
         """Nothing to wait for."""

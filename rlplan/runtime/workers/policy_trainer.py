@@ -169,11 +169,20 @@ class PolicyTrainer(Worker):
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
-        source = self.weights()
         if self.sender is None:
-            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._take_part()
             return None
-        return self.sender.send(source, update)
+        return self.sender.send(self.weights(), update)
+
+    def weight_checksums(self) -> list[int] | None:
+        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
+        if self.sender is None:
+            self._take_part()
+            return None
+        return self.sender.checksums(self.weights())
+
+    def _take_part(self) -> None:
+        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:

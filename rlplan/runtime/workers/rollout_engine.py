@@ -113,6 +113,10 @@ class RolloutEngine(Worker):
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
 
+    def fed_checksums(self) -> list[int]:
+        """Checksums of the packets as they were fed in by the last update that went well."""
+        return list(self._transfer.receiver.checksums)
+
     def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
         if self.dirty and not update.is_full:
