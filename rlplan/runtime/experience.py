@@ -21,6 +21,7 @@ class RolloutRequest:
     """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
 
     temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
+    lengths: exactly so many tokens of each sample, whatever the policy says; empty: until it ends by itself.
     """
 
     id: str
@@ -29,6 +30,7 @@ class RolloutRequest:
     temperature: float
     seed: int
     max_tokens: int
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class FinishedRequest:
 class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
+    num_learned: tokens that are learned from, the first so many; None: all. What a forced length adds teaches nothing.
     rewards: by reward name. reference_logprobs: one a response token, empty without a reference.
     """
 
@@ -73,6 +76,7 @@ class Rollout:
     group: int
     completion: Completion
     text: str = ""
+    num_learned: int | None = None
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     advantage: float = 0.0

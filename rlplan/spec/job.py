@@ -64,9 +64,20 @@ class RolloutSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time."""
+    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time.
+
+    num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
+    with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
+    training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
+    """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
+    num_generation_devices: int = Field(default=1, ge=1, le=16_384)
+    num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    partial_rollouts: bool = True
+    parks: Literal["none", "host", "disk"] = "none"
     transport: Transport = Transport.SHARED_MEMORY
     sync_bucket: ByteCount = 64 * MIB
 

@@ -102,10 +102,10 @@ class PolicyTrainer(Worker):
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
         self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
 
-    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[Sequence[float]]) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
-        token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
+        token_weights: what each response token of a sample counts; those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
         """
         micro = self.config["train_micro_batch_size_per_gpu"]
@@ -115,7 +115,7 @@ class PolicyTrainer(Worker):
             _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
         return totals
 
-    def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[Sequence[float]]) -> dict[str, float]:
         batch = make_batch(samples, self.pad_token)
         logprobs, entropies = self.engine(batch)
         counts = torch.tensor(batch.lengths)
@@ -131,7 +131,7 @@ class PolicyTrainer(Worker):
             if has_reference
             else None,
             advantages=spread([sample.advantage for sample in samples]),
-            weights=spread(list(token_weights)),
+            weights=torch.tensor([weight for weights in token_weights for weight in weights]),
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
