@@ -12,7 +12,7 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-SUPPORTED_ZERO_STAGES = (2,)
+AUTO_ZERO_STAGES = (2,)
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
 
@@ -27,12 +27,12 @@ class Candidate:
 def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
     """(candidates, rejections): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
-    stages = SUPPORTED_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
+    stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
     ordered = sorted(wanted, key=ORDER.index)
     candidates, rejections = [], []
     for placement in ordered:
         for stage in stages:
-            reason = _cannot(job, placement, stage)
+            reason = _cannot(job, placement)
             if reason:
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
@@ -40,9 +40,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     return tuple(candidates), tuple(rejections)
 
 
-def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
-    if zero_stage not in SUPPORTED_ZERO_STAGES:
-        return f"zero_stage {zero_stage} is not executed yet; {', '.join(map(str, SUPPORTED_ZERO_STAGES))} is"
+def _cannot(job: JobSpec, placement: Placement) -> str:
     if job.placement.max_staleness and placement is not Placement.DISAGGREGATED:
         return "generation runs beside training (placement.max_staleness) only on devices of its own"
     num_training = num_training_devices(job, placement)

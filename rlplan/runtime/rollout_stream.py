@@ -52,7 +52,9 @@ class RolloutStream:
         while True:
             self._begin()
             with self._changed:
-                if self._is_closed or (not self._open and self._num_begun == self.work.num_prompts * self.work.num_steps):
+                if self._is_closed or (
+                    not self._open and self._num_begun == self.work.num_prompts * self.work.num_steps
+                ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
             call = self.crew.perform(self.engine, "collect", COLLECT_S, at_least)
