@@ -1,7 +1,7 @@
 """Running ahead: generation goes on by itself, and a step takes what is complete instead of waiting for a whole batch.
 
-In: the StepGraph of a synchronous step. Out: the same with a Lead: `generate` waits for nothing and nothing waits for it;
-`take_rollouts` stands where a step's rollouts come from. Left out: which rollouts may be begun and which are taken
+In: the StepGraph of a synchronous step. Out: the same with a Lead: `generate` waits for nothing and nothing waits for
+it; `take_rollouts` stands where a step's rollouts come from. Left out: which rollouts may be begun and which are taken
 (simulate/staleness.py, one rule for the simulator and the runtime).
 """
 

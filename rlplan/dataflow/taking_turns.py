@@ -1,4 +1,4 @@
-"""Taking turns: trainer and engine use the same devices one after the other, and the one that waits gives up its memory.
+"""Taking turns: trainer and engine use the same devices one after the other; the one that waits gives up its memory.
 
 In: a StepGraph in which both are always there. Out: one in which the engine goes before anybody else computes and comes
 back with the new weights, and in which trained and frozen roles are parked while they wait, where the job says so.
@@ -110,7 +110,7 @@ def _with_parking(chain: list[Call], parked: tuple[Role, ...]) -> list[Call]:
 
 
 def _holder(call: Call) -> Role:
-    return getattr(call, "held_by", None) or call.role
+    return call.role
 
 
 def _offload(role: Role) -> Call:

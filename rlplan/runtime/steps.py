@@ -6,8 +6,7 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 import random
 import time
 import uuid
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,18 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, SequencePair, TrainSample
+from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, SequencePair, TrainSample
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.requests import RequestMaker, end_tokens
 from rlplan.runtime.rewards.verifiers import score_rollout
+from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.step_metrics import StepMetrics
+from rlplan.runtime.switches import Switches
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
-
-SEED_STRIDE = 1 << 20
-"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
 
 LOGPROB_TOLERANCE = 1e-3
 """Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
@@ -51,14 +50,32 @@ class ActionRunner:
         )
         self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
+        self.requests = RequestMaker(spec.job, prompts)
+        self._end_tokens = end_tokens(Path(spec.job.policy.path))
+        self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
+        self.stream: RolloutStream | None = None
+        if spec.schedule.lead is not None:
+            work = spec.job.workload
+            self.stream = RolloutStream(
+                crew,
+                self.engine,
+                self.requests.rollouts,
+                spec.schedule.lead,
+                StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
+            )
 
     def perform(self, action: Action, step: int) -> None:
-        """Do one action and record it."""
+        """Do one action and record it. The one that leads goes on until all steps are done."""
+        if self.stream is not None and action == self.spec.schedule.leading:
+            self.stream.run()
+            return
         handler = {
             ActionKind.START_TRAINER: self._start_trainer,
             ActionKind.START_ENGINE: self._start_engine,
             ActionKind.START_SCORER: self._start_scorer,
             ActionKind.GENERATE: self._generate,
+            ActionKind.TAKE_ROLLOUTS: self._take_rollouts,
+            ActionKind.SAVE_WEIGHTS: self._save_weights,
             ActionKind.VERIFY: self._verify,
             ActionKind.SCORE: self._score,
             ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
@@ -67,7 +84,7 @@ class ActionRunner:
             ActionKind.SYNC_WEIGHTS: self._sync_weights,
             ActionKind.EVALUATE: self._evaluate,
             ActionKind.CHECKPOINT: self._checkpoint,
-        }[action.kind]
+        }.get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
         with self.metrics.timing(action.id):
             measurements = handler(action, step)
@@ -81,7 +98,9 @@ class ActionRunner:
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
     def close(self) -> None:
-        """Remove the shared memory, where it still has a name."""
+        """Let the stream end; remove the shared memory, where it still has a name."""
+        if self.stream is not None:
+            self.stream.close()
         self.arena.unlink(missing_ok=True)
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
@@ -95,8 +114,10 @@ class ActionRunner:
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
-        imported = self._import_libraries(action)
-        return imported + self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
+        """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
+        imported = [] if step else self._import_libraries(action)
+        folder = str(self.switches.saved or self.model_folder)
+        return imported + self._everywhere(action, lambda rank: ("start", folder))[1]
 
     _start_scorer = _start_engine
 
@@ -108,16 +129,37 @@ class ActionRunner:
         return measurements
 
     def _generate(self, action: Action, step: int) -> list[Measurement]:
-        prompts = self._prompts_of(step)
-        num_samples, temperature = self.job.workload.num_samples_per_prompt, self.job.workload.temperature
-        groups, measurements = self._complete(action, prompts, num_samples, temperature, step)
-        self.rollouts = [
-            Rollout(prompt, group, completion, self._decode(completion.tokens))
-            for group, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))
-            for completion in completions
-        ]
-        self.metrics.add_rollouts(self.rollouts)
+        count = self.job.workload.num_prompts_per_step
+        numbers = range((step - 1) * count, step * count)
+        groups, measurements = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+        self._keep(zip(numbers, groups, strict=True))
         return measurements
+
+    def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
+        """The oldest complete groups of the stream. What the engine did meanwhile counts as the action that led."""
+        assert self.stream is not None, "rollouts are taken from a stream"
+        taken = self.stream.take(self.job.workload.num_prompts_per_step)
+        self._keep((number, finished.completions) for number, finished in taken)
+        self.metrics.add_staleness(self.rollouts, self.version)
+        leading = self.spec.schedule.leading
+        if leading is not None:
+            self.recorder.record(leading, step, self.stream.take_measurements())
+        return []
+
+    def _keep(self, groups: Iterable[tuple[int, Sequence[Completion]]]) -> None:
+        """Make this step's rollouts of finished groups, by the number of their prompt."""
+        self.rollouts = []
+        for group, (number, completions) in enumerate(groups):
+            for completion in completions:
+                learned = self._num_learned(completion)
+                text = self._decode(completion.tokens[:learned])
+                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, learned))
+        self.metrics.add_rollouts(self.rollouts)
+
+    def _num_learned(self, completion: Completion) -> int:
+        """Tokens up to the first end of sequence, which a forced length goes beyond."""
+        ends = [index for index, token in enumerate(completion.tokens) if token in self._end_tokens]
+        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(completion.tokens)
 
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         for rollout in self.rollouts:
@@ -159,11 +201,11 @@ class ActionRunner:
 
         def call(rank: int) -> tuple[Any, ...]:
             samples = [_train_sample(rollout) for rollout in batch[rank::world]]
-            return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
+            return "forward_backward", samples, [_token_weights(rollout, size) for rollout in batch[rank::world]]
 
         results, measurements = self._everywhere(action, call)
         self.metrics.add_training(results, is_first=not action.mini_batch)
-        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step:
+        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None:
             _check_agreement(max(result["logprob_difference_max"] for result in results), step)
         return measurements
 
@@ -178,7 +220,14 @@ class ActionRunner:
             return self._open_arena(action) + self._send_buckets(action)
         if step == self.job.controls.skip_sync_after_step:
             return []
-        return self._send_buckets(action)
+        if self.stream is None:
+            return self._send_buckets(action)
+        with self.stream.handing_over():
+            return self._send_buckets(action)
+
+    def _save_weights(self, action: Action, step: int) -> list[Measurement]:
+        self.version += 1
+        return self.switches.save_weights(action, self.version, self.job.policy.path)
 
     def _open_arena(self, action: Action) -> list[Measurement]:
         create_arena(str(self.arena), staging_bytes(self.buckets))
@@ -202,7 +251,7 @@ class ActionRunner:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
-        groups, measurements = self._complete(action, self.prompts.heldout, 1, 0.0, 0)
+        groups, measurements = self._complete(action, self.requests.evaluation())
         rollouts = [
             Rollout(prompt, index, completions[0], self._decode(completions[0].tokens))
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
@@ -217,30 +266,7 @@ class ActionRunner:
         folder = self.recorder.folder / "policy"
         return self._one(action, self.trainers[0], "save", str(folder), self.job.policy.path)
 
-    def _prompts_of(self, step: int) -> Sequence[Prompt]:
-        """This step's prompts: epochs of the training set, each in its own seeded order."""
-        count, total = self.job.workload.num_prompts_per_step, len(self.prompts.train)
-        chosen = []
-        for position in range((step - 1) * count, step * count):
-            epoch, index = divmod(position, total)
-            chosen.append(self.prompts.train[_order(self.job.seed, epoch, total)[index]])
-        return chosen
-
-    def _complete(
-        self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
-    ) -> tuple[list[Any], list[Measurement]]:
-        first = self.job.seed * 7919 + max(step, 0) * SEED_STRIDE
-        requests = [
-            RolloutRequest(
-                id=f"{action.id}/{step}/{index}",
-                prompt=prompt.tokens,
-                num_samples=num_samples,
-                temperature=temperature,
-                seed=(first + index * num_samples) % (1 << 62),
-                max_tokens=self.job.workload.max_response_len,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+    def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
         call = self.crew.perform(self.engine, "generate", requests)
         results, measurements = self.crew.measured([call], self.deadline_s(action))
         return [list(finished.completions) for finished in results[0]], measurements
@@ -261,14 +287,6 @@ class ActionRunner:
         return self.crew.measured([self.crew.perform(process, method, *arguments)], self.deadline_s(action))[1]
 
 
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, num_prompts: int) -> list[int]:
-    """The order of the training prompts in one epoch."""
-    order = list(range(num_prompts))
-    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
-    return order
-
-
 def _check_agreement(difference: float, step: int) -> None:
     """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
     if difference > LOGPROB_TOLERANCE:
@@ -278,6 +296,13 @@ def _check_agreement(difference: float, step: int) -> None:
             rule=f"at most {LOGPROB_TOLERANCE} in fp32 when both hold the same weights",
             way_out="the engine's weights are stale or wrong: report it with the run folder",
         )
+
+
+def _token_weights(rollout: Rollout, size: int) -> tuple[float, ...]:
+    """What each response token counts: the rollouts of a mini-batch of `size` the same, the tokens of one the same."""
+    total = len(rollout.completion.tokens)
+    learned = total if rollout.num_learned is None else rollout.num_learned
+    return (1 / (size * max(1, learned)),) * learned + (0.0,) * (total - learned)
 
 
 def _train_sample(rollout: Rollout) -> TrainSample:

@@ -111,10 +111,13 @@ class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
+    forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
+    says after its end of sequence is computed but teaches nothing.
     """
 
     shuffle_rewards: bool = False
     skip_sync_after_step: int | None = Field(default=None, ge=1)
+    forces_lengths: bool = False
 
 
 class JobSpec(Spec):

@@ -53,6 +53,10 @@ class CpuTimes:
             return self._python(work.num_rollouts_per_step / 10)
         if kind is ActionKind.VERIFY:
             return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+        if kind is ActionKind.TAKE_ROLLOUTS:
+            return self._python(work.num_rollouts_per_step)
+        if kind is ActionKind.START_ENGINE and part == "step":
+            return self.restart_cost()
         if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
             return self._start(kind)
         if kind is ActionKind.SYNC_WEIGHTS:
@@ -66,6 +70,8 @@ class CpuTimes:
             ActionKind.TRAIN_FORWARD_BACKWARD: self.train_cost,
             ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
             ActionKind.CHECKPOINT: self.checkpoint_cost,
+            ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
+            ActionKind.STOP_ENGINE: self.stop_cost,
         }[kind]
         return made() + self._call()
 
@@ -147,6 +153,21 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def stop_cost(self) -> Cost:
+        """The engine is taken apart and Python looks for what is left over."""
+        return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
+
+    def restart_cost(self) -> Cost:
+        """An engine made anew in a process that has its libraries.
+
+        Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
+        weights read. Source: `workers/rollout_engine.py`, start after stop.
+        """
+        share, whole = self._engine.share, FLOAT_BYTES * self.model.num_parameters
+        packed = self._engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
+        cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
+        return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
     def _start(self, kind: ActionKind) -> Cost:
         """Imports of all processes at once, each on one core; then fresh memory for the weights, and reading them."""

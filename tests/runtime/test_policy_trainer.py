@@ -39,7 +39,8 @@ samples = [
     TrainSample((5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i)
     for i in range(16)
 ]
-sums = trainer.forward_backward(samples, [[1 / (16 * len(s.response_tokens))] * len(s.response_tokens) for s in samples])
+weights = [[1 / (16 * len(s.response_tokens))] * len(s.response_tokens) for s in samples]
+sums = trainer.forward_backward(samples, weights)
 norm = trainer.optimizer_step()["grad_norm"]
 weights = [float(p.double().sum()) for p in trainer.engine.module.parameters()]
 print("RESULT" + json.dumps({"norm": norm, "loss": sums["loss"], "tokens": sums["num_tokens"], "weights": weights}))
