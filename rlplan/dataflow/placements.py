@@ -28,7 +28,7 @@ def parked_roles(job: JobSpec) -> tuple[Role, ...]:
     """Roles whose states are moved away while they wait, where devices are shared in turns."""
     if job.placement.parks == "none":
         return ()
-    return (*job.algorithm.declaration.trained_roles, *job.algorithm.frozen_roles)
+    return (*job.trained_roles, *job.frozen_roles)
 
 
 def place(
@@ -58,7 +58,13 @@ def place(
         ),
         RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[-1:]),
     ]
-    for role in job.algorithm.frozen_roles:
+    for role in job.trained_roles[1:]:
+        layouts.append(
+            RoleLayout(
+                role, "value_trainer", training.name, training.devices, dp=len(training.devices), zero_stage=zero_stage
+            )
+        )
+    for role in job.frozen_roles:
         layouts.append(RoleLayout(role, "scorer", scoring.name, scoring.devices[:1]))
     return groups, tuple(layouts)
 

@@ -29,7 +29,7 @@ _STREAMS = {
 }
 
 _WORKERS: dict[ActionKind, tuple[str, ...]] = {
-    ActionKind.START_TRAINER: ("policy_trainer",),
+    ActionKind.START_TRAINER: ("policy_trainer", "value_trainer"),
     ActionKind.START_ENGINE: ("rollout_engine",),
     ActionKind.START_SCORER: ("scorer",),
     ActionKind.STOP_ENGINE: ("rollout_engine",),
@@ -38,9 +38,9 @@ _WORKERS: dict[ActionKind, tuple[str, ...]] = {
     ActionKind.WAKE_KV_CACHE: ("rollout_engine",),
     ActionKind.GENERATE: ("rollout_engine",),
     ActionKind.EVALUATE: ("rollout_engine",),
-    ActionKind.SCORE: ("scorer",),
-    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer",),
-    ActionKind.OPTIMIZER_STEP: ("policy_trainer",),
+    ActionKind.SCORE: ("scorer", "policy_trainer", "value_trainer"),
+    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer", "value_trainer"),
+    ActionKind.OPTIMIZER_STEP: ("policy_trainer", "value_trainer"),
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
     ActionKind.SAVE_WEIGHTS: ("policy_trainer",),
     ActionKind.CHECKPOINT: ("policy_trainer",),
@@ -139,7 +139,7 @@ def build_schedule(
 
 def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
     workers = _WORKERS[call.kind]
-    mine = [layout for layout in layouts if layout.worker in workers and layout.role == call.role]
+    mine = [layout for layout in layouts if layout.worker in workers and layout.role == (call.held_by or call.role)]
     return Action(
         id=call.id,
         kind=call.kind,

@@ -110,7 +110,7 @@ def _with_parking(chain: list[Call], parked: tuple[Role, ...]) -> list[Call]:
 
 
 def _holder(call: Call) -> Role:
-    return call.role
+    return call.held_by or call.role
 
 
 def _offload(role: Role) -> Call:

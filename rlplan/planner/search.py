@@ -103,8 +103,9 @@ def _build(job: JobSpec, model: ModelSpec, profile: HardwareProfile, candidate: 
     groups, layouts = place(job, candidate.placement, candidate.zero_stage)
     graph = arrange(build_step_graph(job), job, candidate.placement)
     schedule = build_schedule(graph, candidate.placement, groups, layouts)
-    ledger = predict_ledger(job, model, profile, schedule)
-    return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule))
+    others = job.load_role_models()
+    ledger = predict_ledger(job, model, profile, schedule, others)
+    return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule, others))
 
 
 def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:

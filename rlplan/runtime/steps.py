@@ -3,7 +3,6 @@
 In: an action and the step it belongs to. Out: experience, kept until the step ends, and measurements for the recorder.
 """
 
-import random
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -15,18 +14,20 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, SequencePair, TrainSample
+from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker, end_tokens
+from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
+from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.switches import Switches
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.vocabulary import ActionKind
+from rlplan.vocabulary import ActionKind, Role
 
 LOGPROB_TOLERANCE = 1e-3
 """Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
@@ -63,6 +64,7 @@ class ActionRunner:
                 spec.schedule.lead,
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
             )
+        self._readers = RoleReaders(spec.job)
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it. The one that leads goes on until all steps are done."""
@@ -106,20 +108,23 @@ class ActionRunner:
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
         timeout = self.deadline_s(action)
-        asked = self.job.hardware.rendezvous_port
-        port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", asked)], timeout)[0]
-        started = self._everywhere(
-            action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder))
-        )
+        asked = self.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
+        port = self.crew.gather([self.crew.submit(action.processes[0], "open_rendezvous", asked)], timeout)[0]
+        world, folder = len(action.processes), self._folder_of(action.role)
+        started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder))
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
         imported = [] if step else self._import_libraries(action)
-        folder = str(self.switches.saved or self.model_folder)
+        folder = str(self.switches.saved) if step and self.switches.saved else self._folder_of(action.role)
         return imported + self._everywhere(action, lambda rank: ("start", folder))[1]
 
     _start_scorer = _start_engine
+
+    def _folder_of(self, role: Role) -> str:
+        """Where a role's model is loaded from: its own folder, or the start checkpoint."""
+        return self.job.roles.paths.get(role, str(self.model_folder))
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
@@ -164,32 +169,27 @@ class ActionRunner:
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         for rollout in self.rollouts:
             score_rollout(rollout, self.job.rewards)
-        if self.job.controls.shuffle_rewards:
-            rewards = [rollout.reward for rollout in self.rollouts]
-            random.Random(f"{self.job.seed}/shuffle/{step}").shuffle(rewards)
-            for rollout, reward in zip(self.rollouts, rewards, strict=True):
-                rollout.reward = reward
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
-        """Log-probs of a frozen model, the rollouts dealt out over its processes in contiguous shares."""
+        """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
         shares = _contiguous(self.rollouts, len(action.processes))
 
         def call(rank: int) -> tuple[Any, ...]:
-            pairs = [SequencePair(rollout.prompt.tokens, rollout.completion.tokens) for rollout in shares[rank]]
-            return "score", pairs
+            return "score", [self._readers.sequence(action.role, rollout) for rollout in shares[rank]]
 
         results, measurements = self._everywhere(action, call)
         for share, scores in zip(shares, results, strict=True):
             for rollout, score in zip(share, scores, strict=True):
-                rollout.reference_logprobs = score
+                rollout.scores[action.role] = score
         return measurements
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
+        finish_rewards(self.rollouts, self.job, step)
+        self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
         compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
-        advantages = compute([r.reward for r in self.rollouts], [r.group for r in self.rollouts])
-        for rollout, advantage in zip(self.rollouts, advantages, strict=True):
-            rollout.advantage = advantage
+        for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
+            rollout.advantages, rollout.returns = judged.advantages, judged.returns
         self.metrics.add_rewards(self.rollouts)
         return []
 
@@ -197,13 +197,16 @@ class ActionRunner:
         """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
         size = self.job.workload.mini_batch_size
         batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(self.trainers)
+        world = len(action.processes)
 
         def call(rank: int) -> tuple[Any, ...]:
             samples = [_train_sample(rollout) for rollout in batch[rank::world]]
             return "forward_backward", samples, [_token_weights(rollout, size) for rollout in batch[rank::world]]
 
         results, measurements = self._everywhere(action, call)
+        if action.role is not Role.POLICY:
+            self.metrics.add_value_training(results)
+            return measurements
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None:
             _check_agreement(max(result["logprob_difference_max"] for result in results), step)
@@ -211,7 +214,7 @@ class ActionRunner:
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         results, measurements = self._everywhere(action, lambda rank: ("optimizer_step",))
-        self.metrics.add_optimizer_step(results[0])
+        self.metrics.add_optimizer_step(results[0], action.role)
         return measurements
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
@@ -310,8 +313,11 @@ def _train_sample(rollout: Rollout) -> TrainSample:
         prompt_tokens=rollout.prompt.tokens,
         response_tokens=rollout.completion.tokens,
         logprobs=rollout.completion.logprobs,
-        reference_logprobs=rollout.reference_logprobs,
-        advantage=rollout.advantage,
+        reference_logprobs=rollout.scores.get(Role.REFERENCE, ()),
+        advantages=rollout.advantages,
+        teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
+        values=rollout.scores.get(Role.VALUE, ()),
+        returns=rollout.returns,
     )
 
 

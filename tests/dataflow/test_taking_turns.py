@@ -1,5 +1,7 @@
 """A colocated step: the engine goes before anybody else computes, and comes back with the new weights."""
 
+import itertools
+
 import pytest
 
 from rlplan.dataflow.build import build_step_graph
@@ -50,7 +52,7 @@ def test_a_parked_role_is_there_only_while_it_works() -> None:
 def test_everything_is_one_chain_but_for_what_needs_no_device(sleeps: bool, parked: tuple[Role, ...]) -> None:
     for part in (made(sleeps, parked).step, made(sleeps, parked).finish):
         chain = [call for call in part if call.id != "verify"]
-        for before, call in zip(chain, chain[1:], strict=False):
+        for before, call in itertools.pairwise(chain):
             assert before.id in call.after
     beside = {call.id: call.after for call in made(sleeps, parked).step}
     assert beside["verify"] == ("generate",)

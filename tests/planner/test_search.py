@@ -44,7 +44,7 @@ def test_the_second_choice_is_taken_when_the_first_is_too_large_and_the_first_is
     hybrid = make_plan().ledger.host_peak().num_bytes
     plan = make_plan(**{"hardware.memory": hybrid - 1})
     assert plan.schedule.placement is Placement.DISAGGREGATED
-    rejection = plan.rejected[-1]
+    rejection = plan.rejected[0]
     assert (rejection.placement, rejection.scope) == (Placement.HYBRID, "host")
     assert (rejection.needed_bytes, rejection.available_bytes) == (hybrid, hybrid - 1)
     assert format_bytes(hybrid) in rejection.reason

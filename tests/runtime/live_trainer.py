@@ -79,18 +79,22 @@ def make_trainer(rank: int, num_ranks: int, port: int, case: Case) -> Any:
     return trainer
 
 
-def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[Any], list[float]]:
+def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[Any], list[list[float]]]:
     """This rank's share of a made-up mini-batch and what its tokens count."""
     from rlplan.runtime.experience import TrainSample
 
     samples = [
         TrainSample(
-            (5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i
+            (5, 6, 7),
+            tuple(3 + (i * j) % 12 for j in range(2 + i % 5)),
+            (-1.0,) * (2 + i % 5),
+            (),
+            ((-1.0) ** i,) * (2 + i % 5),
         )
         for i in range(count)
     ]
     share = samples[rank::num_ranks]
-    return share, [1 / (count * len(sample.response_tokens)) for sample in share]
+    return share, [[1 / (count * len(s.response_tokens))] * len(s.response_tokens) for s in share]
 
 
 def train(trainer: Any, rank: int, num_ranks: int) -> dict[str, float]:
