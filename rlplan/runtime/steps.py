@@ -4,7 +4,6 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 """
 
 import time
-import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
-from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
+from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
@@ -25,7 +24,6 @@ from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.switches import Switches
-from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
@@ -43,13 +41,9 @@ class ActionRunner:
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
         self.rollouts: list[Rollout] = []
-        self.version = 0
+        self.handover = Handover(spec, crew)
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
-        self.buckets = plan_buckets(
-            spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
-        )
-        self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
         self.requests = RequestMaker(spec.job, prompts)
         self._end_tokens = end_tokens(Path(spec.job.policy.path))
@@ -100,10 +94,10 @@ class ActionRunner:
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
     def close(self) -> None:
-        """Let the stream end; remove the shared memory, where it still has a name."""
+        """Let the stream end; remove what weight sync may have left behind."""
         if self.stream is not None:
             self.stream.close()
-        self.arena.unlink(missing_ok=True)
+        self.handover.close()
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -116,11 +110,15 @@ class ActionRunner:
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
-        imported = [] if step else self._import_libraries(action)
-        folder = str(self.switches.saved) if step and self.switches.saved else self._folder_of(action.role)
-        return imported + self._everywhere(action, lambda rank: ("start", folder))[1]
+        self.handover.forget()
+        if step == 0 or self.switches.saved is None:
+            return self._start_scorer(action, step)
+        folder = str(self.switches.saved)
+        return self._everywhere(action, lambda rank: ("start", folder))[1]
 
-    _start_scorer = _start_engine
+    def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
+        imported = self._import_libraries(action)
+        return imported + self._everywhere(action, lambda rank: ("start", self._folder_of(action.role)))[1]
 
     def _folder_of(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""
@@ -145,7 +143,7 @@ class ActionRunner:
         assert self.stream is not None, "rollouts are taken from a stream"
         taken = self.stream.take(self.job.workload.num_prompts_per_step)
         self._keep((number, finished.completions) for number, finished in taken)
-        self.metrics.add_staleness(self.rollouts, self.version)
+        self.metrics.add_staleness(self.rollouts, self.handover.version)
         leading = self.spec.schedule.leading
         if leading is not None:
             self.recorder.record(leading, step, self.stream.take_measurements())
@@ -218,37 +216,17 @@ class ActionRunner:
         return measurements
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
-        """Hand the policy over bucket by bucket: the trainer fills the shared memory, the engine loads from it."""
-        if step == 0:
-            return self._open_arena(action) + self._send_buckets(action)
-        if step == self.job.controls.skip_sync_after_step:
+        """Hand the policy over, unless the job leaves this step's sync out on purpose."""
+        if step and step == self.job.controls.skip_sync_after_step:
             return []
         if self.stream is None:
-            return self._send_buckets(action)
+            return self.handover.sync(action)
         with self.stream.handing_over():
-            return self._send_buckets(action)
+            return self.handover.sync(action)
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
-        self.version += 1
-        return self.switches.save_weights(action, self.version, self.job.policy.path)
-
-    def _open_arena(self, action: Action) -> list[Measurement]:
-        create_arena(str(self.arena), staging_bytes(self.buckets))
-        sides = [
-            self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
-            for process in (self.trainers[0], self.engine)
-        ]
-        measurements = self.crew.measured(sides, self.deadline_s(action))[1]
-        self.arena.unlink()  # both sides have it mapped: now nothing stays behind, however the run ends
-        return measurements
-
-    def _send_buckets(self, action: Action) -> list[Measurement]:
-        self.version += 1
-        measurements = self._one(action, self.engine, "begin_update")
-        for bucket in self.buckets:
-            measurements += self._one(action, self.trainers[0], "write_bucket", bucket)
-            measurements += self._one(action, self.engine, "load_bucket", bucket)
-        return measurements + self._one(action, self.engine, "finish_update", self.version)
+        self.handover.version += 1
+        return self.switches.save_weights(action, self.handover.version, self.job.policy.path)
 
     def _evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""

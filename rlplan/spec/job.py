@@ -21,7 +21,7 @@ from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
-from rlplan.vocabulary import Dtype, Role, Transport
+from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
 
 
 class PolicySpec(Spec):
@@ -79,12 +79,13 @@ class RolloutSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time.
+    """Who shares devices with whom, and how weights travel.
 
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
     parks: where trained and frozen roles of a colocated placement go while they wait.
+    sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
@@ -93,8 +94,16 @@ class PlacementSpec(Spec):
     max_staleness: int = Field(default=0, ge=0, le=64)
     partial_rollouts: bool = True
     parks: Literal["none", "host", "disk"] = "none"
-    transport: Transport = Transport.SHARED_MEMORY
+    transport: Literal[
+        "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
+    ] = "auto"
+    sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory."""
+        return Transport.SHARED_MEMORY if self.transport == "auto" else self.transport
 
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
