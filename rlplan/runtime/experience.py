@@ -68,7 +68,7 @@ class FinishedRequest:
 class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
-    num_learned: tokens that are learned from, the first so many; None: all. What a forced length adds teaches nothing.
+    num_ignored: last tokens that nobody learns from: what a forced length added.
     rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
     model one in all. advantages, returns: one a response token; returns are empty without a value model.
     """
@@ -77,7 +77,7 @@ class Rollout:
     group: int
     completion: Completion
     text: str = ""
-    num_learned: int | None = None
+    num_ignored: int = 0
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class TrainSample:
     """What a trainer rank needs of one rollout: one number a response token each, empty where nobody gives it.
 
     logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
-    scored; returns: what it shall learn.
+    scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -101,6 +101,16 @@ class TrainSample:
     teacher_logprobs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    num_ignored: int = 0
+
+    @property
+    def num_learned(self) -> int:
+        """Response tokens that are learned from."""
+        return len(self.response_tokens) - self.num_ignored
+
+    def spread(self, weight: float) -> tuple[float, ...]:
+        """A weight for each response token: this one, and 0 for those that nobody learns from."""
+        return (weight,) * self.num_learned + (0.0,) * self.num_ignored
 
 
 @dataclass(frozen=True, slots=True)

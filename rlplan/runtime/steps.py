@@ -15,6 +15,7 @@ from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker, end_tokens
@@ -155,8 +156,8 @@ class ActionRunner:
         for group, (number, completions) in enumerate(groups):
             for completion in completions:
                 learned = self._num_learned(completion)
-                text = self._decode(completion.tokens[:learned])
-                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, learned))
+                text, ignored = self._decode(completion.tokens[:learned]), len(completion.tokens) - learned
+                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored))
         self.metrics.add_rollouts(self.rollouts)
 
     def _num_learned(self, completion: Completion) -> int:
@@ -192,14 +193,19 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        Every sequence counts the same, every token of it that is learned from the same share.
+        """
         size = self.job.workload.mini_batch_size
-        batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(action.processes)
+        batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
+        lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
+        packs = pack_shares(lengths, len(action.processes), self.job.max_tokens_per_micro_batch)
 
         def call(rank: int) -> tuple[Any, ...]:
-            samples = [_train_sample(rollout) for rollout in batch[rank::world]]
-            return "forward_backward", samples, [_token_weights(rollout, size) for rollout in batch[rank::world]]
+            micro_batches = [[batch[index] for index in pack] for pack in packs[rank]]
+            weights = [[1 / (size * max(1, s.num_learned)) for s in samples] for samples in micro_batches]
+            return "forward_backward", micro_batches, weights
 
         results, measurements = self._everywhere(action, call)
         if action.role is not Role.POLICY:
@@ -279,13 +285,6 @@ def _check_agreement(difference: float, step: int) -> None:
         )
 
 
-def _token_weights(rollout: Rollout, size: int) -> tuple[float, ...]:
-    """What each response token counts: the rollouts of a mini-batch of `size` the same, the tokens of one the same."""
-    total = len(rollout.completion.tokens)
-    learned = total if rollout.num_learned is None else rollout.num_learned
-    return (1 / (size * max(1, learned)),) * learned + (0.0,) * (total - learned)
-
-
 def _train_sample(rollout: Rollout) -> TrainSample:
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
@@ -296,6 +295,7 @@ def _train_sample(rollout: Rollout) -> TrainSample:
         teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
         values=rollout.scores.get(Role.VALUE, ()),
         returns=rollout.returns,
+        num_ignored=rollout.num_ignored,
     )
 
 
