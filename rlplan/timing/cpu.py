@@ -102,12 +102,12 @@ class CpuTimes:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""
         work = self.job.workload
         requests = Requests(work.num_prompts_per_step, work.num_samples_per_prompt, *self._lengths)
-        return self._engine.cost(requests) + self._python(work.num_rollouts_per_step)
+        return self.engine.cost(requests) + self._python(work.num_rollouts_per_step)
 
     def evaluate_cost(self) -> Cost:
         """The same of the held-out prompts, one response each, and their rewards."""
         num_prompts = self.job.workload.num_heldout_prompts
-        cost = self._engine.cost(Requests(num_prompts, 1, *self._lengths))
+        cost = self.engine.cost(Requests(num_prompts, 1, *self._lengths))
         return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
@@ -162,7 +162,7 @@ class CpuTimes:
         pack of each matrix (8 a number); both tables packed again at the end; two calls a bucket and two in all.
         first: the arena's pages are fresh too. Source: vLLM 0.32.0 model_loader/reload; weight_sync/vllm_extension.py.
         """
-        model, engine = self.model, self._engine
+        model, engine = self.model, self.engine
         whole = FLOAT_BYTES * model.num_parameters
         tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
         packed = engine.matrix_bytes + tables
@@ -191,8 +191,8 @@ class CpuTimes:
         Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
         weights read. Source: `workers/rollout_engine.py`, start after stop.
         """
-        share, whole = self._engine.share, FLOAT_BYTES * self.model.num_parameters
-        packed = self._engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
+        share, whole = self.engine.share, FLOAT_BYTES * self.model.num_parameters
+        packed = self.engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
         cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
         return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
@@ -248,7 +248,8 @@ class CpuTimes:
         return self.host.share(1, self._num_ranks)
 
     @cached_property
-    def _engine(self) -> CpuEngine:
+    def engine(self) -> CpuEngine:
+        """The rollout engine and what it has of the host."""
         share = self.host.share(len(self._group("rollout_engine")))
         return CpuEngine(self.model, self.job.rollout, share)
 
