@@ -1,8 +1,8 @@
 """Goldens of the example budgets: what is chosen, its bytes and its seconds, as they are today.
 
 A change of a formula, a profile or an example shows here as a diff. When the diff is what you wanted, write the files
-anew with `REGENERATE_GOLDENS=1 pytest tests/planner/answers/test_golden_plans.py` and commit them with the change. Numbers have
-five digits, so that they are the same on every machine.
+anew with `REGENERATE_GOLDENS=1 pytest tests/planner/answers/test_golden_plans.py` and commit them with the change.
+Numbers have five digits, so that they are the same on every machine.
 """
 
 from pathlib import Path
