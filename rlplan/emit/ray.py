@@ -6,7 +6,7 @@ In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. So
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.units import KIB, MIB

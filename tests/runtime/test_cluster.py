@@ -33,37 +33,40 @@ def run(hosts: Hosts, *words: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def spread_bundle(folder: Path, islands: list[list[int]]) -> Path:
-    """Three ranks and an engine. Shared memory keeps the engine with the first rank; the other ranks are elsewhere."""
+def spread_bundle(folder: Path, num_hosts: int, num_devices: int = 3) -> Path:
+    """Trainers on the first hosts, the engine on the last; weights go from host to host."""
     plan = make_plan(
         **{
-            "hardware.num_devices": 4,
+            "hardware.num_devices": num_devices,
+            "hardware.num_hosts": num_hosts,
             "placement.placement": "disaggregated",
-            "placement.transport": "shared_memory",
-            "workload.num_prompts_per_step": 3,
+            "placement.transport": "gloo",
             "workload.mini_batch_size": 12,
+            "workload.num_prompts_per_step": 3,
             "workload.num_steps": 2,
             "workload.num_heldout_prompts": 8,
         }
     )
     write_bundle(plan, folder)
-    ray = json.loads((folder / "ray.json").read_text())
-    (folder / "ray.json").write_text(json.dumps({**ray, "islands": islands}))
     return folder
 
 
-def test_ranks_on_three_hosts_train_one_policy_and_leave_nothing_behind(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_trainers_on_two_hosts_and_an_engine_on_a_third_agree_and_leave_nothing_behind(
+    three_hosts: Hosts, tmp_path: Path
+) -> None:
     before = set(three_hosts.pids())
-    bundle = spread_bundle(tmp_path / "bundle", [[0, 3], [1], [2]])
+    bundle = spread_bundle(tmp_path / "bundle", 3)
     done = run(three_hosts, "run", str(bundle), "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows][:3] == [0, 1, 2]
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in rows) < 1e-4
     trace = Trace.read(tmp_path / "run" / "trace.jsonl")
-    assert {span.process for span in trace.spans} >= {f"policy_trainer/{rank}" for rank in range(3)}
-    logs = "".join((tmp_path / "run" / "logs" / f"policy_trainer-{rank}.log").read_text() for rank in range(3))
-    assert [address for address in three_hosts.addresses if f"host {address}" in logs] == list(three_hosts.addresses)
+    names = ("policy_trainer/0", "policy_trainer/1", "rollout_engine/0")
+    assert {span.process for span in trace.spans} >= set(names)
+    for name, address in zip(names, three_hosts.addresses, strict=True):
+        log = (tmp_path / "run" / "logs" / f"{name.replace('/', '-')}.log").read_text()
+        assert f"on host {address}\n" in log
     deadline = time.monotonic() + 20
     while workers := [pid for pid in set(three_hosts.pids()) - before if alive([pid]) and _is_worker(pid)]:
         assert time.monotonic() < deadline, workers
@@ -76,7 +79,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def test_more_hosts_than_there_are_are_refused_before_anything_starts(three_hosts: Hosts, tmp_path: Path) -> None:
-    bundle = spread_bundle(tmp_path / "bundle", [[0], [1], [2], [3]])
+    bundle = spread_bundle(tmp_path / "bundle", 4, 4)
     done = run(three_hosts, "run", str(bundle), "--out", str(tmp_path / "run"))
     assert done.returncode == 4, done.stderr
     assert "the plan asks for 4 hosts, the cluster has 3" in done.stderr
@@ -84,7 +87,7 @@ def test_more_hosts_than_there_are_are_refused_before_anything_starts(three_host
 
 
 def test_a_cluster_that_does_not_answer_is_named(three_hosts: Hosts, tmp_path: Path) -> None:
-    bundle = spread_bundle(tmp_path / "bundle", [[0, 1, 2, 3]])
+    bundle = spread_bundle(tmp_path / "bundle", 1)
     command = ("run", str(bundle), "--out", str(tmp_path / "run"), "--address", "10.77.0.9:6379")
     done = subprocess.run(
         three_hosts.command(0, *RLPLAN, *command),

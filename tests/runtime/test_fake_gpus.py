@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.emit.ray import RayPlacement, gpu_placement
 from rlplan.errors import HostError
-from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.runtime.cluster import Cluster
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.spec.budget import load_budget

@@ -34,7 +34,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
 from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 LOOPBACK = "127.0.0.1"
 
@@ -144,10 +144,6 @@ class PolicyTrainer(Worker):
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths, dtype=torch.long)
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -158,7 +154,7 @@ class PolicyTrainer(Worker):
             behaviour_logprobs=joined(sample.logprobs for sample in samples),
             reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
             advantages=joined(sample.advantages for sample in samples),
-            weights=spread(list(token_weights)),
+            weights=joined(s.spread(weight) for s, weight in zip(samples, token_weights, strict=True)),
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
@@ -174,21 +170,34 @@ class PolicyTrainer(Worker):
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
-            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+            self.sender = PolicySender(
+                self._packets,
+                getattr(torch, self.job.rollout.dtype.value),
+                sends_deltas=self.job.placement.sync_content is SyncContent.DELTA,
+            )
         return self.sender.offer(endpoint)
 
-    def open_channel(self, endpoint: Endpoint) -> None:
+    def open_channel(self) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open(endpoint)
+        self.sender.open()
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
-        source = self.weights()
         if self.sender is None:
-            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._take_part()
             return None
-        return self.sender.send(source, update)
+        return self.sender.send(self.weights(), update)
+
+    def weight_checksums(self) -> list[int] | None:
+        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
+        if self.sender is None:
+            self._take_part()
+            return None
+        return self.sender.checksums(self.weights())
+
+    def _take_part(self) -> None:
+        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:
