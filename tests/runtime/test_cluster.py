@@ -51,9 +51,7 @@ def spread_bundle(folder: Path, num_hosts: int, num_devices: int = 3) -> Path:
     return folder
 
 
-def test_trainers_on_two_hosts_and_an_engine_on_a_third_agree_and_leave_nothing_behind(
-    three_hosts: Hosts, tmp_path: Path
-) -> None:
+def test_two_hosts_train_a_third_generates_and_nothing_is_left_behind(three_hosts: Hosts, tmp_path: Path) -> None:
     before = set(three_hosts.pids())
     bundle = spread_bundle(tmp_path / "bundle", 3)
     done = run(three_hosts, "run", str(bundle), "--out", str(tmp_path / "run"))
