@@ -41,7 +41,7 @@ class Scorer(Worker):
         self.pad_token = int(getattr(self.model.language_model.config, "pad_token_id", None) or 0)
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Of each response, micro-batch by micro-batch."""
         micro = self.job.workload.micro_batch_size_per_gpu
         scores: list[tuple[float, ...]] = []

@@ -33,14 +33,9 @@ class ValueTrainer(PolicyTrainer):
         return ValueModel(language_model)
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
-        """What the state before each response token is worth, micro-batch by micro-batch."""
-        micro = self.job.workload.micro_batch_size_per_gpu
-        scores: list[tuple[float, ...]] = []
-        for first in range(0, len(pairs), micro):
-            batch = make_batch(pairs[first : first + micro], self.pad_token)
-            scores += [tuple(part.tolist()) for part in self.engine.module(batch).split(batch.lengths)]
-        return scores
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+        """What the state before each response token is worth."""
+        return self._judge(pairs, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples, self.pad_token)
