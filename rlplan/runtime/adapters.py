@@ -61,7 +61,7 @@ class _Change:
 
 
 class MergedWeights(WeightSource):
-    """The weights of a module as one without adapters would have them: every change is added as its tensor is asked for.
+    """The weights of a module without adapters that computes the same: each change is added as its tensor is asked for.
 
     One weight at a time exists anew; the module itself is not changed.
     """
