@@ -15,8 +15,8 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.weight_sync import Packet, policy_packets
+from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
-from rlplan.runtime.adapters import MergedWeights, add_adapters, adapters_off, save_adapter
 from rlplan.runtime.experience import SequencePair, TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
