@@ -62,11 +62,11 @@ class TrainerForecast:
     def _passes(self) -> dict[MemoryKind, int]:
         workload = self.job.workload
         share = workload.mini_batch_size // self.num_ranks
-        size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
+        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
         micro = MicroBatch(
-            num_tokens=size * workload.max_seq_len,
-            num_response_tokens=size * workload.max_response_len,
-            count=num_micro_batches(share, workload.micro_batch_size_per_gpu),
+            num_tokens=num_tokens,
+            num_response_tokens=min(share * workload.max_response_len, num_tokens),
+            count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
         )
         return forward_backward_peak(self.zero, micro)
 

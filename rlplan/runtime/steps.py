@@ -17,6 +17,7 @@ from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rewards.total import finish_rewards
@@ -153,14 +154,19 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        Every sequence counts the same, every token of it the same share.
+        """
         size = self.job.workload.mini_batch_size
-        batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(action.processes)
+        batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
+        lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
+        packs = pack_shares(lengths, len(action.processes), self.job.max_tokens_per_micro_batch)
 
         def call(rank: int) -> tuple[Any, ...]:
-            samples = [_train_sample(rollout) for rollout in batch[rank::world]]
-            return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
+            micro_batches = [[batch[index] for index in pack] for pack in packs[rank]]
+            weights = [[1 / (size * max(1, len(s.response_tokens))) for s in samples] for samples in micro_batches]
+            return "forward_backward", micro_batches, weights
 
         results, measurements = self._everywhere(action, call)
         if action.role is not Role.POLICY:

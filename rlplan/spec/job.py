@@ -62,12 +62,14 @@ class TrainingSpec(Spec):
     """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
 
     persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3. quantization: of the
-    policy's frozen base beside adapters; `nf4` (QLoRA) needs a GPU.
+    policy's frozen base beside adapters; `nf4` (QLoRA) needs a GPU. max_tokens_per_micro_batch: tokens that are packed
+    into one pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
     """
 
     dtype: Dtype = Dtype.FLOAT32
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     persistence_threshold: int = Field(default=100_000, ge=0)
     gradient_checkpointing: bool = False
     offloads_optimizer: bool = False
@@ -163,6 +165,21 @@ class JobSpec(Spec):
             raise ValueError(
                 f"{self.algorithm.name} compares rollouts of one prompt: workload.num_samples_per_prompt = "
                 f"{self.workload.num_samples_per_prompt} must be at least {least}"
+            )
+        return self
+
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """Tokens of one pass of a trained or frozen model, at most."""
+        whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
+        return self.training.max_tokens_per_micro_batch or whole
+
+    @model_validator(mode="after")
+    def _longest_fits_a_micro_batch(self) -> "JobSpec":
+        if self.max_tokens_per_micro_batch < self.workload.max_seq_len:
+            raise ValueError(
+                f"training.max_tokens_per_micro_batch = {self.max_tokens_per_micro_batch} must hold one longest "
+                f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
             )
         return self
 

@@ -204,7 +204,8 @@ class CpuTimes:
         return one(size).times(whole) + (one(rest) if rest else NOTHING)
 
     def _micro_batch(self, num_rollouts: int) -> int:
-        return min(self.job.workload.micro_batch_size_per_gpu, num_rollouts)
+        """Usual rollouts that are packed into one pass."""
+        return max(1, min(self.job.max_tokens_per_micro_batch // sum(self._lengths), num_rollouts))
 
     @property
     def _lengths(self) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def recompute_layers(language_model: Any) -> None:
 
 
 def largest_count(count: int) -> int:
-    """The largest of a number over all ranks, which run as many micro-batches: each takes part in every sum."""
+    """The largest of a number over all ranks: under ZeRO-3 each takes part in every pass."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -1,7 +1,7 @@
 """PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
 
 In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
-Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), sequence packing.
+Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), packing (packing.py).
 """
 
 import gc
@@ -18,9 +18,10 @@ from rlplan.memory.weight_sync import Packet, policy_packets
 from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import SequencePair, TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, make_batch
+from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, judge_packed, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
@@ -30,13 +31,11 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
-    largest_count,
     recompute_layers,
 )
 from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind, Role
 
 LOOPBACK = "127.0.0.1"
@@ -97,7 +96,6 @@ class PolicyTrainer(Worker):
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
-        self.pad_token = int(getattr(language_model.config, "pad_token_id", None) or 0)
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
@@ -122,26 +120,24 @@ class PolicyTrainer(Worker):
         """The module that DeepSpeed gets."""
         return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
 
-    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def forward_backward(
+        self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
+        micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
         """
-        micro = self.config["train_micro_batch_size_per_gpu"]
         totals: dict[str, float] = {}
-        for first in range(0, len(samples), micro):
-            part = slice(first, first + micro)
-            _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
-        count = ceil_div(len(samples), micro)
-        for _ in range(largest_count(count) - count):
-            self._micro_batch([_NOTHING], [0.0])  # the other ranks have more, and every sum is of all ranks
+        for samples, weights in zip(micro_batches, token_weights, strict=True):
+            _accumulate(totals, self._micro_batch(samples, weights))
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths)
+        counts = torch.tensor(batch.lengths, dtype=torch.long)
 
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
@@ -173,15 +169,13 @@ class PolicyTrainer(Worker):
     def _judge(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
     ) -> list[tuple[float, ...]]:
-        """Numbers of each response's tokens, micro-batch by micro-batch; as many of these on every rank."""
-        micro = self.job.workload.micro_batch_size_per_gpu
-        scores: list[tuple[float, ...]] = []
-        count = ceil_div(len(pairs), micro)
-        for index in range(largest_count(count)):
-            part = pairs[index * micro :][:micro] or [SequencePair((0,), (0,))]
-            batch = make_batch(part, self.pad_token)
-            scores += [tuple(each.tolist()) for each in judge(batch).split(batch.lengths)]
-        return scores[: len(pairs)]
+        """Numbers of each response's tokens; as many passes on every rank, for ZeRO-3 gathers in each."""
+        max_tokens = self.job.max_tokens_per_micro_batch
+        judged = judge_packed(pairs, max_tokens, judge)
+        count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+        for _ in range(largest_count(count) - count):
+            judge(make_batch([]))
+        return judged
 
     def optimizer_step(self) -> dict[str, float]:
         """Apply the accumulated gradient."""
@@ -239,10 +233,6 @@ class PolicyTrainer(Worker):
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
-_NOTHING = TrainSample((0,), (0,), *[(0.0,)] * 6)
-"""A sample that counts nothing."""
-
-
 def _summarize(
     loss: float, difference: torch.Tensor, entropies: torch.Tensor, details: dict[str, torch.Tensor]
 ) -> dict[str, float]:
@@ -252,7 +242,7 @@ def _summarize(
         "entropy_sum": float(entropies.double().sum()),
         "is_clipped_sum": float(details["is_clipped"].double().sum()),
         "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-        "ratio_max": float(details["ratio"].max()) if difference.numel() else 1.0,
+        "ratio_max": float(details["ratio"].max()) if difference.numel() else 0.0,
     }
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())

@@ -38,11 +38,13 @@ class ValueTrainer(PolicyTrainer):
         return self._judge(pairs, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         values = self.engine(batch)
         returns = torch.tensor([value for sample in samples for value in sample.returns])
         old_values = torch.tensor([value for sample in samples for value in sample.values])
-        weights = torch.tensor(token_weights, dtype=torch.float32).repeat_interleave(torch.tensor(batch.lengths))
+        weights = torch.tensor(token_weights, dtype=torch.float32).repeat_interleave(
+            torch.tensor(batch.lengths, dtype=torch.long)
+        )
         loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, self.job.algorithm.value_clip)
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
         difference = (returns - values.detach()).double()
