@@ -82,11 +82,19 @@ class TrainingSpec(Spec):
         return self.lora.rank is not None
 
     @model_validator(mode="after")
+    def _only_a_frozen_base_is_quantised(self) -> "TrainingSpec":
+        if self.quantization != "none" and not self.trains_adapters:
+            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
+        return self
+
+    @model_validator(mode="after")
     def _offload_needs_partitions(self) -> "TrainingSpec":
         if self.offloads_optimizer and self.zero_stage in (0, 1):
             raise ValueError(
                 f"training.offloads_optimizer needs training.zero_stage 2 or 3 (or auto), not {self.zero_stage}"
             )
+        if self.quantization != "none" and not self.trains_adapters:
+            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
         return self
 
 

@@ -31,6 +31,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
+    largest_count,
     recompute_layers,
 )
 from rlplan.runtime.workers.trained_states import TrainedStates
