@@ -140,6 +140,7 @@ def colocated_run(run_job: Runner) -> FinishedRun:
     return run_job(
         "examples/quickstart.yaml",
         "placement.placement=colocated",
+        "placement.parks=disk",
         "workload.num_steps=3",
         "workload.evaluate_every=3",
         "workload.num_prompts_per_step=8",
