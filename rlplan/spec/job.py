@@ -90,6 +90,7 @@ class PlacementSpec(Spec):
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
     parks: where the frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
@@ -103,6 +104,7 @@ class PlacementSpec(Spec):
     ] = "auto"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+    check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
 
     @property
     def sync_transport(self) -> Transport:
