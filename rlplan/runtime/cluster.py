@@ -7,6 +7,7 @@ satisfied is refused with its reason before anything starts, and never waits in 
 
 import os
 import secrets
+import socket
 import time
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
+
+ANSWER_S = 10.0
+"""A cluster that is there answers within this time."""
 
 RESERVE_S = 60.0
 """What is free is reserved within this time, or somebody else took it."""
@@ -139,6 +143,8 @@ def _join(address: str) -> None:
     import ray
 
     try:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise HostError(
