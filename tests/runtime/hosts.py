@@ -4,6 +4,7 @@ Needs root and iproute2 (`make system-packages`). Without them the tests that us
 """
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -48,6 +49,7 @@ class Hosts:
 @contextmanager
 def cluster_of(num_hosts: int, num_cpus: int, log_folder: Path) -> Iterator[Hosts]:
     """Hosts 10.77.0.1, 10.77.0.2 …, each a Ray node of one cluster."""
+    _remove_left_over()
     mark = f"rlp{os.getpid()}"
     switch, names = f"{mark}s", tuple(f"{mark}h{index}" for index in range(num_hosts))
     addresses = tuple(f"10.77.0.{index + 1}" for index in range(num_hosts))
@@ -65,6 +67,14 @@ def cluster_of(num_hosts: int, num_cpus: int, log_folder: Path) -> Iterator[Host
             child.send_signal(signal.SIGTERM)
         _end(hosts, children)
         for name in (*names, switch):
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def _remove_left_over() -> None:
+    """Namespaces of test runs that were killed outright: their process is gone."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for name in re.findall(r"^(rlp\d+(?:s|h\d+))\b", listed, flags=re.MULTILINE):
+        if not Path(f"/proc/{re.findall(r'\d+', name)[0]}").exists():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
