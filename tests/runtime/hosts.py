@@ -73,8 +73,8 @@ def cluster_of(num_hosts: int, num_cpus: int, log_folder: Path) -> Iterator[Host
 def _remove_left_over() -> None:
     """Namespaces of test runs that were killed outright: their process is gone."""
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    for name in re.findall(r"^(rlp\d+(?:s|h\d+))\b", listed, flags=re.MULTILINE):
-        if not Path(f"/proc/{re.findall(r'\d+', name)[0]}").exists():
+    for name, pid in re.findall(r"^(rlp(\d+)(?:s|h\d+))\b", listed, flags=re.MULTILINE):
+        if not Path(f"/proc/{pid}").exists():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
