@@ -8,14 +8,17 @@ from typing import Any, Literal
 from rlplan.dataflow.layouts import Worker
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
-from rlplan.units import KIB, MIB
+from rlplan.timing.eager import MMAP_THRESHOLD
+from rlplan.units import MIB
 from rlplan.vocabulary import Role
 
-# A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
-# memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest.
+# Tensors below the threshold come from a heap that is used again within an action, warm: mapped anew each time, their
+# page faults took half of a training pass. A worker gives the heap's free pages back when an action ends
+# (`runtime.workers.worker`), so that resident memory still follows live bytes from action to action.
+# The heap itself never shrinks by freeing: its top moves up and down all the time, and each time would fault again.
 _MALLOC_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(128 * KIB),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * KIB),
+    "MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_ARENA_MAX": "1",
 }
 

@@ -20,7 +20,8 @@ class Prompt:
 class RolloutRequest:
     """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
 
-    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
+    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion. exact_tokens: of each
+    sample, where it is to end after so many and no sooner.
     """
 
     id: str
@@ -29,6 +30,7 @@ class RolloutRequest:
     temperature: float
     seed: int
     max_tokens: int
+    exact_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

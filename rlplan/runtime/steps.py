@@ -14,6 +14,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.drawn_lengths import drawn_lengths
 from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
@@ -30,8 +31,9 @@ from rlplan.vocabulary import ActionKind, Role
 SEED_STRIDE = 1 << 20
 """How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
 
-LOGPROB_TOLERANCE = 1e-3
-"""Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
+LOGPROB_TOLERANCE = {2: 0.25, 4: 1e-3}
+"""Rounding between two implementations, by bytes of the coarser one's numbers: 1e-5 to 1e-4 was seen in fp32, up to
+2e-2 in bf16; stale weights differ by far more."""
 
 
 class ActionRunner:
@@ -170,7 +172,9 @@ class ActionRunner:
             return measurements
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step:
-            _check_agreement(max(result["logprob_difference_max"] for result in results), step)
+            coarser = min(self.job.training.dtype.num_bytes, self.job.rollout.dtype.num_bytes)
+            tolerance = LOGPROB_TOLERANCE[coarser]
+            _check_agreement(max(result["logprob_difference_max"] for result in results), tolerance, step)
         return measurements
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
@@ -224,6 +228,7 @@ class ActionRunner:
                 temperature=temperature,
                 seed=(first + index * num_samples) % (1 << 62),
                 max_tokens=self.job.workload.max_response_len,
+                exact_tokens=drawn_lengths(self.job, step, index) if temperature else (),
             )
             for index, prompt in enumerate(prompts)
         ]
@@ -255,13 +260,13 @@ def _order(seed: int, epoch: int, num_prompts: int) -> list[int]:
     return order
 
 
-def _check_agreement(difference: float, step: int) -> None:
+def _check_agreement(difference: float, tolerance: float, step: int) -> None:
     """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
-    if difference > LOGPROB_TOLERANCE:
+    if difference > tolerance:
         raise RunError(
             f"engine and trainer differ by {difference:.3g} in the log-prob of a sampled token",
             where=f"step {step}, train_forward_backward",
-            rule=f"at most {LOGPROB_TOLERANCE} in fp32 when both hold the same weights",
+            rule=f"at most {tolerance} when both hold the same weights",
             way_out="the engine's weights are stale or wrong: report it with the run folder",
         )
 

@@ -15,6 +15,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.lengths import LengthSpec
 from rlplan.spec.model import ModelSpec, load_model
 from rlplan.spec.profiles import get_profile
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
@@ -75,7 +76,7 @@ class TrainingSpec(Spec):
 class RolloutSpec(Spec):
     """How the rollout engine is held. kv_cache_memory: bytes of KV cache, never a guessed fraction."""
 
-    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
@@ -116,10 +117,13 @@ class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
+    response_lengths: end each rollout of a step after a length drawn from this distribution, whatever the policy says:
+    for measurements of speed.
     """
 
     shuffle_rewards: bool = False
     skip_sync_after_step: int | None = Field(default=None, ge=1)
+    response_lengths: LengthSpec | None = None
 
 
 class JobSpec(Spec):

@@ -4,6 +4,7 @@ In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets 
 so that each action has its own.
 """
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -79,6 +80,11 @@ def _note_peak() -> None:
     seen = peak_bytes() if _open_peaks else 0
     for peak in _open_peaks:
         peak.num_bytes = max(peak.num_bytes, seen)
+
+
+def trim_heap() -> None:
+    """Give the free pages of glibc's heap back to the system: what stays resident is what is held."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:

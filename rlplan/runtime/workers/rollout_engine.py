@@ -179,8 +179,8 @@ class RolloutEngine(Worker):
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            max_tokens=request.max_tokens,
-            ignore_eos=self.job.workload.ignores_eos,
+            max_tokens=request.exact_tokens[index] if request.exact_tokens else request.max_tokens,
+            ignore_eos=self.job.workload.ignores_eos or bool(request.exact_tokens),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
