@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.trl.model import write_model, write_prompts
 from rlplan.report.style import ACCENT, MUTED
-from rlplan.runtime.drawn_lengths import drawn_lengths
+from rlplan.runtime.preflight import load_prompts
+from rlplan.runtime.requests import RequestMaker
 from rlplan.spec.job import JobSpec, load_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,18 +106,21 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
 
 def tokens_of(job: JobSpec, step: int) -> int:
     """Tokens that are generated in a step."""
-    return sum(sum(drawn_lengths(job, step, index)) for index in range(job.workload.num_prompts_per_step))
+    return sum(lengths_of(job, step))
+
+
+def lengths_of(job: JobSpec, step: int) -> list[int]:
+    """Tokens of each rollout of a step, as our run draws them."""
+    requests, count = RequestMaker(job, load_prompts(job)), job.workload.num_prompts_per_step
+    return [
+        length for number in range((step - 1) * count, step * count) for length in requests.rollouts(number).lengths
+    ]
 
 
 def run_trl(python: Path, job: JobSpec, work: Path, dtype: str, batch_size: int) -> dict[str, Any]:
     """Seconds of TRL's steps with one setting. Its rollouts have the very lengths of ours."""
     load = job.workload
-    lengths = [
-        length
-        for step in range(1, load.num_steps + 1)
-        for index in range(load.num_prompts_per_step)
-        for length in drawn_lengths(job, step, index)
-    ]
+    lengths = [length for step in range(1, load.num_steps + 1) for length in lengths_of(job, step)]
     settings = {
         "model": job.policy.path,
         "prompts": load.prompts,

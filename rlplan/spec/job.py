@@ -15,7 +15,6 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile
-from rlplan.spec.lengths import LengthSpec
 from rlplan.spec.model import ModelSpec, load_model
 from rlplan.spec.profiles import get_profile
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
@@ -86,10 +85,19 @@ class RolloutSpec(Spec):
 class PlacementSpec(Spec):
     """Who shares devices with whom, and how weights travel.
 
+    num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
+    with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
+    training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
+    num_generation_devices: int = Field(default=1, ge=1, le=16_384)
+    num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    partial_rollouts: bool = True
+    parks: Literal["none", "host", "disk"] = "none"
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
@@ -117,13 +125,13 @@ class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
-    response_lengths: end each rollout of a step after a length drawn from this distribution, whatever the policy says:
-    for measurements of speed.
+    forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
+    says after its end of sequence is computed but teaches nothing.
     """
 
     shuffle_rewards: bool = False
     skip_sync_after_step: int | None = Field(default=None, ge=1)
-    response_lengths: LengthSpec | None = None
+    forces_lengths: bool = False
 
 
 class JobSpec(Spec):

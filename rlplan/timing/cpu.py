@@ -76,6 +76,10 @@ class CpuTimes:
             return self._python(work.num_rollouts_per_step / 10)
         if kind is ActionKind.VERIFY:
             return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+        if kind is ActionKind.TAKE_ROLLOUTS:
+            return self._python(work.num_rollouts_per_step)
+        if kind is ActionKind.START_ENGINE and part == "step":
+            return self.restart_cost()
         if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
             return self._start(kind)
         if kind is ActionKind.SYNC_WEIGHTS:
@@ -89,6 +93,8 @@ class CpuTimes:
             ActionKind.TRAIN_FORWARD_BACKWARD: self.train_cost,
             ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
             ActionKind.CHECKPOINT: self.checkpoint_cost,
+            ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
+            ActionKind.STOP_ENGINE: self.stop_cost,
         }[kind]
         return made() + self._call()
 
@@ -96,12 +102,12 @@ class CpuTimes:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""
         work = self.job.workload
         requests = Requests(work.num_prompts_per_step, work.num_samples_per_prompt, *self._lengths)
-        return self._engine.cost(requests) + self._python(work.num_rollouts_per_step)
+        return self.engine.cost(requests) + self._python(work.num_rollouts_per_step)
 
     def evaluate_cost(self) -> Cost:
         """The same of the held-out prompts, one response each, and their rewards."""
         num_prompts = self.job.workload.num_heldout_prompts
-        cost = self._engine.cost(Requests(num_prompts, 1, *self._lengths))
+        cost = self.engine.cost(Requests(num_prompts, 1, *self._lengths))
         return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
@@ -156,7 +162,7 @@ class CpuTimes:
         pack of each matrix (8 a number); both tables packed again at the end; two calls a bucket and two in all.
         first: the arena's pages are fresh too. Source: vLLM 0.32.0 model_loader/reload; weight_sync/vllm_extension.py.
         """
-        model, engine = self.model, self._engine
+        model, engine = self.model, self.engine
         whole = FLOAT_BYTES * model.num_parameters
         tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
         packed = engine.matrix_bytes + tables
@@ -174,6 +180,21 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def stop_cost(self) -> Cost:
+        """The engine is taken apart and Python looks for what is left over."""
+        return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
+
+    def restart_cost(self) -> Cost:
+        """An engine made anew in a process that has its libraries.
+
+        Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
+        weights read. Source: `workers/rollout_engine.py`, start after stop.
+        """
+        share, whole = self.engine.share, FLOAT_BYTES * self.model.num_parameters
+        packed = self.engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
+        cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
+        return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
     def _start(self, kind: ActionKind) -> Cost:
         """Imports of all processes at once, each on one core; then fresh memory for the weights, and reading them."""
@@ -227,7 +248,8 @@ class CpuTimes:
         return self.host.share(1, self._num_ranks)
 
     @cached_property
-    def _engine(self) -> CpuEngine:
+    def engine(self) -> CpuEngine:
+        """The rollout engine and what it has of the host."""
         share = self.host.share(len(self._group("rollout_engine")))
         return CpuEngine(self.model, self.job.rollout, share)
 

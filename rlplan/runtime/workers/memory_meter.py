@@ -92,6 +92,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
+def give_memory_back() -> None:
+    """Have glibc return its free pages to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
     """Bytes of the distinct storages behind the tensors: views of one storage count once."""
     storages = {}

@@ -125,10 +125,6 @@ class PolicyTrainer(Worker):
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths, dtype=torch.long)
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -139,7 +135,7 @@ class PolicyTrainer(Worker):
             behaviour_logprobs=joined(sample.logprobs for sample in samples),
             reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
             advantages=joined(sample.advantages for sample in samples),
-            weights=spread(list(token_weights)),
+            weights=joined(s.spread(weight) for s, weight in zip(samples, token_weights, strict=True)),
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)

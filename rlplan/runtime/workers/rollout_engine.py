@@ -13,7 +13,7 @@ from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
-from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.worker import Worker
@@ -72,6 +72,22 @@ class RolloutEngine(Worker):
         with watch_weight_packing() as packing:
             self.llm = LLM(model=model_folder, **arguments)
         self.packing, self.just_started = packing, True
+
+    def stop(self) -> None:
+        """Destroy the engine and give its memory back; `start` makes a new one in the same process.
+
+        Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
+        """
+        import gc
+
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        assert not self.book.num_open, "an engine is stopped when nothing is under way"
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm, self.dirty = None, False
+        cleanup_dist_env_and_memory()
+        gc.collect()
+        give_memory_back()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order."""
@@ -179,8 +195,8 @@ class RolloutEngine(Worker):
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            max_tokens=request.exact_tokens[index] if request.exact_tokens else request.max_tokens,
-            ignore_eos=self.job.workload.ignores_eos or bool(request.exact_tokens),
+            max_tokens=request.lengths[index] if request.lengths else request.max_tokens,
+            ignore_eos=self.job.workload.ignores_eos or bool(request.lengths),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.runtime.workers.memory_meter import Measurement, trim_heap, peak_inside, resident_bytes
+from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 
 _PR_SET_PDEATHSIG = 1
 

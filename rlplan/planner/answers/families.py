@@ -5,11 +5,11 @@ In: a Budget. Out: Changes. Left out: their outcomes (changes.py).
 
 from collections.abc import Iterator
 
+from rlplan.planner.answers.changes import Change
+from rlplan.planner.answers.plan_results import WAYS, choice_words
 from rlplan.planner.budget import Budget
-from rlplan.planner.changes import Change
-from rlplan.planner.gpu_axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, Axes, quantizations, zero_stages
-from rlplan.planner.gpu_candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
-from rlplan.planner.plan_results import WAYS, choice_words
+from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, Axes, quantizations, zero_stages
+from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.profiles import parse_gpus

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.planner.answers.changes import Change, ask, changed, check_change
+from rlplan.planner.answers.explain import Explanation, explain
+from rlplan.planner.answers.families import LADDERS, list_families, list_more_gpus, list_what_ifs, next_gpu
+from rlplan.planner.answers.plan_results import DEFAULTS, choice_words, differences
+from rlplan.planner.answers.sensitivity import FACTORS, constants, with_constant
 from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.changes import Change, ask, changed, check_change
-from rlplan.planner.explain import Explanation, explain
-from rlplan.planner.families import LADDERS, list_families, list_more_gpus, list_what_ifs, next_gpu
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_results import DEFAULTS, choice_words, differences
-from rlplan.planner.sensitivity import FACTORS, constants, with_constant
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import BudgetSpec, make_budget
 from rlplan.spec.profiles import get_gpu
 from rlplan.vocabulary import Provenance
@@ -202,7 +202,7 @@ def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
     setting = with_constant(budget.setting, constant, row.value * FACTORS[0])
     assert setting.gpu.efficiencies is not None
     assert setting.gpu.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
-    from rlplan.planner.gpu_search import GpuSearch
+    from rlplan.planner.gpu.search import GpuSearch
 
     again = GpuSearch(budget.spec, setting).rate(budget.candidate)
     assert again.timing.seconds == pytest.approx(row.seconds[0])

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlplan.planner.budget import Alternative, Budget
-from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Phase

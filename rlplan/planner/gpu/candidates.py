@@ -16,7 +16,7 @@ from itertools import product
 from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_axes import (
+from rlplan.planner.gpu.axes import (
     Axes,
     can_train,
     engine_sizes,

@@ -10,7 +10,7 @@ from typing import Any
 from rlplan.errors import RlplanError
 from rlplan.planner.budget import Budget, Remedy, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, LoraSpec
 from rlplan.spec.profiles import parse_pools
 

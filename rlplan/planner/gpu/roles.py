@@ -18,8 +18,8 @@ from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import Loss
 from rlplan.planner.budget import GpuSetting
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role

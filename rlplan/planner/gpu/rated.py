@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.planner.budget import GpuSetting
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu_tables import Fit
-from rlplan.planner.gpu_times import GpuTimes
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
+from rlplan.planner.gpu.tables import Fit
+from rlplan.planner.gpu.times import GpuTimes
 from rlplan.spec.budget import BudgetSpec
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, headroom, what_binds
+from rlplan.planner.answers.families import list_families, list_more_gpus, list_what_ifs
+from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
+from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
 from rlplan.planner.budget import Alternative, Budget, Verdict
-from rlplan.planner.changes import Change, Listener, Outcome, ask, headroom, what_binds
-from rlplan.planner.families import list_families, list_more_gpus, list_what_ifs
-from rlplan.planner.plan_results import choice_words, differences, phase_costs
-from rlplan.planner.sensitivity import Layout, Sensitivity, list_sensitivities
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.profiles import parse_gpus
 from rlplan.timing.cost import Cost

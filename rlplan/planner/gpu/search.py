@@ -16,10 +16,10 @@ from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
-from rlplan.planner.gpu_best_first import BestFirst, FrameFront
-from rlplan.planner.gpu_candidates import GpuCandidate, GpuSpace, Impossible
-from rlplan.planner.gpu_counts import on_best_count
-from rlplan.planner.gpu_rated import Rated, Rater
+from rlplan.planner.gpu.best_first import BestFirst, FrameFront
+from rlplan.planner.gpu.candidates import GpuCandidate, GpuSpace, Impossible
+from rlplan.planner.gpu.counts import on_best_count
+from rlplan.planner.gpu.rated import Rated, Rater
 from rlplan.spec.budget import BudgetSpec
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement

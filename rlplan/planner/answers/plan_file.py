@@ -20,11 +20,11 @@ from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.planner.answers.plan_results import choice_as_json, speed_as_json
 from rlplan.planner.budget import Alternative, Budget, Considered, Remedy, SearchStats, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_search import GpuSearch
-from rlplan.planner.plan_results import choice_as_json, speed_as_json
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.base import read_json, shorten, validate, writing
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.models.catalogue import model_path

@@ -20,9 +20,9 @@ from itertools import count
 from rlplan.dataflow.gpu_step import GENERATION, GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_candidates import Chain, GpuSpace, Lean
-from rlplan.planner.gpu_rated import Rater
-from rlplan.planner.gpu_tables import Vector, fit
+from rlplan.planner.gpu.candidates import Chain, GpuSpace, Lean
+from rlplan.planner.gpu.rated import Rater
+from rlplan.planner.gpu.tables import Vector, fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
+from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.budget import Budget, GpuSetting
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_search import GpuSearch
-from rlplan.planner.plan_results import differences
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware import GpuProfile, NodeProfile, SourcedShare
 from rlplan.vocabulary import Provenance

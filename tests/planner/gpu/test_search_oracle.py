@@ -8,11 +8,11 @@ import pytest
 from rlplan.errors import RlplanError
 from rlplan.planner.budget import read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_rated import simplicity
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.rated import simplicity
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, make_budget
-from tests.planner.oracle import Oracle, Tried
+from tests.planner.gpu.oracle import Oracle, Tried
 
 LEAST = 10_000
 MOST, MOST_NIGHTLY = 12_000, 60_000

@@ -25,10 +25,10 @@ from itertools import count
 from rlplan.dataflow.gpu_step import GpuStep
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.planner.gpu_candidates import GpuSpace
-from rlplan.planner.gpu_rated import Key, Rated, Rater, rounded, simplicity
-from rlplan.planner.gpu_streams import Engines, Trainers
-from rlplan.planner.gpu_tables import fit
+from rlplan.planner.gpu.candidates import GpuSpace
+from rlplan.planner.gpu.rated import Key, Rated, Rater, rounded, simplicity
+from rlplan.planner.gpu.streams import Engines, Trainers
+from rlplan.planner.gpu.tables import fit
 
 HAIR = 1 - 1e-12
 """Bounds are sums in another order than the seconds that they bound: they are lowered by more than that can make."""

@@ -13,8 +13,8 @@ from typing import Any
 from rlplan.errors import RlplanError, SpecError
 from rlplan.planner.budget import Budget, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_remedies import better, kinds_of_changes
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.remedies import better, kinds_of_changes
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.base import validate
 from rlplan.spec.budget import WAY_OUT, BudgetSpec
 from rlplan.spec.yaml import apply_overrides

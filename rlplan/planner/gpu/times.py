@@ -18,8 +18,8 @@ from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import TrainerOnGpu
-from rlplan.planner.gpu_candidates import GpuCandidate
-from rlplan.planner.gpu_roles import NO_ENGINE, NO_TRAINER, GpuRoles
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.roles import NO_ENGINE, NO_TRAINER, GpuRoles
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters

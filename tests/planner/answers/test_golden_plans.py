@@ -1,8 +1,8 @@
 """Goldens of the example budgets: what is chosen, its bytes and its seconds, as they are today.
 
 A change of a formula, a profile or an example shows here as a diff. When the diff is what you wanted, write the files
-anew with `REGENERATE_GOLDENS=1 pytest tests/planner/test_golden_plans.py` and commit them with the change. Numbers have
-five digits, so that they are the same on every machine.
+anew with `REGENERATE_GOLDENS=1 pytest tests/planner/answers/test_golden_plans.py` and commit them with the change.
+Numbers have five digits, so that they are the same on every machine.
 """
 
 from pathlib import Path
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json, totals, write_gpu_plan
+from rlplan.planner.answers.plan_results import choice_words, differences
 from rlplan.planner.budget import Budget
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import read_gpu_plan, results_as_json, totals, write_gpu_plan
-from rlplan.planner.plan_results import choice_words, differences
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import load_budget
 from tests.emit.test_goldens import GOLDENS, compare, one_line_an_item
 from tests.factories import EXAMPLES

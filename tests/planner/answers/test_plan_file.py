@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner import plan_file
+from rlplan.planner.answers import plan_file
+from rlplan.planner.answers.plan_file import dump_gpu_plan, is_gpu_plan, read_gpu_plan, results_as_json, write_gpu_plan
 from rlplan.planner.budget import Budget
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import dump_gpu_plan, is_gpu_plan, read_gpu_plan, results_as_json, write_gpu_plan
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import make_budget
 from tests.factories import EXAMPLES, QUICKSTART
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlplan.planner.setting import GpuSetting
 
 if TYPE_CHECKING:
-    from rlplan.planner.gpu_search import GpuSearch
+    from rlplan.planner.gpu.search import GpuSearch
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""

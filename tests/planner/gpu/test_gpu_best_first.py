@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from rlplan.planner.budget import Verdict, read_setting
-from rlplan.planner.gpu_candidates import Chain, GpuCandidate
-from rlplan.planner.gpu_counts import gpu_counts
-from rlplan.planner.gpu_rated import simplicity
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.candidates import Chain, GpuCandidate
+from rlplan.planner.gpu.counts import gpu_counts
+from rlplan.planner.gpu.rated import simplicity
+from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, make_budget
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
