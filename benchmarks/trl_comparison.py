@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work.mkdir(parents=True, exist_ok=True)
     write_model(work / "model")
     write_prompts(work / "prompts.jsonl", 8 * STEPS)
-    write_prompts(work / "heldout.jsonl", 1)
+    write_prompts(work / "heldout.jsonl", 1, seed=1)
     (work / "job.yaml").write_bytes(JOB.read_bytes())
     job = load_job(work / "job.yaml", [f"workload.num_steps={STEPS}"])
     python = options.trl_python or make_environment(work / "trl-venv")
