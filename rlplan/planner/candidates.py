@@ -15,8 +15,7 @@ from rlplan.vocabulary import Placement, SyncContent, Transport
 AUTO_ZERO_STAGES = (2,)
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
-EXECUTED_TRANSPORTS = (Transport.SHARED_MEMORY,)
-EXECUTED_CONTENTS = (SyncContent.FULL,)
+EXECUTED_CONTENTS = (SyncContent.FULL, SyncContent.DELTA)
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
 
@@ -63,8 +62,6 @@ def _cannot_sync(job: JobSpec) -> str:
     transport, content = job.placement.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
-    if transport not in EXECUTED_TRANSPORTS:
-        return f"placement.transport {transport} is not executed yet"
     if content not in EXECUTED_CONTENTS:
         return f"placement.sync_content {content} is not executed yet"
     return ""

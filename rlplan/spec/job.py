@@ -38,12 +38,15 @@ class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
     rendezvous_port: where the trainer's ranks meet on this host's loopback; 0 takes any free port.
+    keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
+    once: faster passes, higher peaks.
     """
 
     profile: str
     num_devices: int = Field(ge=1, le=16_384)
     memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
+    keeps_heap: bool = False
 
 
 class TrainingSpec(Spec):
@@ -88,8 +91,9 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    parks: where trained and frozen roles of a colocated placement go while they wait.
+    parks: where the frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
@@ -103,6 +107,7 @@ class PlacementSpec(Spec):
     ] = "auto"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+    check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
 
     @property
     def sync_transport(self) -> Transport:

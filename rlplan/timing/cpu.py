@@ -9,11 +9,12 @@ vocabulary, h hidden. Compute, memory and calls follow each other: nothing is co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -23,7 +24,7 @@ from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Role, Transport
 
 
 def predict_job(
@@ -95,6 +96,8 @@ class CpuTimes:
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
             ActionKind.STOP_ENGINE: self.stop_cost,
+            ActionKind.OFFLOAD_ROLE: self.park_cost,
+            ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
 
@@ -156,23 +159,40 @@ class CpuTimes:
         return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
 
     def sync_cost(self, *, is_first: bool = False) -> Cost:
-        """Through shared memory into vLLM's layerwise reload.
+        """From the trainer's memory into vLLM's layerwise reload.
 
-        Counts: 4P copied into the arena (8P read and written); a fresh tensor of each parameter, copied (8P); a fresh
-        pack of each matrix (8 a number); both tables packed again at the end; two calls a bucket and two in all.
-        first: the arena's pages are fresh too. Source: vLLM 0.32.0 model_loader/reload; weight_sync/vllm_extension.py.
+        Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
+        tensor of each parameter, copied (2 P e); a fresh pack of each matrix (two of its bytes); both tables packed
+        again at the end; one call, and two more to open the channel. first: the arena's pages are fresh too.
+        Source: vLLM 0.32.0 model_loader/reload; runtime/weight_sync/.
         """
         model, engine = self.model, self.engine
         whole = FLOAT_BYTES * model.num_parameters
         tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
         packed = engine.matrix_bytes + tables
-        bucket = min(self.job.placement.sync_bucket, whole)
-        num_calls = 2 * ceil_div(whole, bucket) + 2 + is_first
         share = engine.share
-        cost = share.touch_cost(4 * whole + 2 * packed)
-        cost += share.fresh_cost(_fresh(model) + packed + (bucket if is_first else 0))
+        cost = share.touch_cost(6 * whole + 2 * packed)
+        cost += share.fresh_cost(_fresh(model) + packed + (self._arena_bytes if is_first else 0))
         cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
-        return cost + self._call().times(num_calls)
+        return cost + self._way_cost(whole) + self._call().times(3 if is_first else 1)
+
+    def _way_cost(self, num_bytes: float) -> Cost:
+        """What a transport other than shared memory adds.
+
+        Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
+        kernel's and read from there (four times the bytes).
+        """
+        transport, share = self.job.placement.sync_transport, self.engine.share
+        if transport is Transport.GLOO:
+            sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
+            return sent + share.touch_cost(2 * num_bytes)
+        if transport is Transport.DISK:
+            return share.touch_cost(4 * num_bytes) + share.fresh_cost(num_bytes)
+        return NOTHING
+
+    @property
+    def _arena_bytes(self) -> int:
+        return arena_bytes(policy_packets(self.job, self.model))
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied apart and written."""
@@ -180,6 +200,15 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def park_cost(self) -> Cost:
+        """A frozen model is let go; its pages are given back. Python's look for what is left over is not counted."""
+        return NOTHING
+
+    def load_cost(self) -> Cost:
+        """A frozen model read again: fresh memory for it, and its bytes copied there."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
 
     def stop_cost(self) -> Cost:
         """The engine is taken apart and Python looks for what is left over."""
@@ -220,7 +249,11 @@ class CpuTimes:
         def one(num_sequences: int) -> Cost:
             batch = MicroBatch(num_sequences, prompt + response, response)
             work = forward_work(self.model, batch, computes_entropy=trains)
-            return share.pass_cost(work + backward_work(self.model, batch) if trains else work)
+            work = work + backward_work(self.model, batch) if trains else work
+            if not self.job.hardware.keeps_heap:
+                return share.pass_cost(work)
+            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         return one(size).times(whole) + (one(rest) if rest else NOTHING)
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 
 from rlplan.memory.logits import ROWS_AT_ONCE
 from rlplan.spec.model import Component, ModelSpec
-from rlplan.units import MIB
+from rlplan.units import KIB
 
 FLOAT_BYTES = 4
-MMAP_THRESHOLD = 32 * MIB
-"""Tensors from here on are mapped anew each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_).
-
-32 MiB is the most that glibc accepts."""
+MMAP_THRESHOLD = 128 * KIB
+"""Tensors from here on are mapped anew each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_)."""
 FORWARD_OPS, BACKWARD_OPS = 86, 173
 """Operations that torch dispatches for a layer, views among them: counted for Qwen3; Llama has fewer."""
 HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
@@ -144,8 +142,8 @@ def backward_floats(model: ModelSpec) -> Mapping[int, float]:
 def fresh_bytes(floats: Mapping[int, float], num_tokens: int) -> float:
     """Bytes of those tensors that are large enough to be mapped anew; smaller ones come from the heap, warm.
 
-    >>> fresh_bytes({100_000: 2, 10: 5}, 100)  # two of 40,000,000 bytes; five of 4,000 are not fresh
-    80000000.0
+    >>> fresh_bytes({1000: 2, 10: 5}, 100)  # two of 400,000 bytes; five of 4,000 are not fresh
+    800000.0
     """
     sizes = {width * num_tokens * FLOAT_BYTES: count for width, count in floats.items()}
     return float(sum(size * count for size, count in sizes.items() if size >= MMAP_THRESHOLD))

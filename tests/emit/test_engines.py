@@ -100,7 +100,7 @@ def test_workers_stay_offline_on_the_loopback_and_give_memory_back() -> None:
         environment = worker.environment
         assert environment["HF_HUB_OFFLINE"] == "1"
         assert environment["GLOO_SOCKET_IFNAME"] == "lo"
-        assert environment["MALLOC_MMAP_THRESHOLD_"] == str(32 << 20)
+        assert environment["MALLOC_MMAP_THRESHOLD_"] == "131072"
         assert environment["OMP_NUM_THREADS"] == str(worker.num_threads)
 
 

@@ -91,8 +91,8 @@ def test_flops_are_two_a_matrix_element_and_token_and_a_backward_pass_is_twice_t
 def test_small_tensors_are_not_fresh_and_large_ones_are() -> None:
     model = make_model()
     assert forward_work(model, MicroBatch(1, 10, 4)).fresh_bytes == 0
-    assert fresh_bytes({2048: 1}, 4096) == 2048 * 4096 * 4
-    assert fresh_bytes({2048: 1}, 4095) == 0
+    assert fresh_bytes({8: 1}, 4096) == 8 * 4096 * 4
+    assert fresh_bytes({8: 1}, 4095) == 0
 
 
 @pytest.mark.parametrize("larger", [MicroBatch(8, 512, 256), MicroBatch(4, 1024, 256), MicroBatch(4, 512, 300)])

@@ -34,7 +34,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
 from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 LOOPBACK = "127.0.0.1"
 
@@ -151,21 +151,34 @@ class PolicyTrainer(Worker):
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
-            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+            self.sender = PolicySender(
+                self._packets,
+                getattr(torch, self.job.rollout.dtype.value),
+                sends_deltas=self.job.placement.sync_content is SyncContent.DELTA,
+            )
         return self.sender.offer(endpoint)
 
-    def open_channel(self, endpoint: Endpoint) -> None:
+    def open_channel(self) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open(endpoint)
+        self.sender.open()
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
-        source = self.weights()
         if self.sender is None:
-            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._take_part()
             return None
-        return self.sender.send(source, update)
+        return self.sender.send(self.weights(), update)
+
+    def weight_checksums(self) -> list[int] | None:
+        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
+        if self.sender is None:
+            self._take_part()
+            return None
+        return self.sender.checksums(self.weights())
+
+    def _take_part(self) -> None:
+        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:

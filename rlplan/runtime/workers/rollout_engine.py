@@ -18,7 +18,7 @@ from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 
 class RolloutEngine(Worker):
@@ -117,9 +117,9 @@ class RolloutEngine(Worker):
         """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
         packets = policy_packets(self.job, self.job.load_model())
-        self.llm.init_weight_transfer_engine(
-            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
-        )
+        takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
+        channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
+        self.llm.init_weight_transfer_engine({"init_info": channel})
 
     def receive_weights(self, update: Update) -> dict[str, float]:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
@@ -128,6 +128,10 @@ class RolloutEngine(Worker):
         self.finish_update(update.version)
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def fed_checksums(self) -> list[int]:
+        """Checksums of the packets as they were fed in by the last update that went well."""
+        return list(self._transfer.receiver.checksums)
 
     def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
