@@ -35,8 +35,12 @@ class CpuSpeed:
         return self.engine.step_cost(num_seqs, num_seqs, context_tokens / max(1.0, num_seqs)).seconds
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt, behind `context_tokens` of it that are held already."""
-        return self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2).seconds
+        """So many tokens of one prompt, behind `context_tokens` of it that are held already.
+
+        Counts: a step with these tokens less an empty one, for prompts are computed beside the sequences that run.
+        """
+        step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
+        return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
 
 
 def play_job(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
