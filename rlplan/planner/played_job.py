@@ -21,6 +21,7 @@ from rlplan.timing.cpu_engine import CpuEngine
 from rlplan.timing.cpu_host import host_of
 from rlplan.vocabulary import ActionKind
 
+MAX_STEPS = 10_000
 _APART = (ActionKind.EVALUATE,)
 
 
@@ -61,6 +62,13 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             way_out="rlplan profiles measure makes a profile of this host",
         )
     schedule, work, rollout = _without_evaluation(plan.schedule), job.workload, job.rollout
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise SpecError(
+            f"{num_steps} steps are to be simulated",
+            where="command line: --steps",
+            rule=f"from 1 to {MAX_STEPS:,}",
+            way_out="--steps 20",
+        )
     engine: CpuEngine = CpuTimes(job, model, host, plan.schedule).engine
     blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory) - 1
     costs: dict[str, Cost] = {action.action_id: action.cost for action in timing.step.actions}
