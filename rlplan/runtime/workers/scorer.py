@@ -52,7 +52,7 @@ class Scorer(Worker):
         self.start(self.model_folder)
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Of each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
         if self.role == Role.REWARD:
