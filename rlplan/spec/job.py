@@ -41,6 +41,8 @@ class HardwareSpec(Spec):
     num_hosts: the devices lie on so many hosts, dealt out in order and evenly; memory is that of each.
     rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
     0 takes any free port.
+    keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
+    once: faster passes, higher peaks.
     """
 
     profile: str
@@ -48,6 +50,7 @@ class HardwareSpec(Spec):
     num_hosts: int = Field(default=1, ge=1, le=2048)
     memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
+    keeps_heap: bool = False
 
     @model_validator(mode="after")
     def _every_host_has_a_device(self) -> "HardwareSpec":
@@ -118,7 +121,7 @@ class TrainingSpec(Spec):
 class RolloutSpec(Spec):
     """How the rollout engine is held. kv_cache_memory: bytes of KV cache, never a guessed fraction."""
 
-    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlplan.errors import RlplanError
 from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
-from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes
+from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 from rlplan.runtime.workers.network import Hello, join_network
 
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +42,7 @@ class Worker:
         reset_device_peak()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
+        trim_heap()
         measurement = Measurement(
             process=self.process,
             start_s=start,
