@@ -153,3 +153,13 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
     assert 2 in {span.attempt for span in run.trace.spans}
     assert alive([first, second, *children]) == []
+
+
+@pytest.mark.engine
+def test_phases_that_take_turns_free_what_the_plan_says(tmp_path: Path) -> None:
+    """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
+    overrides = ("placement.placement=colocated", "placement.parks=disk", "workload.num_steps=2")
+    run = finish(
+        start("run", "examples/memory-bound.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run"
+    )
+    assert run.exit_code == 0, run.stderr
