@@ -156,10 +156,10 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
 
 
 @pytest.mark.engine
-def test_phases_that_take_turns_free_what_the_plan_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["maturity/2-swapping", pytest.param("memory-bound", marks=pytest.mark.nightly)])
+def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path) -> None:
     """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
     overrides = ("placement.placement=colocated", "placement.parks=disk", "workload.num_steps=2")
-    run = finish(
-        start("run", "examples/memory-bound.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run"
-    )
+    run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
+    assert "phases share memory in turn" in (run.folder / "preflight.json").read_text()
