@@ -84,7 +84,7 @@ def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedul
     for layout in schedule.layouts:
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
-                forecast: Forecast = TrainerForecast(job, model, profile, layout.dp, rank)
+                forecast: Forecast = TrainerForecast(job, model, profile, layout, rank)
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile)
             else:
