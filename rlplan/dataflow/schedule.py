@@ -27,14 +27,14 @@ _STREAMS = {
 }
 
 _WORKERS: dict[ActionKind, tuple[str, ...]] = {
-    ActionKind.START_TRAINER: ("policy_trainer",),
+    ActionKind.START_TRAINER: ("policy_trainer", "value_trainer"),
     ActionKind.START_ENGINE: ("rollout_engine",),
     ActionKind.START_SCORER: ("scorer",),
     ActionKind.GENERATE: ("rollout_engine",),
     ActionKind.EVALUATE: ("rollout_engine",),
-    ActionKind.SCORE: ("scorer",),
-    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer",),
-    ActionKind.OPTIMIZER_STEP: ("policy_trainer",),
+    ActionKind.SCORE: ("scorer", "policy_trainer", "value_trainer"),
+    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer", "value_trainer"),
+    ActionKind.OPTIMIZER_STEP: ("policy_trainer", "value_trainer"),
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
     ActionKind.CHECKPOINT: ("policy_trainer",),
     ActionKind.VERIFY: (),
@@ -122,7 +122,7 @@ def build_schedule(
 
 def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
     workers = _WORKERS[call.kind]
-    mine = [layout for layout in layouts if layout.worker in workers and layout.role == call.role]
+    mine = [layout for layout in layouts if layout.worker in workers and layout.role == (call.held_by or call.role)]
     return Action(
         id=call.id,
         kind=call.kind,
@@ -138,6 +138,10 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
 
 
 def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
-    """The layout's processes that an action needs: every trainer rank holds all weights, so one hands them on."""
+    """The layout's processes that an action needs.
+
+    Up to ZeRO-2 every trainer rank holds all weights, so one hands them on; in ZeRO-3 all of them gather them.
+    """
     names = tuple(process for process, _ in layout.processes)
-    return names[:1] if kind in _FROM_ONE_RANK and layout.worker == "policy_trainer" else names
+    is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
+    return names[:1] if kind in _FROM_ONE_RANK and is_whole else names

@@ -19,7 +19,7 @@ from rlplan.memory.activations import (
     mlp_freed_bytes,
 )
 from rlplan.memory.block_families import block_of
-from rlplan.memory.logits import FLOAT_BYTES, logits_bytes, probability_slice_bytes
+from rlplan.memory.logits import logits_bytes, probability_slice_bytes
 from rlplan.memory.training import TrainedRank
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.units import ceil_div
@@ -52,20 +52,18 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
     layers = _Layers(rank, micro.num_tokens)
     head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens, e)
-    logits = logits_bytes(micro.num_response_tokens, model.vocab_size)
-    # In 16 bits the head's own logits, or the gradient that it gets, stand beside those in fp32.
-    cast = logits * e // FLOAT_BYTES if e < FLOAT_BYTES else 0
-    slices = probability_slice_bytes(micro.num_response_tokens, model.vocab_size)
+    logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
+    slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
     reduction = _reduction_of(rank, accumulates=micro.count > 1)
     if is_first:
         reduction.touched = 0
     table = _vocabulary_table(model)
     whole = gathered_tensor_bytes(rank, table)
-    # End of the forward pass: everything saved, the logits, and the entropy's slices.
-    yield _moment(layers.saved + head, logits + max(cast, slices), accumulated, whole + reduction.touched)
+    # End of the forward pass: everything saved, the last rows of logits and their exponentials.
+    yield _moment(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
     # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.
     waiting = table.numel * e
-    yield _moment(layers.saved + head, logits + cast, accumulated + waiting, whole + reduction.touched)
+    yield _moment(layers.saved + head, logits, accumulated + waiting, whole + reduction.touched)
     if not model.has_tied_embeddings:
         yield from _with_activations(reduction.add(table), layers.saved, 0, accumulated)
         waiting = 0

@@ -14,7 +14,7 @@ from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_bat
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import trained_rank
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -89,11 +89,11 @@ class TrainerForecast:
     def _micro_batch(self) -> MicroBatch:
         workload = self.job.workload
         share = workload.mini_batch_size // self.num_ranks
-        size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
+        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
         return MicroBatch(
-            num_tokens=size * workload.max_seq_len,
-            num_response_tokens=size * workload.max_response_len,
-            count=num_micro_batches(share, workload.micro_batch_size_per_gpu),
+            num_tokens=num_tokens,
+            num_response_tokens=min(share * workload.max_response_len, num_tokens),
+            count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
         )
 
     def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
@@ -168,11 +168,10 @@ class TrainerForecast:
         return action.kind in after_a_step or bool(action.mini_batch)
 
     def _staging(self) -> int:
-        """The shared arena is mapped by the first rank only."""
+        """The first rank alone sends."""
         if self.rank:
             return 0
-        buckets = plan_buckets(self.model.parameters, self.job.training.dtype.num_bytes, self.job.placement.sync_bucket)
-        return staging_bytes(buckets)
+        return sync_staging_bytes(self.job, self.model)
 
 
 def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:

@@ -15,9 +15,34 @@ def load_language_model(folder: str, dtype: Any = None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from rlplan.runtime.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or torch.float32, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        folder, dtype=dtype or torch.float32, attn_implementation=PACKED, trust_remote_code=False, use_safetensors=True
     ).eval()
+
+
+def load_scalar_model(folder: str, dtype: Any = None) -> Any:
+    """A Hugging Face sequence classifier with one label. From a language model its head starts at zero."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from rlplan.runtime.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
+    model, information = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        num_labels=1,
+        dtype=dtype or torch.float32,
+        attn_implementation=PACKED,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    if "score.weight" in information["missing_keys"]:
+        torch.nn.init.zeros_(model.score.weight)
+    return model.eval()
 
 
 def warm_up(architecture: str, *, backward: bool) -> None:

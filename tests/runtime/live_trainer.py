@@ -104,31 +104,44 @@ def plan_of(num_ranks: int, case: Case) -> Any:
     return make_plan(**{"hardware.num_devices": num_ranks, "algorithm.kl_coef": 0.0} | case.get("overrides", {}))
 
 
-def samples_of(live: LiveRank, count: int = 16) -> tuple[list[Any], list[float]]:
-    """This rank's share of a made-up mini-batch and what its tokens count."""
+def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
+    """This rank's micro-batches of a made-up mini-batch and what their tokens count. The last one is a dummy."""
     from rlplan.runtime.experience import TrainSample
+    from rlplan.runtime.packing import pack_shares
 
     samples = [
         TrainSample(
-            (5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i
+            (5, 6, 7),
+            tuple(3 + i * j % 12 for j in range(2 + i % 5)),
+            (-1.0,) * (2 + i % 5),
+            (),
+            ((-1.0) ** i,) * (2 + i % 5),
         )
         for i in range(count)
     ]
-    share = samples[live.rank :: live.num_ranks]
-    return share, [1 / (count * len(sample.response_tokens)) for sample in share]
+    return packed(samples, pack_shares([3 + len(s.response_tokens) for s in samples], live.num_ranks, 30)[live.rank])
 
 
-def longest_samples_of(live: LiveRank) -> tuple[list[Any], list[float]]:
+def packed(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
+    """Micro-batches and what their tokens count; a dummy after them."""
+    packs = [*packs, []]
+    weights = [[1 / (len(samples) * len(samples[index].response_tokens)) for index in pack] for pack in packs]
+    return [[samples[index] for index in pack] for pack in packs], weights
+
+
+def longest_samples_of(live: LiveRank) -> tuple[list[list[Any]], list[list[float]]]:
     """This rank's share of a mini-batch of sequences as long as the job allows."""
     from rlplan.runtime.experience import TrainSample
+    from rlplan.runtime.packing import pack_shares
 
     work = live.job.workload
     prompt, response = tuple(range(3, 3 + work.max_prompt_len)), tuple(range(5, 5 + work.max_response_len))
-    share = [
-        TrainSample(prompt, response, (-1.0,) * len(response), (), 1.0)
-        for _ in range(work.mini_batch_size // live.num_ranks)
-    ]
-    return share, [1 / (work.mini_batch_size * len(response))] * len(share)
+    size = len(response)
+    samples = [TrainSample(prompt, response, (-1.0,) * size, (), (1.0,) * size) for _ in range(work.mini_batch_size)]
+    lengths = [work.max_seq_len] * work.mini_batch_size
+    packs = pack_shares(lengths, live.num_ranks, live.job.max_tokens_per_micro_batch)[live.rank]
+    weight = 1 / (work.mini_batch_size * size)
+    return [[samples[index] for index in pack] for pack in packs], [[weight] * len(pack) for pack in packs]
 
 
 def train(live: LiveRank) -> dict[str, float]:

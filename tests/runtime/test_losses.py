@@ -1,40 +1,14 @@
-"""Log-probs, advantages and the loss, against hand-worked numbers and torch's own functions."""
+"""Advantages and the loss, against hand-worked numbers."""
 
 import math
 
 import pytest
 import torch
 
-from rlplan.runtime.experience import TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, _entropy, _SelectedLogprobs, make_batch
-from rlplan.runtime.losses.advantages import group_normalized
-from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio_with_kl
+from rlplan.runtime.losses.advantages import generalized, group_normalized, whitened
+from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio, clipped_ratio_with_kl
+from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.spec.algorithm import AlgorithmSpec
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_selected_logprobs_and_their_gradient_equal_log_softmax(temperature: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(700, 37, generator=generator) * 3
-    targets = torch.randint(37, (700,), generator=generator)
-    weights = torch.randn(700, generator=generator)
-    plain = logits.clone().requires_grad_()
-    expected = (plain / temperature).log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    (expected * weights).sum().backward()
-    # The function consumes its input's storage, as a head's output may be.
-    leaf = logits.clone().requires_grad_()
-    head_output = leaf * 1.0
-    head_output.detach().div_(temperature)
-    got = _SelectedLogprobs.apply(head_output, targets, temperature)
-    assert torch.allclose(got, expected, atol=1e-5)
-    (got * weights).sum().backward()
-    assert torch.allclose(leaf.grad, plain.grad, atol=1e-6)
-
-
-def test_the_entropy_is_that_of_the_distribution() -> None:
-    logits = torch.randn(300, 11, generator=torch.Generator().manual_seed(1))
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    assert torch.allclose(_entropy(logits), expected, atol=1e-6)
 
 
 def test_advantages_are_normalized_within_a_group() -> None:
@@ -71,32 +45,45 @@ def test_a_clipped_ratio_gives_no_gradient_and_a_kept_one_does() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.1])
 
 
-class _Hidden:
-    def __init__(self, states: torch.Tensor) -> None:
-        self.last_hidden_state = states
+def test_with_lambda_one_a_generalized_advantage_is_the_return_less_the_value() -> None:
+    rewards, values = [0.5, 0.0, 2.0], [1.0, -1.0, 0.25]
+    advantages, returns = generalized(rewards, values, gamma=1.0, gae_lambda=1.0)
+    assert returns == pytest.approx([2.5, 2.0, 2.0])
+    assert advantages == pytest.approx([1.5, 3.0, 1.75])
 
 
-class _OneHot(torch.nn.Module):
-    """A language model whose logits are a function of the token alone: row t of a table."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.table = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(2))
-        self.lm_head = torch.nn.Identity()
-
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> _Hidden:
-        return _Hidden(self.table[input_ids])
+def test_with_lambda_zero_it_is_the_error_of_one_step() -> None:
+    advantages, _ = generalized([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
+    assert advantages == pytest.approx([0.5 - 0.5 - 1.0, 0.125 + 1.0, 2.0 - 0.25])
 
 
-def test_each_response_token_is_scored_at_the_position_before_it_and_padding_never() -> None:
-    samples = [
-        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), 1.0),
-        TrainSample((6,), (7,), (0.0,), (), 1.0),
-    ]
-    batch = make_batch(samples, pad_token=0)
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]
-    assert batch.lengths == (3, 1)
-    language_model = _OneHot(9)
-    logprobs, _ = LogprobModel(language_model, temperature=2.0, computes_entropy=True)(batch)
-    table = (language_model.table / 2.0).log_softmax(-1)
-    assert torch.allclose(logprobs, torch.stack([table[2, 3], table[3, 4], table[4, 5], table[6, 7]]), atol=1e-6)
+def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
+    white = [value for values in whitened([[1.0, 2.0], [], [7.0]]) for value in values]
+    assert sum(white) == pytest.approx(0.0, abs=1e-12)
+    assert sum(value**2 for value in white) / 2 == pytest.approx(1.0)
+
+
+def test_the_value_loss_clips_moves_away_from_the_old_value() -> None:
+    values, old, returns = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.0, 0.4]), torch.tensor([1.0, 1.0, 0.0])
+    loss, is_clipped = clipped_value_loss(values, old, returns, torch.ones(3), 0.2)
+    # 1.0 is held at 0.2 and 0.8 away; 0.0 stays; 0.5 is within 0.2 of 0.4.
+    assert float(loss) == pytest.approx((0.64 + 1.0 + 0.25) / 2)
+    assert is_clipped.tolist() == [True, False, False]
+
+
+def test_a_teacher_draws_the_policy_to_its_log_probs() -> None:
+    logprobs = torch.tensor([math.log(0.5)], requires_grad=True)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        behaviour_logprobs=logprobs.detach(),
+        reference_logprobs=None,
+        advantages=torch.zeros(1),
+        weights=torch.ones(1),
+        teacher_logprobs=torch.tensor([math.log(0.75)]),
+    )
+    loss, details = clipped_ratio(inputs, AlgorithmSpec(name="ppo", teacher_coef=2.0))
+    assert float(loss.detach()) == pytest.approx(2 * (1.5 - math.log(1.5) - 1))
+    assert float(details["teacher_kl"]) == pytest.approx(1.5 - math.log(1.5) - 1)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert float(logprobs.grad) == pytest.approx(2 * (1 - 1.5))  # downhill: a higher log-prob

@@ -1,39 +1,39 @@
 """PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
 
 In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
-Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), sequence packing.
+Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), packing (packing.py).
 """
 
 import gc
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlplan.errors import HostError
-from rlplan.memory.transitions import Bucket
+from rlplan.memory.weight_sync import Packet, policy_packets
 from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
-from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.workers.deepspeed_engine import (
     TORCH_DTYPES,
     build_engine,
     global_norm,
     join_ranks,
-    largest_count,
     recompute_layers,
 )
 from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind, Role
 
 LOOPBACK = "127.0.0.1"
@@ -42,11 +42,13 @@ LOOPBACK = "127.0.0.1"
 class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
 
+    role = Role.POLICY
+
     def __init__(self, process: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
-        self.writer: BucketWriter | None = None
+        self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
 
     def import_libraries(self) -> None:
@@ -83,16 +85,13 @@ class PolicyTrainer(Worker):
 
     def start(self, rank: int, world_size: int, port: int, model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        training = self.job.training
         listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
-        language_model = load_language_model(model_folder, TORCH_DTYPES[training.dtype])
-        if training.gradient_checkpointing:
+        language_model = self.load(model_folder)
+        if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
-        model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
-        self.engine = build_engine(model, self.config)
-        self.pad_token = int(getattr(language_model.config, "pad_token_id", None) or 0)
+        self.engine = build_engine(self.wrap(language_model), self.config)
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
@@ -101,39 +100,47 @@ class PolicyTrainer(Worker):
             self.engine = None
             gc.collect()
 
-    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def load(self, model_folder: str) -> Any:
+        """The Hugging Face module that is trained."""
+        return load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+
+    def wrap(self, language_model: Any) -> torch.nn.Module:
+        """The module that DeepSpeed gets."""
+        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
+
+    def forward_backward(
+        self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
+        micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
         """
-        micro = self.config["train_micro_batch_size_per_gpu"]
         totals: dict[str, float] = {}
-        for first in range(0, len(samples), micro):
-            part = slice(first, first + micro)
-            _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
-        count = ceil_div(len(samples), micro)
-        for _ in range(largest_count(count) - count):
-            self._micro_batch([_NOTHING], [0.0])  # the other ranks have more, and every sum is of all ranks
+        for samples, weights in zip(micro_batches, token_weights, strict=True):
+            _accumulate(totals, self._micro_batch(samples, weights))
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths)
+        counts = torch.tensor(batch.lengths, dtype=torch.long)
 
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
-        has_reference = bool(samples[0].reference_logprobs) or self.job.algorithm.kl_coef > 0
+        def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
+            return torch.tensor([value for values in each for value in values], dtype=torch.float32)
+
+        scored = self.job.scored_roles
         inputs = LossInputs(
             logprobs=logprobs,
-            behaviour_logprobs=torch.tensor([value for sample in samples for value in sample.logprobs]),
-            reference_logprobs=torch.tensor([value for sample in samples for value in sample.reference_logprobs])
-            if has_reference
-            else None,
-            advantages=spread([sample.advantage for sample in samples]),
+            behaviour_logprobs=joined(sample.logprobs for sample in samples),
+            reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
+            advantages=joined(sample.advantages for sample in samples),
             weights=spread(list(token_weights)),
+            teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
@@ -145,14 +152,28 @@ class PolicyTrainer(Worker):
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
-    def open_arena(self, path: str, num_bytes: int) -> None:
-        """Map the shared memory through which weights go out."""
-        self.writer = BucketWriter(path, num_bytes)
+    def offer_channel(self, endpoint: Endpoint) -> Endpoint:
+        """Prepare the channel through which weights go out; an earlier one is closed."""
+        if self.sender is None:
+            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+        return self.sender.offer(endpoint)
 
-    def write_bucket(self, bucket: Bucket) -> None:
-        """Copy one bucket of parameters into the arena."""
-        assert self.writer is not None, "open_arena comes first"
-        self.writer.write(bucket, dict(self.weights().tensors(bucket)))
+    def open_channel(self, endpoint: Endpoint) -> None:
+        """Open it, beside the readers."""
+        assert self.sender is not None, "offer_channel comes first"
+        self.sender.open(endpoint)
+
+    def send_weights(self, update: Update) -> SendReport | None:
+        """Send one update; ranks without a channel only help to gather the weights."""
+        source = self.weights()
+        if self.sender is None:
+            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            return None
+        return self.sender.send(source, update)
+
+    @cached_property
+    def _packets(self) -> tuple[Packet, ...]:
+        return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout."""
@@ -167,14 +188,8 @@ class PolicyTrainer(Worker):
         if self.engine is None:
             return {}
         held = TrainedStates(self.engine).num_bytes()
-        held[MemoryKind.SYNC_STAGING] = self.writer.num_bytes if self.writer else 0
-        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
-
-
-_NOTHING = TrainSample(
-    prompt_tokens=(0,), response_tokens=(0,), logprobs=(0.0,), reference_logprobs=(0.0,), advantage=0.0
-)
-"""A sample that counts nothing."""
+        held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
+        return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
 def _summarize(
@@ -186,11 +201,13 @@ def _summarize(
         "entropy_sum": float(entropies.double().sum()),
         "is_clipped_sum": float(details["is_clipped"].double().sum()),
         "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-        "ratio_max": float(details["ratio"].max()) if difference.numel() else 1.0,
+        "ratio_max": float(details["ratio"].max()) if difference.numel() else 0.0,
     }
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())
         summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    if "teacher_kl" in details:
+        summary["teacher_kl_sum"] = float(details["teacher_kl"].double().sum())
     return summary
 
 

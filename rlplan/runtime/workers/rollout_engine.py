@@ -8,10 +8,11 @@ Left out: tensor parallelism, sleep (CUDA only).
 from collections.abc import Sequence
 from typing import Any
 
-from rlplan.memory.transitions import Bucket
+from rlplan.memory.weight_sync import policy_packets
 from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.start_checkpoint import warm_up
+from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
@@ -35,7 +36,6 @@ class RolloutEngine(Worker):
         self.dirty = False
         self.paused = False
         self.just_started = False
-        self.arena_bytes = 0
         self.book, self.outbox = RequestBook(), Outbox()
         self.thread = OwnThread(process, self._work)
 
@@ -97,20 +97,28 @@ class RolloutEngine(Worker):
         """Step again."""
         self.paused = False
 
-    def open_arena(self, path: str, num_bytes: int) -> None:
-        """Map the shared memory through which weights come in."""
+    def open_channel(self, endpoint: Endpoint, reader: int) -> None:
+        """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
-        self.llm.init_weight_transfer_engine({"init_info": {"path": path, "num_bytes": num_bytes}})
-        self.arena_bytes = num_bytes
+        packets = policy_packets(self.job, self.job.load_model())
+        self.llm.init_weight_transfer_engine(
+            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
+        )
 
-    def begin_update(self) -> None:
+    def receive_weights(self, update: Update) -> dict[str, float]:
+        """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
+        self.begin_update(update)
+        self.llm.update_weights({"update_info": {"update": update}})
+        self.finish_update(update.version)
+        report = self._transfer.receiver.report
+        return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
+        if self.dirty and not update.is_full:
+            raise sync_error("the last update failed: only a full one makes this engine clean")
         self.dirty = True
         self.llm.start_weight_update()
-
-    def load_bucket(self, bucket: Bucket) -> None:
-        """Load the bucket that now lies in the arena."""
-        self.llm.update_weights({"update_info": {"bucket": bucket}})
 
     def finish_update(self, version: int) -> None:
         """Close the update and stamp its version."""
@@ -127,12 +135,12 @@ class RolloutEngine(Worker):
         """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
         if self.llm is None:
             return {}
-        runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        runner = self._vllm_worker.model_runner
         held = {
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
-            MemoryKind.SYNC_STAGING: self.arena_bytes,
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes,
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
@@ -140,9 +148,18 @@ class RolloutEngine(Worker):
         """While loading, every parameter was a tensor: the weights before packing."""
         return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
 
+    @property
+    def _vllm_worker(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+    @property
+    def _transfer(self) -> Any:
+        return self._vllm_worker.weight_transfer_engine
+
     def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
-        assert not self.dirty, "the last weight update failed: the weights are mixed"
+        if self.dirty:
+            raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
         self.just_started = False
         by_id = {request.id: request for request in requests}
         for name, index in self.book.enter(requests, outbox):

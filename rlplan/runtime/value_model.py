@@ -1,0 +1,31 @@
+"""A decoder with a scalar head: a value for every response token, or a reward for a whole sequence.
+
+In: a TokenBatch. Out: one number for each of its response tokens: what the state before that token is worth.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlplan.runtime.experience import SequencePair
+from rlplan.runtime.logprob_model import TokenBatch, predicting_states
+
+
+class ValueModel(nn.Module):
+    """Wraps a Hugging Face sequence classifier with one label. `forward` gives values, fp32 of shape [tokens]."""
+
+    def __init__(self, language_model: nn.Module) -> None:
+        super().__init__()
+        self.language_model: Any = language_model
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        """The head on the hidden states that predict response tokens."""
+        values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, batch))
+        return values.squeeze(-1).float()
+
+
+def whole_sequences(pairs: Sequence[SequencePair]) -> list[SequencePair]:
+    """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
+    return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]
