@@ -22,12 +22,24 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 
 STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
 
+PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
+"""What leaves memory while a role is parked. Source: `rlplan.runtime.workers.trained_states`."""
+
+AFTER_A_STEP = (
+    *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+)
+"""What the first step does after its optimizer step."""
+
 ALL_REDUCE_NUMEL = 500_000_000
 """Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
 
 
 class TrainerForecast:
     """One data-parallel rank. See `memory.predict.Forecast`."""
+
+    has_arena: bool = True
+    """Whether weights go out through shared memory; otherwise they are written to files."""
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
@@ -38,6 +50,8 @@ class TrainerForecast:
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
         held = self._base(action, moment)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held = {kind: size for kind, size in held.items() if kind not in PARKED_KINDS}
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held[MemoryKind.GRADIENTS] = self._accumulated
             # Small tensors that ZeRO-3 keeps whole stay so from the second micro-batch on.
@@ -59,9 +73,11 @@ class TrainerForecast:
             held[MemoryKind.COMM_BUFFERS] = self._loading(held)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= self._passes(is_first=not self._has_stepped(action, moment))
-        elif action.kind is ActionKind.CHECKPOINT and self.rank == 0:
+        elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
+        elif action.kind is ActionKind.OFFLOAD_ROLE:
+            held |= self._base(action, moment)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
@@ -164,12 +180,17 @@ class TrainerForecast:
             return False
         if moment != "first":
             return True
-        after_a_step = (ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT)
+        after_a_step = (
+            ActionKind.OPTIMIZER_STEP,
+            ActionKind.SYNC_WEIGHTS,
+            ActionKind.SAVE_WEIGHTS,
+            ActionKind.CHECKPOINT,
+        )
         return action.kind in after_a_step or bool(action.mini_batch)
 
     def _staging(self) -> int:
         """The first rank alone sends."""
-        if self.rank:
+        if self.rank or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)
 

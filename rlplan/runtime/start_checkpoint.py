@@ -4,6 +4,7 @@ In: a Hugging Face folder. Out: a module, or a folder. Weights are safetensors; 
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,19 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
     save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32), out, model_folder)
 
 
-def save_policy(model: Any, out: Path, tokenizer_folder: Path) -> None:
+def save_policy(
+    model: Any, out: Path, tokenizer_folder: Path, weights: Iterable[tuple[str, Any]] | None = None
+) -> None:
     """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
 
+    weights: (name, whole tensor), where the model's own are cut; each is read before the next is asked for.
     Each tensor is copied, for under ZeRO they are all views of one buffer, which the format refuses.
     """
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    named = model.named_parameters() if weights is None else weights
+    tensors = {name: parameter.detach().clone() for name, parameter in named}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
     model.config.save_pretrained(str(out))
     for name in TOKENIZER_FILES:

@@ -85,15 +85,26 @@ class RolloutSpec(Spec):
 class PlacementSpec(Spec):
     """Who shares devices with whom, and how weights travel.
 
+    num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
+    with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
+    training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
+    num_generation_devices: int = Field(default=1, ge=1, le=16_384)
+    num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    partial_rollouts: bool = True
+    parks: Literal["none", "host", "disk"] = "none"
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+    check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
 
     @property
     def sync_transport(self) -> Transport:
@@ -116,10 +127,13 @@ class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
+    forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
+    says after its end of sequence is computed but teaches nothing.
     """
 
     shuffle_rewards: bool = False
     skip_sync_after_step: int | None = Field(default=None, ge=1)
+    forces_lengths: bool = False
 
 
 class JobSpec(Spec):

@@ -172,7 +172,18 @@ def memory(live: LiveRank) -> dict[str, Any]:
     return answer
 
 
-EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory}
+def swap(live: LiveRank) -> dict[str, Any]:
+    """Three steps; before the last one everything is parked on disk and comes back."""
+    log = [train(live) for _ in range(2)]
+    before = live.measured("components")
+    parked = live.measured("offload", "disk")
+    back = live.measured("reload")
+    log.append(train(live))
+    sums = {name: float(tensor.double().sum()) for name, tensor in live.call("weights")}
+    return {"log": log, "sums": sums, "before": before, "parked": parked, "back": back}
+
+
+EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory, "swap": swap}
 
 
 if __name__ == "__main__":

@@ -29,12 +29,14 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
+    offload_to_host,
     recompute_layers,
 )
-from rlplan.runtime.workers.trained_states import TrainedStates
+from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,6 +52,7 @@ class PolicyTrainer(Worker):
         self.engine: Any = None
         self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
+        self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -89,6 +92,7 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
         language_model = self.load(model_folder)
+        own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
@@ -125,10 +129,6 @@ class PolicyTrainer(Worker):
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths, dtype=torch.long)
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -139,7 +139,7 @@ class PolicyTrainer(Worker):
             behaviour_logprobs=joined(sample.logprobs for sample in samples),
             reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
             advantages=joined(sample.advantages for sample in samples),
-            weights=spread(list(token_weights)),
+            weights=joined(s.spread(weight) for s, weight in zip(samples, token_weights, strict=True)),
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
@@ -152,32 +152,72 @@ class PolicyTrainer(Worker):
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
+    def offload(self, destination: str) -> None:
+        """Move everything that the engine holds out of the way. destination: `disk`, or `host` from a GPU.
+
+        Raises: HostError for `host` on a host without a GPU, where it would free nothing.
+        """
+        if destination == "disk":
+            held = TrainedStates(self.engine).storages()
+            self.parked.park([storage for storages in held.values() for storage in storages])
+        elif next(self.engine.module.parameters()).device.type == "cuda":
+            offload_to_host(self.engine)
+        else:
+            raise HostError(
+                f"states cannot move to '{destination}'",
+                where="placement.parks",
+                rule="host is for states on a GPU; on a CPU host they lie there already",
+                way_out="placement.parks=disk frees their memory, placement.parks=none leaves them",
+            )
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved away, bit for bit."""
+        if next(self.engine.module.parameters()).device.type == "cuda":
+            self.engine.reload_states()
+        self.parked.bring_back()
+
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
-            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+            self.sender = PolicySender(
+                self._packets,
+                getattr(torch, self.job.rollout.dtype.value),
+                sends_deltas=self.job.placement.sync_content is SyncContent.DELTA,
+            )
         return self.sender.offer(endpoint)
 
-    def open_channel(self, endpoint: Endpoint) -> None:
+    def open_channel(self) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open(endpoint)
+        self.sender.open()
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
-        source = self.weights()
         if self.sender is None:
-            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._take_part()
             return None
-        return self.sender.send(source, update)
+        return self.sender.send(self.weights(), update)
+
+    def weight_checksums(self) -> list[int] | None:
+        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
+        if self.sender is None:
+            self._take_part()
+            return None
+        return self.sender.checksums(self.weights())
+
+    def _take_part(self) -> None:
+        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:
         return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout."""
-        save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))
+        """Write the policy in Hugging Face layout: the first rank does; the others help to gather it."""
+        if self.engine.global_rank:
+            self.weights().take_part()
+            return
+        save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder), self.weights())
 
     def weights(self) -> WeightSource:
         """The policy's weights by their names in the Hugging Face model. Iterating is collective under ZeRO-3."""

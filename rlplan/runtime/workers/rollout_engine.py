@@ -13,12 +13,12 @@ from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
-from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 
 class RolloutEngine(Worker):
@@ -73,6 +73,22 @@ class RolloutEngine(Worker):
             self.llm = LLM(model=model_folder, **arguments)
         self.packing, self.just_started = packing, True
 
+    def stop(self) -> None:
+        """Destroy the engine and give its memory back; `start` makes a new one in the same process.
+
+        Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
+        """
+        import gc
+
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        assert not self.book.num_open, "an engine is stopped when nothing is under way"
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm, self.dirty = None, False
+        cleanup_dist_env_and_memory()
+        gc.collect()
+        give_memory_back()
+
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order."""
         outbox = Outbox()
@@ -101,9 +117,9 @@ class RolloutEngine(Worker):
         """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
         packets = policy_packets(self.job, self.job.load_model())
-        self.llm.init_weight_transfer_engine(
-            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
-        )
+        takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
+        channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
+        self.llm.init_weight_transfer_engine({"init_info": channel})
 
     def receive_weights(self, update: Update) -> dict[str, float]:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
@@ -112,6 +128,10 @@ class RolloutEngine(Worker):
         self.finish_update(update.version)
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def fed_checksums(self) -> list[int]:
+        """Checksums of the packets as they were fed in by the last update that went well."""
+        return list(self._transfer.receiver.checksums)
 
     def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
@@ -179,8 +199,8 @@ class RolloutEngine(Worker):
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            max_tokens=request.max_tokens,
-            ignore_eos=self.job.workload.ignores_eos,
+            max_tokens=request.lengths[index] if request.lengths else request.max_tokens,
+            ignore_eos=self.job.workload.ignores_eos or bool(request.lengths),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

@@ -3,6 +3,7 @@
 In: prompts with responses. Out: one number a response token, of a reward model one in all.
 """
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,14 +26,25 @@ class Scorer(Worker):
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
+        self.model_folder = ""
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
 
+    def offload(self, destination: str) -> None:
+        """Let go of the model: a frozen one lies in its own files already, whatever the destination."""
+        self.model = None
+        gc.collect()
+
+    def reload(self) -> None:
+        """Load the model again."""
+        self.start(self.model_folder)
+
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
+        self.model_folder = model_folder
         if self.role == Role.REWARD:
             self.model = ValueModel(load_scalar_model(model_folder).requires_grad_(False))
         else:

@@ -42,9 +42,8 @@ class ValueTrainer(PolicyTrainer):
         values = self.engine(batch)
         returns = torch.tensor([value for sample in samples for value in sample.returns])
         old_values = torch.tensor([value for sample in samples for value in sample.values])
-        weights = torch.tensor(token_weights, dtype=torch.float32).repeat_interleave(
-            torch.tensor(batch.lengths, dtype=torch.long)
-        )
+        spread = [weight for s, each in zip(samples, token_weights, strict=True) for weight in s.spread(each)]
+        weights = torch.tensor(spread, dtype=torch.float32)
         loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, self.job.algorithm.value_clip)
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
         difference = (returns - values.detach()).double()
