@@ -24,8 +24,9 @@ class ScorerForecast:
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
+        is_parked = action.kind is ActionKind.OFFLOAD_ROLE
         return {
-            MemoryKind.WEIGHTS: parameter_bytes(self.model, self.job.training.dtype.num_bytes),
+            MemoryKind.WEIGHTS: 0 if is_parked else parameter_bytes(self.model, self.job.training.dtype.num_bytes),
             MemoryKind.PROCESS: self.profile.process_overheads.scorer.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
@@ -37,6 +38,8 @@ class ScorerForecast:
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = parameter_bytes(self.model, self.job.training.dtype.num_bytes)
         if action.kind is ActionKind.SCORE:
             workload = self.job.workload
             share = ceil_div(workload.num_rollouts_per_step, self.num_processes)

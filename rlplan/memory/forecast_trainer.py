@@ -180,13 +180,7 @@ class TrainerForecast:
             return False
         if moment != "first":
             return True
-        after_a_step = (
-            ActionKind.OPTIMIZER_STEP,
-            ActionKind.SYNC_WEIGHTS,
-            ActionKind.SAVE_WEIGHTS,
-            ActionKind.CHECKPOINT,
-        )
-        return action.kind in after_a_step or bool(action.mini_batch)
+        return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
     def _staging(self) -> int:
         """The first rank alone sends."""
