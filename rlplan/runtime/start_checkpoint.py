@@ -68,24 +68,21 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(str(model_folder), trust_remote_code=False)
-    save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32), out, model_folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    save_policy(model.config, model.named_parameters(), out, model_folder)
 
 
-def save_policy(
-    model: Any, out: Path, tokenizer_folder: Path, weights: Iterable[tuple[str, Any]] | None = None
-) -> None:
+def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> None:
     """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
 
-    weights: (name, whole tensor), where the model's own are cut; each is read before the next is asked for.
     Each tensor is copied, for under ZeRO they are all views of one buffer, which the format refuses.
     """
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    named = model.named_parameters() if weights is None else weights
-    tensors = {name: parameter.detach().clone() for name, parameter in named}
+    tensors = {name: parameter.detach().clone() for name, parameter in weights}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
-    model.config.save_pretrained(str(out))
+    config.save_pretrained(str(out))
     for name in TOKENIZER_FILES:
         if (tokenizer_folder / name).is_file():
             shutil.copyfile(tokenizer_folder / name, out / name)

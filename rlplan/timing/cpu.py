@@ -88,8 +88,9 @@ class CpuTimes:
             return self.sync_cost(is_first=part == "start")
         if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
             return NOTHING  # the last step's own evaluation is not repeated
-        if kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE):
-            return self.park_cost(action, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
+        trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
+        if kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE) and trained is not None:
+            return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
         made = {
             ActionKind.GENERATE: self.generate_cost,
             ActionKind.EVALUATE: self.evaluate_cost,
@@ -99,23 +100,18 @@ class CpuTimes:
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
             ActionKind.STOP_ENGINE: self.stop_cost,
+            ActionKind.OFFLOAD_ROLE: self.park_cost,
+            ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
 
-    def park_cost(self, action: Action, *, is_back: bool) -> Cost:
-        """A role's states to a file, or back into fresh memory; a frozen role lets go, and loads its own files again.
+    def move_states_cost(self, trained: RoleLayout, *, is_back: bool) -> Cost:
+        """A trained role's states to a file, or back into fresh memory: of all ranks, through one disk.
 
-        Counts: a trained rank's states after a step, of all ranks through one disk; a frozen role's weights.
         Source: `rlplan.runtime.workers.parked_states`.
         """
-        trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
-        if trained is None:
-            num_bytes = self.job.training.dtype.num_bytes * self.model.num_parameters * len(action.processes)
-            if not is_back:
-                return NOTHING
-        else:
-            states = trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, 0).states.after_step()
-            num_bytes = (states.device_bytes + states.host_bytes) * trained.dp
+        states = trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, 0).states.after_step()
+        num_bytes = (states.device_bytes + states.host_bytes) * trained.dp
         moved = Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
         return moved + self._training.fresh_cost(num_bytes) if is_back else moved
 
@@ -218,6 +214,15 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def park_cost(self) -> Cost:
+        """A frozen model is let go; its pages are given back. Python's look for what is left over is not counted."""
+        return NOTHING
+
+    def load_cost(self) -> Cost:
+        """A frozen model read again: fresh memory for it, and its bytes copied there."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
 
     def stop_cost(self) -> Cost:
         """The engine is taken apart and Python looks for what is left over."""

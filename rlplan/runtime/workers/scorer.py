@@ -14,7 +14,7 @@ from rlplan.runtime.logprob_model import LogprobModel, judge_packed
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
 from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES
-from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role
@@ -27,21 +27,11 @@ class Scorer(Worker):
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
-        self.model_folder = ""
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
-
-    def offload(self, destination: str) -> None:
-        """Let go of the model: a frozen one lies in its own files already, whatever the destination."""
-        self.model = None
-        gc.collect()
-
-    def reload(self) -> None:
-        """Load the model again."""
-        self.start(self.model_folder)
 
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
@@ -53,8 +43,18 @@ class Scorer(Worker):
             language_model = load_language_model(model_folder, dtype).requires_grad_(False)
             self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
 
+    def offload(self, destination: str) -> None:
+        """Let the model go until `reload`: it is frozen, so its own files hold it already, whatever the destination."""
+        self.model = None
+        gc.collect()
+        give_memory_back()
+
+    def reload(self) -> None:
+        """Load the model again."""
+        self.start(self.model_folder)
+
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Of each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
         if self.role == Role.REWARD:
