@@ -1,4 +1,4 @@
-"""Whole runs with every set of roles: value, reward model, teacher, adapters. Their states are predicted to the byte."""
+"""Whole runs with every set of roles: value, reward model, teacher, adapters; their states are predicted to the byte."""
 
 import json
 import shutil
@@ -21,9 +21,8 @@ def check(run: FinishedRun) -> None:
     differences = [row["sync/logprob_difference_max"] for row in run.metrics if row["step"] > 0]
     assert len(differences) == 2
     assert max(differences) < 1e-4
-    rows = {
-        (row.action_id, row.process, row.role, row.kind): row for row in run.plan.ledger.rows if row.moment != "first"
-    }
+    later = [row for row in run.plan.ledger.rows if row.moment != "first"]
+    rows = {(row.action_id, row.process, row.role, row.kind): row for row in later}
     compared = 0
     for sample in run.trace.samples:
         row = rows.get((sample.action_id, sample.process, sample.role, sample.kind))
