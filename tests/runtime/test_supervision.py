@@ -163,3 +163,19 @@ def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path
     run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
     assert "phases share memory in turn" in (run.folder / "preflight.json").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("run", "examples/quickstart.yaml", "--out", str(folder))
+    wait_for(lambda: engine_pid(folder) > 0, 120)
+    children = descendants_of(process.pid)
+    os.kill(engine_pid(folder), signal.SIGKILL)
+    run = finish(process, folder)
+    assert run.exit_code == 5
+    assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
+    assert "a process is started anew while it generates" in run.stderr
+    assert alive(children) == []
+    assert run.status["state"] == "failed"
