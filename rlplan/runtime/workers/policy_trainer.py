@@ -34,9 +34,11 @@ from rlplan.runtime.workers.deepspeed_engine import (
     global_norm,
     join_ranks,
     largest_count,
+    offload_to_host,
     recompute_layers,
 )
-from rlplan.runtime.workers.trained_states import TrainedStates
+from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -55,6 +57,7 @@ class PolicyTrainer(Worker):
         self.engine: Any = None
         self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
+        self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -96,6 +99,7 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
         language_model = self.load(model_folder)
+        own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
@@ -195,6 +199,30 @@ class PolicyTrainer(Worker):
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
+    def offload(self, destination: str) -> None:
+        """Move everything that the engine holds out of the way. destination: `disk`, or `host` from a GPU.
+
+        Raises: HostError for `host` on a host without a GPU, where it would free nothing.
+        """
+        if destination == "disk":
+            held = TrainedStates(self.engine).storages()
+            self.parked.park([storage for storages in held.values() for storage in storages])
+        elif next(self.engine.module.parameters()).device.type == "cuda":
+            offload_to_host(self.engine)
+        else:
+            raise HostError(
+                f"states cannot move to '{destination}'",
+                where="placement.parks",
+                rule="host is for states on a GPU; on a CPU host they lie there already",
+                way_out="placement.parks=disk frees their memory, placement.parks=none leaves them",
+            )
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved away, bit for bit."""
+        if next(self.engine.module.parameters()).device.type == "cuda":
+            self.engine.reload_states()
+        self.parked.bring_back()
+
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
@@ -233,6 +261,9 @@ class PolicyTrainer(Worker):
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        if self.engine.global_rank:
+            self.weights().take_part()
+            return
         language_model = self.engine.module.language_model
         save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
         if self.has_adapters:
