@@ -63,10 +63,11 @@ def make_policy(folder: Path) -> None:
 def make_job(folder: Path, content: str = "full") -> Any:
     """The job of an engine with that policy."""
     from rlplan.spec.job import load_job
+    from rlplan.vocabulary import Dtype
 
-    overrides = ("rollout.dtype=bfloat16", "training.dtype=bfloat16", "rollout.kv_cache_memory=64MiB")
-    more = (f"policy.path={folder}", f"placement.sync_content={content}")
-    return load_job(ROOT / "examples" / "quickstart.yaml", (*overrides, *more))
+    overrides = ("training.dtype=bfloat16", f"policy.path={folder}", f"placement.sync_content={content}")
+    job = load_job(ROOT / "examples" / "quickstart.yaml", overrides)
+    return job.model_copy(update={"rollout": job.rollout.model_copy(update={"dtype": Dtype.BFLOAT16})})
 
 
 def read(pipe: Connection, folder: Path) -> None:
