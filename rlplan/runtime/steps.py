@@ -175,7 +175,11 @@ class ActionRunner:
         shares = _contiguous(self.rollouts, len(action.processes))
 
         def call(rank: int) -> tuple[Any, ...]:
-            return "score", [self._readers.sequence(action.role, rollout) for rollout in shares[rank]]
+            return (
+                "score",
+                [self._readers.sequence(action.role, rollout) for rollout in shares[rank]],
+                action.role.value,
+            )
 
         results, measurements = self._everywhere(action, call)
         for share, scores in zip(shares, results, strict=True):

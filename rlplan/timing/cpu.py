@@ -96,6 +96,8 @@ class CpuTimes:
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
             ActionKind.STOP_ENGINE: self.stop_cost,
+            ActionKind.OFFLOAD_ROLE: self.park_cost,
+            ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
 
@@ -198,6 +200,15 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def park_cost(self) -> Cost:
+        """A frozen model is let go; its pages are given back. Python's look for what is left over is not counted."""
+        return NOTHING
+
+    def load_cost(self) -> Cost:
+        """A frozen model read again: fresh memory for it, and its bytes copied there."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
 
     def stop_cost(self) -> Cost:
         """The engine is taken apart and Python looks for what is left over."""

@@ -6,7 +6,7 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 
 import gc
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.weight_sync import Packet, policy_packets
+from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
-from rlplan.runtime.experience import TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, judge_packed, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
@@ -29,6 +31,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
+    largest_count,
     recompute_layers,
 )
 from rlplan.runtime.workers.trained_states import TrainedStates
@@ -63,7 +66,9 @@ class PolicyTrainer(Worker):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
-        check_deepspeed(self.config, "deepspeed/policy.json")
+        check_deepspeed(self.config, f"deepspeed/{self.role}.json")
+        if self.has_adapters:
+            import peft  # noqa: F401
 
     def open_rendezvous(self, port: int) -> int:
         """Listen on this host's loopback, where the ranks will meet; gives the port. 0 takes any free one.
@@ -100,9 +105,17 @@ class PolicyTrainer(Worker):
             self.engine = None
             gc.collect()
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained, and the base is frozen."""
+        return self.role is Role.POLICY and self.job.training.trains_adapters
+
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
-        return load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        if self.has_adapters:
+            add_adapters(language_model, self.job)
+        return language_model
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
@@ -142,6 +155,24 @@ class PolicyTrainer(Worker):
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
         return _summarize(float(loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+        """What a role that shares these weights says of each response: the reference is the base without adapters."""
+        assert role == Role.REFERENCE, f"the policy's trainer does not hold the {role}"
+        with adapters_off(self.engine.module.language_model):
+            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
+
+    def _judge(
+        self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
+    ) -> list[tuple[float, ...]]:
+        """Numbers of each response's tokens; as many passes on every rank, for ZeRO-3 gathers in each."""
+        max_tokens = self.job.max_tokens_per_micro_batch
+        judged = judge_packed(pairs, max_tokens, judge)
+        count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+        for _ in range(largest_count(count) - count):
+            judge(make_batch([]))
+        return judged
 
     def optimizer_step(self) -> dict[str, float]:
         """Apply the accumulated gradient."""
@@ -185,12 +216,23 @@ class PolicyTrainer(Worker):
         return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout."""
-        save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))
+        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        language_model = self.engine.module.language_model
+        save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
+        if self.has_adapters:
+            self.save_adapter(str(Path(folder) / "adapter"))
+
+    def save_adapter(self, folder: str) -> None:
+        """Write the adapters alone, in PEFT's layout."""
+        save_adapter(self.engine.module.language_model, self.job, Path(folder))
 
     def weights(self) -> WeightSource:
-        """The policy's weights by their names in the Hugging Face model. Iterating is collective under ZeRO-3."""
-        return WeightSource(self.engine.module.language_model)
+        """The policy's weights by their names in the Hugging Face model, adapters merged into them.
+
+        Iterating is collective under ZeRO-3.
+        """
+        language_model = self.engine.module.language_model
+        return MergedWeights(language_model) if self.has_adapters else WeightSource(language_model)
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of DeepSpeed's own partitions and buffers."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.experience import SequencePair, TrainSample
-from rlplan.runtime.logprob_model import judge_packed, make_batch
+from rlplan.runtime.logprob_model import make_batch
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.runtime.start_checkpoint import load_scalar_model
 from rlplan.runtime.value_model import ValueModel
@@ -33,9 +33,9 @@ class ValueTrainer(PolicyTrainer):
         return ValueModel(language_model)
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
-        """What the state before each response token is worth, micro-batch by micro-batch."""
-        return judge_packed(pairs, self.job.max_tokens_per_micro_batch, self.engine.module)
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+        """What the state before each response token is worth."""
+        return self._judge(pairs, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
