@@ -9,7 +9,7 @@ vocabulary, h hidden. Compute, memory and calls follow each other: nothing is co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
@@ -249,7 +249,11 @@ class CpuTimes:
         def one(num_sequences: int) -> Cost:
             batch = MicroBatch(num_sequences, prompt + response, response)
             work = forward_work(self.model, batch, computes_entropy=trains)
-            return share.pass_cost(work + backward_work(self.model, batch) if trains else work)
+            work = work + backward_work(self.model, batch) if trains else work
+            if not self.job.hardware.keeps_heap:
+                return share.pass_cost(work)
+            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         return one(size).times(whole) + (one(rest) if rest else NOTHING)
 
