@@ -300,8 +300,8 @@ def write(answer: dict[str, Any]) -> None:
 TEXT = """# Weight sync: transports side by side
 
 40 M parameters in bf16 (8 layers, hidden 512, vocabulary 32,768, tied), from a trainer's process to an engine's on
-a host of two cores; medians. Around the first row's updates this box copied {rate:.1f} GB/s within a process (as many bytes, one
-thread); every update is compared with copies right before and after it.
+a host of two cores; medians. Around the first row's updates this box copied {rate:.1f} GB/s within a process (as many
+bytes, one thread); every update is compared with copies right before and after it.
 Written by `python benchmarks/bench_sync.py --write`.
 
 {table}
