@@ -97,11 +97,11 @@ def _processes(
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
-                trainer = TrainerForecast(job, model, profile, layout.dp, rank)
+                trainer = TrainerForecast(job, model, profile, layout, rank)
                 trainer.has_arena = has_arena
                 forecast: Forecast = trainer
             elif layout.worker == "value_trainer":
-                forecast = ValueForecast(job, model, profile, layout.dp, rank)
+                forecast = ValueForecast(job, model, profile, layout, rank)
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:

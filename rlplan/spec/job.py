@@ -278,6 +278,15 @@ class JobSpec(Spec):
         self.adapter_parameters(model)
         return model
 
+    def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+        """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""
+        if role is not Role.POLICY:
+            return model.parameters, ()
+        has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
+        head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
+        adapters = self.adapter_parameters(model)
+        return (*(adapters or model.parameters), *head), model.parameters if adapters else ()
+
     def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
         """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
         lora = self.training.lora
