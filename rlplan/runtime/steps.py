@@ -255,7 +255,7 @@ class ActionRunner:
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files."""
         folder = self.recorder.folder / "policy"
-        return self._one(action, self.trainers[0], "save", str(folder), self.job.policy.path)
+        return self._everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
         call = self.crew.perform(self.engine, "generate", requests)

@@ -216,7 +216,13 @@ class PolicyTrainer(Worker):
         return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout.
+
+        Rank 0 writes; others that are asked too take part in gathering.
+        """
+        if torch.distributed.get_rank():
+            self.weights().take_part()
+            return
         language_model = self.engine.module.language_model
         save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
         if self.has_adapters:
