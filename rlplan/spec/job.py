@@ -39,12 +39,15 @@ class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
     rendezvous_port: where the trainer's ranks meet on this host's loopback; 0 takes any free port.
+    keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
+    once: faster passes, higher peaks.
     """
 
     profile: str
     num_devices: int = Field(ge=1, le=16_384)
     memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
+    keeps_heap: bool = False
 
 
 class LoraSpec(Spec):
@@ -101,7 +104,7 @@ class TrainingSpec(Spec):
 class RolloutSpec(Spec):
     """How the rollout engine is held. kv_cache_memory: bytes of KV cache, never a guessed fraction."""
 
-    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
+    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
@@ -114,7 +117,7 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    parks: where the frozen roles of a colocated placement go while they wait.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
@@ -274,6 +277,15 @@ class JobSpec(Spec):
             )
         self.adapter_parameters(model)
         return model
+
+    def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+        """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""
+        if role is not Role.POLICY:
+            return model.parameters, ()
+        has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
+        head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
+        adapters = self.adapter_parameters(model)
+        return (*(adapters or model.parameters), *head), model.parameters if adapters else ()
 
     def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
         """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""

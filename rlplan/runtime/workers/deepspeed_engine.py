@@ -49,6 +49,14 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
     return engine
 
 
+def offload_to_host(engine: Any) -> None:
+    """Move an engine's states from its GPU to pinned memory. Not yet run on a GPU."""
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+
+    engine.offload_states(device=OffloadDeviceEnum.cpu, pin_memory=True, non_blocking=False)
+    torch.cuda.empty_cache()
+
+
 def recompute_layers(language_model: Any) -> None:
     """Keep each decoder layer's input alone and compute the layer anew in the backward pass.
 

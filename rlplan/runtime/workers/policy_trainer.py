@@ -21,8 +21,10 @@ from rlplan.runtime.experience import SequencePair, TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, judge_packed, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
+from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -32,9 +34,11 @@ from rlplan.runtime.workers.deepspeed_engine import (
     global_norm,
     join_ranks,
     largest_count,
+    offload_to_host,
     recompute_layers,
 )
-from rlplan.runtime.workers.trained_states import TrainedStates
+from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -53,6 +57,7 @@ class PolicyTrainer(Worker):
         self.engine: Any = None
         self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
+        self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -94,6 +99,7 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
         language_model = self.load(model_folder)
+        own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
@@ -110,6 +116,11 @@ class PolicyTrainer(Worker):
         """Whether adapters are trained, and the base is frozen."""
         return self.role is Role.POLICY and self.job.training.trains_adapters
 
+    @property
+    def has_value_head(self) -> bool:
+        """Whether the value model is one more head on the policy."""
+        return Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY
+
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
         language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
@@ -119,6 +130,8 @@ class PolicyTrainer(Worker):
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
+        if self.has_value_head:
+            return PolicyValueModel(language_model, self.job.workload.temperature)
         return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
 
     def forward_backward(
@@ -137,7 +150,7 @@ class PolicyTrainer(Worker):
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
-        logprobs, entropies = self.engine(batch)
+        logprobs, entropies, *values = self.engine(batch)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -152,14 +165,21 @@ class PolicyTrainer(Worker):
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
+        policy_loss, more = loss.detach(), {}
+        if values:
+            returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
+            value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
+            loss = loss + self.job.algorithm.value_coef * value_loss
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
-        return _summarize(float(loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+        summary = _summarize(float(policy_loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+        return summary | {f"value_{name}": value for name, value in more.items()}
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """What a role that shares these weights says of each response: the reference is the base without adapters."""
-        assert role == Role.REFERENCE, f"the policy's trainer does not hold the {role}"
+        if role == Role.VALUE:
+            return self._judge(pairs, lambda batch: self.engine.module(batch)[2])
         with adapters_off(self.engine.module.language_model):
             return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
 
@@ -178,6 +198,30 @@ class PolicyTrainer(Worker):
         """Apply the accumulated gradient."""
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
+
+    def offload(self, destination: str) -> None:
+        """Move everything that the engine holds out of the way. destination: `disk`, or `host` from a GPU.
+
+        Raises: HostError for `host` on a host without a GPU, where it would free nothing.
+        """
+        if destination == "disk":
+            held = TrainedStates(self.engine).storages()
+            self.parked.park([storage for storages in held.values() for storage in storages])
+        elif next(self.engine.module.parameters()).device.type == "cuda":
+            offload_to_host(self.engine)
+        else:
+            raise HostError(
+                f"states cannot move to '{destination}'",
+                where="placement.parks",
+                rule="host is for states on a GPU; on a CPU host they lie there already",
+                way_out="placement.parks=disk frees their memory, placement.parks=none leaves them",
+            )
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved away, bit for bit."""
+        if next(self.engine.module.parameters()).device.type == "cuda":
+            self.engine.reload_states()
+        self.parked.bring_back()
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
@@ -216,11 +260,8 @@ class PolicyTrainer(Worker):
         return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout.
-
-        Rank 0 writes; others that are asked too take part in gathering.
-        """
-        if torch.distributed.get_rank():
+        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        if self.engine.global_rank:
             self.weights().take_part()
             return
         language_model = self.engine.module.language_model

@@ -13,6 +13,7 @@ from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import LogprobModel, judge_packed
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
+from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -35,10 +36,11 @@ class Scorer(Worker):
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
         self.model_folder = model_folder
+        dtype = TORCH_DTYPES[self.job.training.dtype]
         if self.role == Role.REWARD:
-            self.model = ValueModel(load_scalar_model(model_folder).requires_grad_(False))
+            self.model = ValueModel(load_scalar_model(model_folder, dtype).requires_grad_(False))
         else:
-            language_model = load_language_model(model_folder).requires_grad_(False)
+            language_model = load_language_model(model_folder, dtype).requires_grad_(False)
             self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
 
     def offload(self, destination: str) -> None:
