@@ -88,7 +88,7 @@ class TrainerForecast:
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
-        if self.trained.adapters and action.kind in HANDS_WEIGHTS_ON and not self.rank:
+        if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
@@ -183,6 +183,11 @@ class TrainerForecast:
             MemoryKind.PROCESS: self._imports,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
         }
+
+    def _merges(self, action: Action) -> bool:
+        """Whether adapters are merged into weights in the action: not where the engine takes them as they are."""
+        is_sync = action.kind is ActionKind.SYNC_WEIGHTS
+        return bool(self.trained.adapters) and not (is_sync and self.job.placement.sync_content == "adapter")
 
     @property
     def _imports(self) -> int:
