@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync import Packet
 from rlplan.vocabulary import Transport
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKSUM_WORDS = 1 << 17
 """Words of 8 bytes that are summed up at a time: 1 MiB."""
@@ -106,7 +107,7 @@ class Outlet(Protocol):
         """An update follows."""
         ...
 
-    def buffer(self, index: int) -> torch.Tensor:
+    def buffer(self, index: int) -> "torch.Tensor":
         """The packet's memory, as bytes, as soon as nobody needs what was in it."""
         ...
 
@@ -140,7 +141,7 @@ class Inlet(Protocol):
         """An update follows."""
         ...
 
-    def take(self, index: int) -> tuple[Header, torch.Tensor]:
+    def take(self, index: int) -> "tuple[Header, torch.Tensor]":
         """Wait for a packet: its header, and its bytes, which stay until `release`."""
         ...
 
@@ -161,19 +162,21 @@ class Inlet(Protocol):
         ...
 
 
-def checksum(payload: torch.Tensor) -> int:
+def checksum(payload: "torch.Tensor") -> int:
     """64 bits over a payload of whole 64-byte lines: sums of each MiB, in order.
 
     Assumes: what goes wrong is a truncated, stale, torn or misplaced part. Words that change places within one MiB go
     unnoticed: a sum reads 28 GB/s on one core here, where zlib's CRC reads 3.
     """
+    import torch
+
     parts = payload.view(torch.int64).split(CHECKSUM_WORDS)
     sums = torch.stack([part.sum() for part in parts]).tolist()
     digest = hashlib.blake2b(struct.pack(f"<{len(sums)}q", *sums), digest_size=8, key=str(payload.numel()).encode())
     return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
 
-def check_packet(header: Header, payload: torch.Tensor, update: Update, index: int) -> None:
+def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
     """Raises: RunError when a packet is not the one that is due, or is not whole."""
     if (header.serial, header.version, header.index) != (update.serial, update.version, index):
         raise sync_error(
@@ -224,6 +227,6 @@ class Deadline:
             pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
 
 
-def packet_view(arena: torch.Tensor, packet: Packet) -> torch.Tensor:
+def packet_view(arena: "torch.Tensor", packet: Packet) -> "torch.Tensor":
     """A packet's bytes in an arena."""
     return arena[packet.start : packet.start + packet.bucket.num_bytes]
