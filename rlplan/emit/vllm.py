@@ -5,7 +5,9 @@ In: a JobSpec. Out: a plain dict for `vllm.LLM(**arguments)`, without the model'
 
 from typing import Any
 
+from rlplan.memory.weight_sync import engine_lora_rank
 from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import SyncContent
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
@@ -13,6 +15,10 @@ WEIGHT_TRANSFER_BACKEND = "rlplan"
 
 def engine_arguments(job: JobSpec) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
+
+    Where weights change under open requests these are computed anew as prompts, and are not cut (a batch holds one
+    longest sequence): vLLM 0.32 takes back the random draw of a cut prompt by moving its generator's offset, which a
+    generator on a CPU has not.
 
     `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
     what the ratio needs.
@@ -29,8 +35,18 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
         "block_size": job.rollout.block_size,
         "enable_prefix_caching": True,
+        "enable_chunked_prefill": not job.placement.max_staleness,
         "enforce_eager": True,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
+        **_adapter_arguments(job),
     }
+
+
+def _adapter_arguments(job: JobSpec) -> dict[str, Any]:
+    """One slot for an adapter, where adapters alone are handed over."""
+    rank = job.training.lora.rank
+    if rank is None or job.placement.sync_content is not SyncContent.ADAPTER:
+        return {}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_lora_rank(rank)}

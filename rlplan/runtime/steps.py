@@ -27,7 +27,7 @@ from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.supervision import FREEING, Restart, Supervisor
 from rlplan.runtime.switches import Switches
 from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Role, SyncContent
 
 LOGPROB_TOLERANCE = {2: 0.25, 4: 1e-3}
 """Rounding between two implementations, by bytes of the coarser one's numbers: 1e-5 to 1e-4 was seen in fp32, up to
@@ -55,7 +55,9 @@ class ActionRunner:
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
         takes_turns = any(action.kind.value in FREEING for action in spec.schedule.step)
-        max_restarts = 0 if takes_turns or spec.schedule.lead is not None else spec.job.limits.max_restarts
+        has_adapter = spec.job.placement.sync_content is SyncContent.ADAPTER
+        can_restart = not takes_turns and not has_adapter and spec.schedule.lead is None
+        max_restarts = spec.job.limits.max_restarts if can_restart else 0
         self.supervisor = Supervisor(max_restarts, self._revive, announce)
         self._decoder: Any = None
         self.requests = RequestMaker(spec.job, prompts)
@@ -267,7 +269,7 @@ class ActionRunner:
         """Hand the policy over, unless the job leaves this step's sync out on purpose."""
         if step and step == self.job.controls.skip_sync_after_step:
             return []
-        if self.stream is None:
+        if self.stream is None or not step:  # the first hand-over comes before anything is begun
             return self.handover.sync(action)
         with self.stream.handing_over():
             return self.handover.sync(action)

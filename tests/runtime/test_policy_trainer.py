@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.live_trainer import exercise
+from rlplan.memory.forecast_trainer import TrainerForecast
+from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind
+from tests.runtime.live_trainer import exercise, plan_of
 
 pytestmark = pytest.mark.engine
 
@@ -22,7 +24,8 @@ STAGES = {
     for dtype in ("float32", "bfloat16")
     for stage in range(4)
 }
-SWAPS = {f"swapped, {name}": {**case, "exercise": "swap"} for name, case in STAGES.items()}
+SWAPPED = ("float32, stage 0", "bfloat16, stage 1", "float32, stage 2", "bfloat16, stage 3")
+SWAPS = {f"swapped, {name}": {**STAGES[name], "exercise": "swap"} for name in SWAPPED}
 
 SCRIPT = """
 import json, sys
@@ -112,9 +115,22 @@ def test_every_stage_makes_the_same_steps(two_ranks: dict[str, list[Any]], dtype
             assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SWAPPED)
 def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: dict[str, list[Any]], name: str) -> None:
     for stayed, swapped in zip(two_ranks[name], two_ranks[f"swapped, {name}"], strict=True):
         assert swapped["log"] == stayed["log"]
         assert set(swapped["parked"]["components"].values()) == {0}
         assert swapped["back"]["components"] == swapped["before"]["components"]
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: dict[str, list[Any]], name: str) -> None:
+    plan = plan_of(2, STAGES[name])
+    action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)
+    for rank, answer in enumerate(two_ranks[f"swapped, {name}"]):
+        forecast = TrainerForecast(
+            plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer"), rank
+        )
+        held = forecast.resident(action, "steady")
+        for kind in PERSISTENT_KINDS:
+            assert answer["before"]["components"].get(kind.value, 0) == held.get(kind, 0), (rank, kind)

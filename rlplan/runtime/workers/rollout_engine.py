@@ -12,6 +12,7 @@ from rlplan.memory.weight_sync import policy_packets
 from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.start_checkpoint import warm_up
+from rlplan.runtime.weight_sync.adapter import slot_bytes, swap_adapter
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
@@ -33,6 +34,7 @@ class RolloutEngine(Worker):
         super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
+        self.adapter: Any = None
         self.dirty = False
         self.paused = False
         self.just_started = False
@@ -90,10 +92,24 @@ class RolloutEngine(Worker):
 
         assert not self.book.num_open, "an engine is stopped when nothing is under way"
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.dirty = None, False
+        self.llm, self.adapter, self.dirty = None, None, False
         cleanup_dist_env_and_memory()
         gc.collect()
         give_memory_back()
+
+    def sleep(self, level: int) -> None:
+        """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.
+
+        Not yet run on a GPU; on a CPU vLLM only changes its state.
+        """
+        assert not self.book.num_open, "an engine sleeps when nothing is under way"
+        self.llm.sleep(level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
+        self.llm.wake_up(tags=tags)
+        if "kv_cache" in tags:
+            self.forget_keys_and_values()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order."""
@@ -135,6 +151,13 @@ class RolloutEngine(Worker):
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
 
+    def load_adapter(self, folder: str, version: int) -> None:
+        """Take a version's adapters in place of those before. No request may be open: it would lose its own."""
+        assert not self.book.num_open, "adapters are swapped when nothing is under way"
+        self.just_started = False
+        self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
+        self.forget_keys_and_values()
+
     def fed_checksums(self) -> list[int]:
         """Checksums of the packets as they were fed in by the last update that went well."""
         return list(self._transfer.receiver.checksums)
@@ -166,7 +189,7 @@ class RolloutEngine(Worker):
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
-            MemoryKind.SYNC_STAGING: self._transfer.num_bytes,
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes + slot_bytes(runner.model),
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
@@ -191,7 +214,9 @@ class RolloutEngine(Worker):
         for name, index in self.book.enter(requests, outbox):
             request = by_id[name]
             prompt = {"prompt_token_ids": list(request.prompt)}
-            self.llm.llm_engine.add_request(f"{name}/{index}", prompt, self._parameters(request, index))
+            self.llm.llm_engine.add_request(
+                f"{name}/{index}", prompt, self._parameters(request, index), lora_request=self.adapter
+            )
 
     def _parameters(self, request: RolloutRequest, index: int) -> Any:
         from vllm import SamplingParams
