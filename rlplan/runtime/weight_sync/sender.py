@@ -49,9 +49,9 @@ class PolicySender:
             self.sent.serial = 0
         return self.outlet.endpoint
 
-    def open(self) -> None:
-        """Open the channel, beside the readers."""
-        assert self.outlet is not None, "offer comes first"
+    def open(self, endpoint: Endpoint) -> None:
+        """Open the channel that was offered, beside the readers."""
+        assert self.outlet is not None and self.outlet.endpoint.path == endpoint.path, "offer comes first"
         self.outlet.open()
 
     def send(self, source: WeightSource, update: Update) -> SendReport:

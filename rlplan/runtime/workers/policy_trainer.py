@@ -233,10 +233,10 @@ class PolicyTrainer(Worker):
             )
         return self.sender.offer(endpoint)
 
-    def open_channel(self) -> None:
+    def open_channel(self, endpoint: Endpoint) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open()
+        self.sender.open(endpoint)
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
