@@ -91,6 +91,20 @@ class RolloutEngine(Worker):
         gc.collect()
         give_memory_back()
 
+    def sleep(self, level: int) -> None:
+        """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.
+
+        Not yet run on a GPU; on a CPU vLLM only changes its state.
+        """
+        assert not self.book.num_open, "an engine sleeps when nothing is under way"
+        self.llm.sleep(level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
+        self.llm.wake_up(tags=tags)
+        if "kv_cache" in tags:
+            self.forget_keys_and_values()
+
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order."""
         outbox = Outbox()
