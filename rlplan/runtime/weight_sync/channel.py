@@ -30,6 +30,10 @@ LONGEST_PAUSE_S = 1e-4
 """Between two looks at a counter: packets take milliseconds, and a look takes microseconds."""
 
 
+PENDING = 0
+"""The checksum of a packet that may be read already, while its checksum is still being taken."""
+
+
 class Encoding(IntEnum):
     """What the bytes of a packet are: all weights in their places, or what has changed."""
 
@@ -87,11 +91,13 @@ class Endpoint:
 class Outlet(Protocol):
     """The trainer's side of a transport. Packets are written in order, each exactly once an update.
 
-    num_bytes: of the memory that payloads take on this side. endpoint: what readers open.
+    num_bytes: of the memory that payloads take on this side. endpoint: what readers open. confirms_later: whether a
+    packet may be published with its checksum pending, so that the readers need not wait for it.
     """
 
     num_bytes: int
     endpoint: Endpoint
+    confirms_later: bool
 
     def open(self) -> None:
         """Wait for the readers, where the transport has to."""
@@ -107,6 +113,10 @@ class Outlet(Protocol):
 
     def publish(self, header: Header) -> None:
         """The packet is written: let the readers have it."""
+        ...
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """The checksum of a packet that was published without it."""
         ...
 
     def finish(self) -> None:
@@ -139,6 +149,10 @@ class Inlet(Protocol):
         """The packet has been read; its memory may be written again."""
         ...
 
+    def confirmed(self, index: int) -> int:
+        """Wait for the checksum of a packet that came without it."""
+        ...
+
     def abort(self) -> None:
         """This update has failed here: the sender stops waiting."""
         ...
@@ -159,11 +173,11 @@ def checksum(payload: "torch.Tensor") -> int:
     parts = payload.view(torch.int64).split(CHECKSUM_WORDS)
     sums = torch.stack([part.sum() for part in parts]).tolist()
     digest = hashlib.blake2b(struct.pack(f"<{len(sums)}q", *sums), digest_size=8, key=str(payload.numel()).encode())
-    return int.from_bytes(digest.digest(), "little", signed=True)
+    return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
 
 def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
-    """Raises: RunError when a packet is not the one that is due, or was changed on its way."""
+    """Raises: RunError when a packet is not the one that is due, or is not whole."""
     if (header.serial, header.version, header.index) != (update.serial, update.version, index):
         raise sync_error(
             f"packet {header.index} of update {header.serial} (version {header.version}) came where packet {index} of "
@@ -171,11 +185,14 @@ def check_packet(header: Header, payload: "torch.Tensor", update: Update, index:
         )
     if header.num_bytes != payload.numel():
         raise sync_error(f"packet {index} has {payload.numel()} of {header.num_bytes} bytes")
-    found = checksum(payload)
-    if found != header.checksum:
+
+
+def check_checksum(found: int, said: int, index: int) -> None:
+    """Raises: RunError when a packet was changed on its way."""
+    if found != said:
         raise sync_error(
             f"packet {index} arrived with checksum {found & (1 << 64) - 1:016x}, it left with "
-            f"{header.checksum & (1 << 64) - 1:016x}"
+            f"{said & (1 << 64) - 1:016x}"
         )
 
 
