@@ -51,7 +51,8 @@ class PolicySender:
 
     def open(self, endpoint: Endpoint) -> None:
         """Open the channel that was offered, beside the readers."""
-        assert self.outlet is not None and self.outlet.endpoint.path == endpoint.path, "offer comes first"
+        assert self.outlet is not None, "offer comes first"
+        assert self.outlet.endpoint.path == endpoint.path, "the channel that was offered is opened"
         self.outlet.open()
 
     def send(self, source: WeightSource, update: Update) -> SendReport:
