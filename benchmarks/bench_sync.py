@@ -197,7 +197,7 @@ def measure(other: Other, folder: Path, model: Any, transport: str, content: str
     path = tempfile.mkdtemp(prefix="rlplan-bench-sync-")
     endpoint = sender.offer(Endpoint(Transport(transport), 1, dtype="bfloat16", path=path, timeout_s=60.0))
     other.pipe.send(("open", endpoint, content == "delta"))
-    sender.open()
+    sender.open(endpoint)
     other.wait()
     steps, copies = trained(model), Copies(sum(packet.bucket.num_bytes for packet in sender.packets))
     rows = []

@@ -82,7 +82,7 @@ class Handover:
         )
         offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
         self.endpoint = offers[0]
-        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel")]
+        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel", offers[0])]
         calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
         measurements = self._measured(calls)[1]
         self.is_open, self.serial = True, 0

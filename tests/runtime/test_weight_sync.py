@@ -62,7 +62,7 @@ class Channel:
 
     def open(self, endpoint: Endpoint) -> None:
         offered = self.sender.offer(endpoint)
-        calls = [self.sender.open]
+        calls = [lambda: self.sender.open(offered)]
         calls += [lambda receiver=receiver: receiver.open(offered) for receiver in self.receivers]
         together(calls)
 

@@ -49,9 +49,10 @@ class PolicySender:
             self.sent.serial = 0
         return self.outlet.endpoint
 
-    def open(self) -> None:
-        """Open the channel, beside the readers."""
+    def open(self, endpoint: Endpoint) -> None:
+        """Open the channel that was offered, beside the readers."""
         assert self.outlet is not None, "offer comes first"
+        assert self.outlet.endpoint.path == endpoint.path, "the channel that was offered is opened"
         self.outlet.open()
 
     def send(self, source: WeightSource, update: Update) -> SendReport:

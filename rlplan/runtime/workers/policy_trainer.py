@@ -252,10 +252,10 @@ class PolicyTrainer(Worker):
             )
         return self.sender.offer(endpoint)
 
-    def open_channel(self) -> None:
+    def open_channel(self, endpoint: Endpoint) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open()
+        self.sender.open(endpoint)
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
@@ -287,13 +287,13 @@ class PolicyTrainer(Worker):
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        if self.has_adapters:
+            self.write_adapter(str(Path(folder) / "adapter"))
         if self.engine.global_rank:
             self.weights().take_part()
             return
         language_model = self.engine.module.language_model
         save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
-        if self.has_adapters:
-            self.save_adapter(str(Path(folder) / "adapter"))
 
     def save_adapter(self, folder: str) -> None:
         """Write the adapters alone, in PEFT's layout."""
