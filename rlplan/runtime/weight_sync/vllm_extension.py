@@ -38,6 +38,7 @@ class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
 
     init_info_cls = ArenaInfo
     update_info_cls = BucketInfo
+    _reader: BucketReader | None = None
 
     def init_transfer_engine(self, init_info: ArenaInfo) -> None:
         """Map the arena."""
@@ -49,7 +50,7 @@ class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
 
     def receive_weights(self, update_info: BucketInfo) -> None:
         """Load one bucket."""
-        assert update_info.bucket is not None, "an update names a bucket"
+        assert update_info.bucket is not None and self._reader is not None, "an update names a bucket of an open arena"
         self.model.load_weights(self._reader.read(update_info.bucket, self.model_config.dtype))
 
     def finish_weight_update(self) -> None:
@@ -61,8 +62,9 @@ class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
                     module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        """Unmap the arena."""
-        self._reader.close()
+        """Unmap the arena, where one was opened."""
+        if self._reader is not None:
+            self._reader.close()
 
 
 class WeightSyncExtension:
