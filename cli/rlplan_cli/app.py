@@ -97,7 +97,8 @@ def rlplan() -> None:
 
 
 EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
-    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex"), "cpu"
+    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
+    "cpu",
 )
 """Packages that not every installation has, and the extra that brings them."""
 

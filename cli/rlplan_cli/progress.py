@@ -64,6 +64,8 @@ class RunDisplay:
         """One event."""
         if event.kind == "phase":
             self._say(f"{event.text} ...")
+        elif event.kind == "alarm":
+            self._say(f"alarm: {event.text}")
         elif event.kind == "action":
             self.progress.update(self.task, description=f"{event.text:<24}")
         else:

@@ -4,13 +4,16 @@ import importlib.util
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlplan.errors import RlplanError, SpecError
 from rlplan_cli.options import AsJson, Overrides
 from rlplan_cli.render import note
+
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
 
 NAME = "run"
 
@@ -31,17 +34,21 @@ def command(
     if with_report:
         _check_report_extra()
 
-    folder, bundle = _prepare(what, tuple(overrides or ()), out)
-    note(f"run folder: {folder}")
-    try:
-        from rlplan.runtime.launch import run_bundle
+    from rlplan.runtime.claim import claimed
+    from rlplan.runtime.launch import prepare_run_folder, run_bundle
 
-        with RunDisplay(bundle) as display:
-            run_bundle(bundle, folder, display.show)
-    except RlplanError:
-        if with_report and (folder / "trace.jsonl").exists():
-            _report(folder)
-        raise
+    plan, bundle, name = _read(what, tuple(overrides or ()))
+    folder = out or _default_folder(name)
+    with claimed(folder):
+        bundle = prepare_run_folder(plan, folder) if plan else bundle
+        note(f"run folder: {folder}")
+        try:
+            with RunDisplay(bundle) as display:
+                run_bundle(bundle, folder, display.show)
+        except RlplanError:
+            if with_report and (folder / "trace.jsonl").exists():
+                _report(folder)
+            raise
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     if with_report:
         status["report"] = _report(folder)
@@ -53,26 +60,22 @@ def command(
         show_summary(folder)
 
 
-def _prepare(what: Path, overrides: tuple[str, ...], out: Path | None) -> tuple[Path, Path]:
-    """(run folder, bundle folder). A bundle runs as it stands; a job or a plan is emitted into the run folder first."""
+def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | None, Path, str]":
+    """(plan, bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder first."""
     from rlplan.emit.bundle import read_bundle
     from rlplan.planner.search import plan_from_file
-    from rlplan.runtime.launch import check_run_folder, prepare_run_folder
 
-    if what.is_dir():
-        if overrides:
-            raise SpecError(
-                f"override '{overrides[0]}' cannot change the bundle {what}",
-                where="command line",
-                rule="overrides go with a job file; a bundle runs as it stands",
-                way_out="run the job with the override, or emit a new bundle",
-            )
-        folder = out or _default_folder(read_bundle(what).job.name)
-        check_run_folder(folder)
-        return folder, what
-    plan = plan_from_file(what, overrides)
-    folder = out or _default_folder(plan.job.name)
-    return folder, prepare_run_folder(plan, folder)
+    if not what.is_dir():
+        plan = plan_from_file(what, overrides)
+        return plan, what, plan.job.name
+    if overrides:
+        raise SpecError(
+            f"override '{overrides[0]}' cannot change the bundle {what}",
+            where="command line",
+            rule="overrides go with a job file; a bundle runs as it stands",
+            way_out="run the job with the override, or emit a new bundle",
+        )
+    return None, what, read_bundle(what).job.name
 
 
 def _default_folder(name: str) -> Path:

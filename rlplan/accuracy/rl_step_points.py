@@ -14,7 +14,7 @@ from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.model import ModelSpec
 from rlplan.timing.collectives import all_gather_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import LAUNCH, NUM_FUSED_KERNELS, TrainSetting
 from rlplan.timing.scoring import score_cost
@@ -136,18 +136,7 @@ def generation(run: RlRun) -> Cost:
         max_num_seqs=MAX_NUM_SEQS,
         kv_tokens=kv_tokens(run, rollout, choice),
     )
-    return generate_cost(speed, work) + slowest_engine(run, speed, num_engines)
-
-
-def slowest_engine(run: RlRun, speed: EngineSpeed, num_engines: int) -> Cost:
-    """Seconds that a step waits for the engine with the longest rollout of all.
-
-    Counts: tokens of the longest of all rollouts beyond the longest of one engine's, decoded alone.
-    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts are dealt to engines as they come.
-    """
-    longest = run.lengths.longest_of(run.num_rollouts)
-    more = longest - run.lengths.longest_of(ceil_div(run.num_rollouts, num_engines))
-    return Cost({Resource.IDLE: more * speed.decode_step_s(1, run.prompt_len + longest)})
+    return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
 
 
 def driver(run: RlRun, num_tensors: int) -> Cost:

@@ -20,6 +20,8 @@ from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
 SHARED, TRAINING, GENERATION, SCORING = "shared", "training", "generation", "scoring"
 """Names of device groups: where training and generation share devices, and where each has its own."""
+SCORE_BASE = "score/base"
+"""The action in which the policy's trainer scores with its adapters off, as a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class _Maker:
         for role in (*step.trained_roles[1:], *step.trained_roles[:1]):
             yield from self._unpark(role)
             if role is Role.POLICY and step.scores_base:
-                yield _Call("score/base", ActionKind.SCORE, role, Phase.SCORE, self._trainer(role))
+                yield _Call(SCORE_BASE, ActionKind.SCORE, role, Phase.SCORE, self._trainer(role))
             if role is Role.VALUE or (step.has_rollouts and step.num_mini_batches > 1):
                 yield _Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, self._trainer(role))
             yield from self._train(role)

@@ -6,15 +6,19 @@ In: a JobSpec and a Schedule. Out: a plain dict for `deepspeed.initialize(config
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
-from rlplan.spec.job import JobSpec
+from rlplan.spec.job import JobSpec, TrainingSpec
 from rlplan.units import ceil_div
+from rlplan.vocabulary import Dtype
+
+INITIAL_SCALE_POWER = 16
+"""fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
 
 
 def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
     """DeepSpeed's JSON for the policy.
 
     `managed_gradient_accumulation: false` makes each `step()` the boundary, so that micro-batches of different sizes
-    may be accumulated. `overlap_comm` stays off: gloo on CPU gains nothing and it doubles the reduction buffer.
+    may be accumulated.
     """
     algorithm, layout = job.algorithm, schedule.layout("policy_trainer")
     per_rank = job.workload.mini_batch_size // layout.dp
@@ -28,14 +32,9 @@ def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {
-            "stage": layout.zero_stage,
-            "contiguous_gradients": True,
-            "overlap_comm": False,
-            "reduce_scatter": True,
-            "reduce_bucket_size": job.training.reduce_bucket_size,
-            "allgather_bucket_size": job.training.reduce_bucket_size * 2,
-        },
+        **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer else {}),
+        **_precision(job.training.dtype),
+        "zero_optimization": zero_section(job.training, layout.zero_stage),
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -48,3 +47,39 @@ def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
             },
         },
     }
+
+
+def zero_section(training: TrainingSpec, stage: int) -> dict[str, Any]:
+    """`zero_optimization`: only what the stage reads.
+
+    `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo on a CPU computes and
+    sends on the same cores, so it gains nothing and only holds more.
+    """
+    if stage == 0:
+        return {"stage": 0}
+    section: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": False,
+        "reduce_scatter": True,
+        "reduce_bucket_size": training.reduce_bucket_size,
+        "allgather_bucket_size": training.reduce_bucket_size * 2,
+    }
+    if stage == 3:
+        section |= {
+            "stage3_param_persistence_threshold": training.persistence_threshold,
+            "stage3_prefetch_bucket_size": 0,
+            "stage3_max_reuse_distance": 0,
+        }
+    if training.offloads_optimizer:
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    return section
+
+
+def _precision(dtype: Dtype) -> dict[str, Any]:
+    """16-bit weights beside fp32 master weights; fp16 with a loss scale that follows its overflows."""
+    if dtype is Dtype.BFLOAT16:
+        return {"bf16": {"enabled": True}}
+    if dtype is Dtype.FLOAT16:
+        return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER}}
+    return {}

@@ -69,7 +69,16 @@ def _layers(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     """Parameters that must travel together: those of one decoder layer; others alone."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in parameters:
-        parts = parameter.name.split(".")
-        index = next((position for position, part in enumerate(parts) if part.isdigit()), None)
-        groups.setdefault(parameter.name if index is None else ".".join(parts[: index + 1]), []).append(parameter)
+        groups.setdefault(layer_of(parameter.name), []).append(parameter)
     return list(groups.values())
+
+
+def layer_of(name: str) -> str:
+    """The decoder layer that a parameter belongs to; its own name when it stands outside of them.
+
+    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("model.norm.weight")
+    ('model.layers.3', 'model.norm.weight')
+    """
+    parts = name.split(".")
+    index = next((position for position, part in enumerate(parts) if part.isdigit()), None)
+    return name if index is None else ".".join(parts[: index + 1])

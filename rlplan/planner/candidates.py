@@ -11,7 +11,7 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-SUPPORTED_ZERO_STAGES = (2,)
+AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
 
 
@@ -26,14 +26,14 @@ class Candidate:
 def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
     """(candidates, rejections): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
-    stages = SUPPORTED_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
+    stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
     ordered = sorted(
         wanted, key=lambda placement: (placement not in SUPPORTED_PLACEMENTS, list(Placement).index(placement))
     )
     candidates, rejections = [], []
     for placement in ordered:
         for stage in stages:
-            reason = _cannot(job, placement, stage)
+            reason = _cannot(job, placement)
             if reason:
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
@@ -41,9 +41,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     return tuple(candidates), tuple(rejections)
 
 
-def _cannot(job: JobSpec, placement: Placement, zero_stage: int) -> str:
-    if zero_stage not in SUPPORTED_ZERO_STAGES:
-        return f"zero_stage {zero_stage} is not executed yet; {', '.join(map(str, SUPPORTED_ZERO_STAGES))} is"
+def _cannot(job: JobSpec, placement: Placement) -> str:
     if placement not in SUPPORTED_PLACEMENTS:
         return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
     num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)

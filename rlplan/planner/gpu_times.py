@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from rlplan.dataflow.gpu_step import GENERATION, SCORING, TRAINING, GpuStep
+from rlplan.dataflow.gpu_step import GENERATION, SCORE_BASE, SCORING, TRAINING, GpuStep
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.scorer import ScorerOnGpu
@@ -25,7 +25,7 @@ from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
@@ -143,7 +143,7 @@ class GpuTimes:
         if action.kind in PARKS:
             return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
         if action.kind is ActionKind.SCORE:
-            return self._once(key, lambda: self._score(action.role, frame, choice))
+            return self._once((*key, action.id), lambda: self._score(action, frame, choice))
         cost = self._once(key, lambda: self._train(action, frame, choice))
         return cost.times(self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
 
@@ -154,11 +154,13 @@ class GpuTimes:
             return optimizer_cost(setting, cluster)
         return train_cost(setting, self._work(self.budget.workload.rollouts_per_mini_batch, choice), cluster)
 
-    def _score(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> Cost:
+    def _score(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
         work = self._work(self.budget.workload.num_rollouts_per_step, choice)
-        setting = self._train_setting(role, frame, choice)
-        if role not in frame.frozen_roles:
+        setting = self._train_setting(action.role, frame, choice)
+        if action.id == SCORE_BASE:
+            setting = replace(setting, training=self._adapters_off)
+        if action.role not in frame.frozen_roles:
             return score_cost(setting, work, self._cluster(frame, TRAINING))
         if self.budget.target == "rlplan":
             setting = replace(setting, choice=replace(choice, tp=1))  # AutoTP is for what is trained
@@ -172,6 +174,12 @@ class GpuTimes:
     @cached_property
     def _without_adapters(self) -> BudgetTraining:
         return self.budget.training.model_copy(update={"lora": None})
+
+    @cached_property
+    def _adapters_off(self) -> BudgetTraining:
+        lora = self.budget.training.lora
+        off = lora.model_copy(update={"targets": ()}) if lora else None
+        return self.budget.training.model_copy(update={"lora": off})
 
     def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
         workload, lengths = self.budget.workload, self.roles.lengths
@@ -215,17 +223,19 @@ class GpuTimes:
         return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
     def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
-        """Rollouts of a step, and the reward of the last of them."""
+        """Rollouts of a step on the slowest engine, and the reward of the last of them."""
         workload, latency = self.budget.workload, self.budget.placement.reward_latency_s
+        num_engines = self.roles.num_engines(frame, choice.tp)
         work = GenerationWork(
-            ceil_div(workload.num_rollouts_per_step, self.roles.num_engines(frame, choice.tp)),
+            ceil_div(workload.num_rollouts_per_step, num_engines),
             float(workload.prompt_len),
             workload.num_samples_per_prompt,
             self.roles.lengths,
             choice.max_num_seqs,
             self._kv_tokens(frame, choice, kv_cache),
         )
-        cost = generate_cost(self._speed(frame, choice), work)
+        speed = self._speed(frame, choice)
+        cost = generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
     def _speed(self, frame: GpuStep, choice: EngineChoice) -> EngineSpeed:

@@ -15,6 +15,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.spec.base import Spec, read_json, validate, writing
+from rlplan.spec.fingerprints import Fingerprints
 from rlplan.spec.job import JobSpec
 from rlplan.timing.job import JobTiming
 from rlplan.vocabulary import Placement
@@ -39,6 +40,7 @@ class Plan(Spec):
 
     The prediction uses the job, the model's config and the hardware profile, and nothing that runs.
     timing: seconds of every action; None where the profile has no rates.
+    fingerprints: of the model and the profile that it was made from, so that a run can tell others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
@@ -50,6 +52,7 @@ class Plan(Spec):
     ledger: MemoryLedger
     rejected: tuple[Rejection, ...] = ()
     timing: JobTiming | None = None
+    fingerprints: Fingerprints | None = None
 
     @property
     def zero_stage(self) -> int:

@@ -16,6 +16,7 @@ from rlplan.memory.predict import predict_ledger
 from rlplan.planner.candidates import Candidate, list_candidates
 from rlplan.planner.plan import Plan, Rejection, read_plan
 from rlplan.planner.remedies import list_remedies
+from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec, load_job
 from rlplan.spec.model import ModelSpec
@@ -68,7 +69,7 @@ def _search(job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> Plan | 
         return _NoPlan(tuple(rejected), nearest)
     _, best = min(fitting, key=lambda item: _step_s(item[1]))
     rejected += [_slower(candidate, plan, best) for candidate, plan in fitting if plan is not best]
-    return best.model_copy(update={"rejected": tuple(rejected)})
+    return best.model_copy(update={"rejected": tuple(rejected), "fingerprints": take_fingerprints(job, profile)})
 
 
 def _step_s(plan: Plan) -> float:

@@ -15,12 +15,13 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError, SpecError
+from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
-from rlplan.runtime.preflight import check_host, load_prompts
+from rlplan.runtime.leaks import LeakWatch
+from rlplan.runtime.preflight import check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.steps import ActionRunner
 from rlplan.spec.base import writing
@@ -28,7 +29,9 @@ from rlplan.spec.base import writing
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended, with its numbers)."""
+    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended, with its numbers),
+    `alarm` (text says what is wrong, while the run goes on).
+    """
 
     kind: str
     step: int
@@ -44,12 +47,12 @@ SAMPLES_PER_STEP = 2
 
 
 def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
-    """Write the bundle of a plan into a new run folder, once nothing speaks against running it.
+    """Write the bundle of a plan into a run folder of its own (claim.py), once nothing speaks against running it.
 
     Returns: the bundle's folder. Raises: SpecError, EmitError, HostError; then nothing has been written.
     """
-    check_run_folder(run_folder)
     spec = execution_spec(plan)
+    check_plan(plan)
     check_host(spec, plan.ledger)
     load_prompts(spec.job)
     bundle = run_folder / "bundle"
@@ -57,20 +60,10 @@ def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
     return bundle
 
 
-def check_run_folder(run_folder: Path) -> None:
-    """Raises: SpecError when the folder already holds something."""
-    if run_folder.exists() and (not run_folder.is_dir() or any(run_folder.iterdir())):
-        raise SpecError(
-            f"{run_folder} already holds something",
-            where=str(run_folder),
-            rule="a run has a folder of its own",
-            way_out="name another folder with --out, or remove this one",
-        )
-
-
 def run_bundle(bundle: Path, run_folder: Path, listener: Listener) -> None:
     """Run a bundle. Raises: RlplanError; the run folder's status.json says the same."""
     spec, plan = read_bundle(bundle), read_plan(bundle / "plan.json")
+    check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)
     with writing(run_folder):
@@ -124,6 +117,7 @@ class _Player:
 
     def __init__(self, runner: ActionRunner, recorder: Recorder, crew: Crew, listener: Listener) -> None:
         self.runner, self.recorder, self.crew, self.listener = runner, recorder, crew, listener
+        self.leaks = LeakWatch()
 
     def perform(self, action: Action, step: int) -> None:
         self.listener(RunEvent("action", step, action.id))
@@ -132,6 +126,9 @@ class _Player:
     def finish_step(self, step: int) -> None:
         learning, timings = self.runner.metrics.take_rows(step)
         self.recorder.record_host(step, self.crew.system_bytes())
+        for leak in self.leaks.observe(step, self.recorder.resident):
+            self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
+            self.listener(RunEvent("alarm", step, leak.text()))
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
             self.recorder.write_metrics(learning)

@@ -11,8 +11,10 @@ from pathlib import Path
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
+from rlplan.planner.plan import Plan
 from rlplan.runtime.doctor import missing_packages
 from rlplan.runtime.experience import Prompt
+from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.job import JobSpec
 from rlplan.spec.workload import read_prompts
 from rlplan.units import format_bytes
@@ -37,6 +39,29 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_packages()
     _check_memory(ledger)
     _check_policy_files(spec.job)
+
+
+def check_plan(plan: Plan) -> None:
+    """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
+    if plan.fingerprints is None:
+        return
+    policy = plan.job.policy.path
+    if model_fingerprint(Path(policy)) != plan.fingerprints.model:
+        raise SpecError(
+            f"the plan was made for another revision of the model in {policy}",
+            where=f"{policy}: config.json, tokenizer.json, generation_config.json, *.safetensors",
+            rule="a plan is run with the files that it was made from",
+            way_out="plan the job again, or put the files back",
+        )
+    found = profile_fingerprint(plan.job.load_profile())
+    if found != plan.fingerprints.profile:
+        raise SpecError(
+            f"the plan was made with other values of the hardware profile '{plan.job.hardware.profile}' "
+            f"({plan.fingerprints.profile}, now {found})",
+            where="hardware.profile",
+            rule="a plan is run on the machine whose profile it was made with",
+            way_out="plan the job again on this machine",
+        )
 
 
 def load_prompts(job: JobSpec) -> PromptSets:

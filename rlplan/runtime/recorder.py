@@ -4,6 +4,7 @@
     metrics.jsonl   learning only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
+    alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
     status.json     how the run stands; written atomically
 
 In: measurements and metrics. Out: files, and the latest values for a display.
@@ -33,7 +34,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._files = {
             name: (folder / name).open("w", encoding="utf-8", buffering=1)
-            for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")
+            for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "alarms.jsonl")
         }
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
@@ -95,6 +96,11 @@ class Recorder:
     def write_sample(self, row: dict[str, Any]) -> None:
         """One rollout to read."""
         self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
+
+    def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
+        """Something that the run survives and that must not go unseen."""
+        at = round(time.time() - self.origin_s, 3)
+        self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed."""

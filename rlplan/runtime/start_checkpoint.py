@@ -10,13 +10,13 @@ from typing import Any
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
-def load_language_model(folder: str) -> Any:
-    """A Hugging Face causal LM in fp32, in evaluation mode (dropout would blur the ratio), on the CPU."""
+def load_language_model(folder: str, dtype: Any = None) -> Any:
+    """A Hugging Face causal LM in evaluation mode (dropout would blur the ratio), on the CPU. dtype: else fp32."""
     import torch
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        folder, dtype=dtype or torch.float32, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
     ).eval()
 
 

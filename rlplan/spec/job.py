@@ -46,11 +46,25 @@ class HardwareSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket."""
+    """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
 
-    dtype: Literal[Dtype.FLOAT32] = Dtype.FLOAT32
-    zero_stage: Literal["auto", 1, 2] = "auto"
+    persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3.
+    """
+
+    dtype: Dtype = Dtype.FLOAT32
+    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
+    persistence_threshold: int = Field(default=100_000, ge=0)
+    gradient_checkpointing: bool = False
+    offloads_optimizer: bool = False
+
+    @model_validator(mode="after")
+    def _offload_needs_partitions(self) -> "TrainingSpec":
+        if self.offloads_optimizer and self.zero_stage in (0, 1):
+            raise ValueError(
+                f"training.offloads_optimizer needs training.zero_stage 2 or 3 (or auto), not {self.zero_stage}"
+            )
+        return self
 
 
 class RolloutSpec(Spec):

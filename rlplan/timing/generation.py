@@ -18,7 +18,7 @@ from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.lengths import Lengths
 from rlplan.spec.model import ModelSpec
 from rlplan.timing.cluster import Cluster
-from rlplan.timing.cost import Cost
+from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.engine_counts import EngineCounts, EngineCut, engine_counts
 from rlplan.timing.engine_step import RESOURCES, EngineRates, Load, Parts, cost_of
 from rlplan.timing.occupancy import DEEPEST, SAMPLE, Occupancy, mean_footprint, occupancy
@@ -128,6 +128,17 @@ def generate_cost(speed: EngineSpeed, work: GenerationWork) -> Cost:
         above = _at(speed, work, ladder, rung + 1)
     compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
     return cost_of((compute, memory, latency, link, host), speed.rates.link)
+
+
+def slowest_engine_cost(speed: EngineSpeed, work: GenerationWork, num_engines: int) -> Cost:
+    """Seconds that a step waits for the engine with the longest rollout of all, beyond one engine's own share.
+
+    Counts: tokens of the longest of all engines' rollouts beyond the longest of one engine's, decoded alone.
+    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts are dealt to engines as they come.
+    """
+    longest = work.lengths.longest_of(work.num_rollouts * num_engines)
+    more = longest - work.lengths.longest_of(work.num_rollouts)
+    return Cost({Resource.IDLE: more * speed.decode_step_s(1, work.prompt_len + longest)})
 
 
 def _ladder(speed: EngineSpeed, work: GenerationWork) -> list[Parts]:

@@ -14,6 +14,7 @@ from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.budget import BudgetTraining, Target
 from rlplan.spec.model import Component, ModelSpec
+from rlplan.timing.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.collectives import all_gather_cost, all_to_all_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -140,6 +141,7 @@ def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: C
     device = (
         products_cost(setting, batch, times, cluster)
         + between_cost(setting, batch, times, cluster)
+        + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times, cluster)
     )
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
@@ -249,6 +251,26 @@ def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     words += loss_bytes(setting.loss, model.vocab_size, is_backward=True) * times.is_training
     moved += words * batch.num_head_tokens / ranks
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
+
+
+def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
+    """Seconds of adapters beside frozen weights, and of having 4-bit weights in 16 bits again, of one rank.
+
+    Counts: adapters' bytes as often as what lies between products, and their FLOPs, whose backward pass has both
+    gradients; a 4-bit base `DEQUANTIZED` a weight before each product. Source: timing/adapters.py; bitsandbytes 0.45
+    MatMul4Bit, which keeps the 4-bit weight and dequantises it anew backward.
+    """
+    lora = setting.training.lora
+    if lora is None:
+        return NOTHING
+    tokens = batch.num_tokens / setting.choice.ranks_per_sequence
+    passes = times.products + times.is_training
+    flops = adapter_flops(setting.model, lora) * tokens * passes
+    moved = adapter_bytes(setting.model, lora) * tokens * times.between
+    if lora.base == "nf4":
+        moved += DEQUANTIZED * sum(_rank_products(setting).values()) * times.products
+    seconds = moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
+    return Cost({Resource.MEMORY: seconds, Resource.COMPUTE: flops / product_flops_per_s(cluster)})
 
 
 HIDDEN_BY_ASYNC_TP = 0.3

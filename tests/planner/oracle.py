@@ -28,7 +28,7 @@ from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import time_step
@@ -374,7 +374,8 @@ class Oracle:
         return rank, max(0, min(most, room)) // block * block
 
     def _demand(self, frame: GpuStep, engine: EngineChoice) -> KvDemand:
-        share = -(-self.work.num_rollouts_per_step // max(1, frame.num_generation // engine.tp))
+        num_engines = max(1, frame.num_generation // engine.tp)
+        share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(frame, engine).pool
         return KvDemand(
             pool,
@@ -450,6 +451,8 @@ class Oracle:
         model, target, rollouts = self.setting.model_of(role), self.spec.target, self.work.rollouts_per_mini_batch
         if action.kind is ActionKind.SCORE:
             all_of_them = self._train_work(self.work.num_rollouts_per_step, trainer)
+            if action.id == "score/base" and training.lora is not None:
+                training = training.model_copy(update={"lora": training.lora.model_copy(update={"targets": ()})})
             if is_frozen:
                 ranks = frame.num_scoring or frame.num_training
                 trainer = replace(trainer, tp=1) if target == "rlplan" else trainer
@@ -469,13 +472,15 @@ class Oracle:
         return TrainWork(count, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
 
     def _generate(self, frame: GpuStep, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
-        share = -(-self.work.num_rollouts_per_step // max(1, frame.num_generation // engine.tp))
+        num_engines = max(1, frame.num_generation // engine.tp)
+        share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(frame, engine).pool
         tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = self.work.num_samples_per_prompt, float(self.work.prompt_len)
         one = GenerationWork(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         rollout = self.spec.rollout.model_copy(update={"quantization": engine.quantization})
-        cost = generate_cost(EngineSpeed(self.setting.policy, rollout, engine, cluster), one)
+        speed = EngineSpeed(self.setting.policy, rollout, engine, cluster)
+        cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
         latency = self.spec.placement.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 

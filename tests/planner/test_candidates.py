@@ -22,7 +22,6 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"training": {"zero_stage": 1}}, "zero_stage 1 is not executed yet; 2 is"),
         ({"placement": {"placement": "colocated"}}, "not executed yet"),
         (
             {"placement": {"placement": "disaggregated"}, "hardware.num_devices": 1},

@@ -123,7 +123,6 @@ def test_the_memory_that_is_asked_for_is_no_more_than_a_mebibyte_too_much() -> N
     [
         ({"placement": {"placement": "colocated"}}, "colocated needs an engine that sleeps"),
         ({"hardware.num_devices": 7}, "workload.mini_batch_size 16 does not divide by the 7 training device(s)"),
-        ({"training": {"zero_stage": 1}}, "zero_stage 1 is not executed yet; 2 is"),
     ],
 )
 def test_when_nothing_can_be_built_every_reason_is_given(overrides: dict[str, Any], reason: str) -> None:

@@ -4,10 +4,24 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.runtime.live_trainer import exercise
+
 pytestmark = pytest.mark.engine
+
+SMALL = {"training.persistence_threshold": 200}
+STAGES = {
+    f"{dtype}, stage {stage}": {
+        "exercise": "source",
+        "overrides": {**SMALL, "training.dtype": dtype, "training.zero_stage": stage},
+    }
+    for dtype in ("float32", "bfloat16")
+    for stage in range(4)
+}
 
 SCRIPT = """
 import json, sys
@@ -56,3 +70,32 @@ def test_gradient_and_step_are_the_same_in_one_two_and_uneven_micro_batches() ->
         assert cut["tokens"] == whole["tokens"]
         assert cut["weights"] == pytest.approx(whole["weights"], rel=1e-5, abs=1e-4)
     assert whole["norm"] > 0.01
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What every case gave on two ranks, in one start of the processes."""
+    return exercise(2, STAGES, Path(tmp_path_factory.mktemp("ranks")))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_source_gives_every_weight_whole_and_alike_on_every_rank(
+    two_ranks: dict[str, list[Any]], name: str
+) -> None:
+    first, second = two_ranks[name]
+    assert first["seen"] == first["meta"] == second["seen"]
+    assert first["sums"] == second["sums"]
+    kind = f"torch.{name.split(',')[0]}"
+    assert {dtype for dtype, *_ in first["seen"].values()} == {kind}
+    assert first["seen"]["model.embed_tokens.weight"] == [kind, 64, 128]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_stage_makes_the_same_steps(two_ranks: dict[str, list[Any]], dtype: str) -> None:
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    whole = two_ranks[f"{dtype}, stage 0"]
+    for stage in (1, 2, 3):
+        for mine, other in zip(two_ranks[f"{dtype}, stage {stage}"], whole, strict=True):
+            for step, expected in zip(mine["log"], other["log"], strict=True):
+                assert step == pytest.approx(expected, rel=tolerance, abs=tolerance)
+            assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)

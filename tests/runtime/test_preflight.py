@@ -1,6 +1,7 @@
 """What is wrong with the data or the host is said before anything starts."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,3 +77,23 @@ def test_free_memory_is_that_of_the_control_group_where_it_is_less(
 def test_the_doctor_finds_nothing_missing_where_the_tests_run() -> None:
     assert missing_packages() == []
     assert [finding.subject for finding in examine() if finding.state == "missing"] == []
+
+
+def test_a_plan_for_another_model_revision_is_refused(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(make_job().policy.path, policy)
+    plan = make_plan(**{"policy.path": str(policy)})
+    preflight.check_plan(plan)
+    weights = bytearray((policy / "model.safetensors").read_bytes())
+    weights[-2:] = b"\x12\x34"
+    (policy / "model.safetensors").write_bytes(weights)
+    with pytest.raises(SpecError, match="another revision of the model"):
+        preflight.check_plan(plan)
+
+
+def test_a_plan_for_another_machine_is_refused() -> None:
+    plan = make_plan()
+    assert plan.fingerprints
+    other = plan.fingerprints.model_copy(update={"profile": "0" * 16})
+    with pytest.raises(SpecError, match="other values of the hardware profile 'cpu-host'"):
+        preflight.check_plan(plan.model_copy(update={"fingerprints": other}))

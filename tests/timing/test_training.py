@@ -99,6 +99,25 @@ def test_adapters_reduce_their_own_gradients_alone():
     )
 
 
+def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_to_unfold_it():
+    host, batch = cluster(1), passes.MicroBatch(4, Lengths(1024, 1024**2), 4096)
+    times = passes.training_times(Recompute.NONE, is_frozen=True)
+
+    def extra(**lora: object) -> Cost:
+        return passes.adapter_cost(setting(1, training=BudgetTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
+
+    rate = host.memory_bytes_per_s * host.efficiencies.memory.value
+    # q_proj of 28 layers, 3584 by 3584: 2 bytes * (in + 2 r + 6 out), 4096 tokens, forward and twice that backward
+    moved = 28 * 2 * (3584 + 2 * 16 + 6 * 3584) * 4096 * 3
+    thin = extra(rank=16, targets=("q_proj",))
+    assert thin.parts[Resource.MEMORY] == pytest.approx(moved / rate)
+    assert thin.parts[Resource.COMPUTE] < 0.2 * thin.parts[Resource.MEMORY]
+    # 6.525e9 weights of the layers: 0.5 bytes read (scales left out) and 2 written, before either product
+    unfolded = extra(rank=16, base="nf4").seconds - extra(rank=16).seconds
+    assert unfolded == pytest.approx(2 * 2.5 * 6.525e9 / rate, rel=2e-3)
+    assert extra(rank=64).seconds > extra(rank=16).seconds > thin.seconds
+
+
 def test_a_pipeline_waits_for_stages_less_one_passes():
     deep = TrainerChoice(1, True, False, False, 1, pp=4)
     cost = train_cost(setting(8, deep, target="megatron"), EVEN, cluster(8))

@@ -1,13 +1,12 @@
 """PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
 
 In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
-Left out: ZeRO stages other than 2, offload, sequence packing.
+Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), sequence packing.
 """
 
-import os
+import gc
 import socket
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,19 @@ from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.weight_sync.shared_memory import BucketWriter
-from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.runtime.workers.deepspeed_engine import (
+    TORCH_DTYPES,
+    build_engine,
+    global_norm,
+    join_ranks,
+    largest_count,
+    recompute_layers,
+)
+from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind, Role
 
 LOOPBACK = "127.0.0.1"
@@ -72,35 +81,25 @@ class PolicyTrainer(Worker):
         self.listener.listen()
         return int(self.listener.getsockname()[1])
 
-    def _join(self, rank: int, world_size: int, port: int) -> None:
-        """Meet the other ranks. The store listens on the loopback only, which torch does not do by itself."""
-        import torch.distributed as dist
-
-        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
-        listener = self.listener.detach() if rank == 0 and self.listener is not None else None
-        store = dist.TCPStore(
-            LOOPBACK, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener
-        )
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-
     def start(self, rank: int, world_size: int, port: int, model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        import deepspeed
-
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_SIZE=str(world_size),
-            MASTER_ADDR=LOOPBACK,
-            MASTER_PORT=str(port),
-        )
+        training = self.job.training
+        listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
-        self._join(rank, world_size, port)
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        model = LogprobModel(load_language_model(model_folder), self.job.workload.temperature, computes_entropy=True)
-        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=self.config)
-        self.pad_token = int(getattr(model.language_model.config, "pad_token_id", None) or 0)
+        join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
+        language_model = load_language_model(model_folder, TORCH_DTYPES[training.dtype])
+        if training.gradient_checkpointing:
+            recompute_layers(language_model)
+        model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
+        self.engine = build_engine(model, self.config)
+        self.pad_token = int(getattr(language_model.config, "pad_token_id", None) or 0)
+
+    def stop(self) -> None:
+        """Let go of the engine and everything that it holds; the ranks stay together."""
+        if self.engine is not None:
+            self.engine.destroy()
+            self.engine = None
+            gc.collect()
 
     def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
@@ -113,6 +112,9 @@ class PolicyTrainer(Worker):
         for first in range(0, len(samples), micro):
             part = slice(first, first + micro)
             _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
+        count = ceil_div(len(samples), micro)
+        for _ in range(largest_count(count) - count):
+            self._micro_batch([_NOTHING], [0.0])  # the other ranks have more, and every sum is of all ranks
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
@@ -140,9 +142,8 @@ class PolicyTrainer(Worker):
 
     def optimizer_step(self) -> dict[str, float]:
         """Apply the accumulated gradient."""
-        self.engine.step()
-        norm = self.engine.get_global_grad_norm()
-        return {"grad_norm": float(norm) if norm is not None else 0.0}
+        norm = global_norm(self.engine, self.engine.step)
+        return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
     def open_arena(self, path: str, num_bytes: int) -> None:
         """Map the shared memory through which weights go out."""
@@ -151,37 +152,29 @@ class PolicyTrainer(Worker):
     def write_bucket(self, bucket: Bucket) -> None:
         """Copy one bucket of parameters into the arena."""
         assert self.writer is not None, "open_arena comes first"
-        self.writer.write(bucket, self._named_parameters())
+        self.writer.write(bucket, dict(self.weights().tensors(bucket)))
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout."""
         save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))
 
+    def weights(self) -> WeightSource:
+        """The policy's weights by their names in the Hugging Face model. Iterating is collective under ZeRO-3."""
+        return WeightSource(self.engine.module.language_model)
+
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of DeepSpeed's own partitions and buffers."""
         if self.engine is None:
             return {}
-        zero = self.engine.optimizer
-        states = [value for state in zero.optimizer.state.values() for value in state.values()]
-        gradients = [
-            tensor
-            for kept in (zero.averaged_gradients, zero.all_grad_tensors)
-            for tensors in kept.values()
-            for tensor in tensors or ()
-        ]
-        buffers = [buffer for bucket in zero.ipg_buckets.values() for buffer in bucket.buffer]
-        held = {
-            MemoryKind.WEIGHTS: storage_bytes(zero.bit16_groups_flat),
-            MemoryKind.MASTER_WEIGHTS: storage_bytes(zero.single_partition_of_fp32_groups),
-            MemoryKind.OPTIMIZER: storage_bytes(value for value in states if isinstance(value, torch.Tensor)),
-            MemoryKind.GRADIENTS: storage_bytes(gradients),
-            MemoryKind.COMM_BUFFERS: storage_bytes(buffers),
-            MemoryKind.SYNC_STAGING: self.writer.num_bytes if self.writer else 0,
-        }
+        held = TrainedStates(self.engine).num_bytes()
+        held[MemoryKind.SYNC_STAGING] = self.writer.num_bytes if self.writer else 0
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
-    def _named_parameters(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach() for name, parameter in self.engine.module.language_model.named_parameters()}
+
+_NOTHING = TrainSample(
+    prompt_tokens=(0,), response_tokens=(0,), logprobs=(0.0,), reference_logprobs=(0.0,), advantage=0.0
+)
+"""A sample that counts nothing."""
 
 
 def _summarize(

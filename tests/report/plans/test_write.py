@@ -97,7 +97,7 @@ def test_bytes_by_kind_add_up_to_their_place() -> None:
 
 
 def test_a_plan_that_does_not_fit_says_what_is_too_small_and_what_would_help() -> None:
-    small = budget("training.zero_stage=2", "memory=6GiB", gpus="1xRTX4090")
+    small = budget("training.zero_stage=2", "memory=4GiB", gpus="1xRTX4090")
     page = budget_page(small)
     assert small.verdict is Verdict.DOES_NOT_FIT
     assert page.state[0] == "bad"

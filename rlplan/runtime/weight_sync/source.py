@@ -1,0 +1,86 @@
+"""WeightSource: the trainer's weights, whole, one decoder layer after the other, under any ZeRO stage.
+
+In: a module that DeepSpeed trains. Out: (name, whole tensor), each valid until the next one is asked for.
+Left out: where they go (the transports).
+
+Under ZeRO-3 a layer's partitions are gathered when its first tensor is asked for and let go after its last, so at most
+one layer is whole at a time. Gathering is collective: every rank iterates over the same, and one of them sends.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlplan.memory.transitions import Bucket, layer_of
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMeta:
+    """A parameter as it is when it is whole."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class WeightSource:
+    """The weights of a module by the module's own names; tied tensors once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def metadata(self) -> tuple[WeightMeta, ...]:
+        """Names, types and whole shapes, in the module's order. Nothing is gathered for it."""
+        return tuple(
+            WeightMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
+            for name, parameter in self._parameters.items()
+        )
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight in the module's order."""
+        return self._tensors(self._parameters)
+
+    def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of one bucket, in its order. A bucket never cuts a layer, so no layer is gathered twice."""
+        return self._tensors(entry.name for entry in bucket.entries)
+
+    def take_part(self, names: Iterable[str] | None = None) -> None:
+        """Iterate for the other ranks' sake alone. names: what they iterate over; everything where left out."""
+        for _ in self._tensors(self._parameters if names is None else names):
+            pass
+
+    def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for _, layer in groupby(names, key=layer_of):
+            members = [(name, self._parameters[name]) for name in layer]
+            with gathered([parameter for _, parameter in members]):
+                for name, parameter in members:
+                    yield name, parameter.detach()
+
+
+def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Makes parameters whole inside the `with` block, on every rank, where ZeRO-3 has cut them; else nothing.
+
+    Those that stay gathered anyway are left alone: DeepSpeed would cut them on the way out.
+    """
+    cut = [parameter for parameter in parameters if _is_cut(parameter)]
+    if not cut:
+        return nullcontext()
+    import deepspeed
+
+    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(cut, modifier_rank=None)
+    return context
+
+
+def _is_cut(parameter: Any) -> bool:
+    status = getattr(parameter, "ds_status", None)
+    return status is not None and status.name == "NOT_AVAILABLE"

@@ -1,0 +1,67 @@
+"""Fingerprints: what a plan was made from, so that a run can tell another model or another machine's profile.
+
+In: the policy's folder and a hardware profile. Out: short SHA-256 digests, compared when a plan is run.
+Left out: every byte of the weights. Of each file of weights its name, its size and evenly spaced pieces count: training
+changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds.
+"""
+
+import hashlib
+from pathlib import Path
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec
+from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.job import JobSpec
+
+READ_WHOLE = ("config.json", "generation_config.json", "tokenizer.json")
+"""Small files that decide what a model is."""
+
+NUM_PIECES = 64
+PIECE_BYTES = 4096
+DIGEST_LENGTH = 16
+"""Hexadecimal digits that are kept: 64 bits, against mistakes and not against forgers."""
+
+
+class Fingerprints(Spec):
+    """model: of the policy's folder. profile: of the hardware profile's values."""
+
+    model: str
+    profile: str
+
+
+def take_fingerprints(job: JobSpec, profile: HardwareProfile) -> Fingerprints:
+    """Of a job's policy and of its profile. Raises: SpecError when a file cannot be read."""
+    return Fingerprints(model=model_fingerprint(Path(job.policy.path)), profile=profile_fingerprint(profile))
+
+
+def profile_fingerprint(profile: HardwareProfile) -> str:
+    """Of every value in a profile, whatever file it stands in."""
+    return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Of a model folder: its configs and its tokenizer whole, its weights as the module docstring says."""
+    digest = hashlib.sha256()
+    try:
+        for name in READ_WHOLE:
+            if (folder / name).is_file():
+                digest.update(f"{name}\0".encode() + (folder / name).read_bytes())
+        for path in sorted(folder.glob("*.safetensors")):
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            _add_pieces(digest, path)
+    except OSError as error:
+        raise SpecError(
+            f"the model's files cannot be read: {error.strerror}",
+            where=str(error.filename),
+            rule="a readable Hugging Face folder",
+            way_out="mend the file's permissions, or name another folder",
+        ) from None
+    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
+def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for index in range(NUM_PIECES):
+            file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))
+            digest.update(file.read(PIECE_BYTES))
