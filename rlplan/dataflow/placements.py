@@ -14,15 +14,17 @@ def place(
 ) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
     """Groups and layouts for a placement.
 
-    hybrid: every role on the same devices; the trainer has a rank on each, engine and scorers one process each.
-    disaggregated: the last device generates, the others train and score; needs at least two devices.
+    hybrid: every role on the same devices; the trainer has a rank on each, engines a process on each of the last.
+    disaggregated: the last devices generate, the others train and score; needs at least one device more than engines.
     """
+    num_generating = job.rollout.num_engines * job.rollout.tp
     devices = tuple(f"cpu:{index}" for index in range(job.hardware.num_devices))
     if placement is Placement.HYBRID:
         groups: tuple[DeviceGroup, ...] = (DeviceGroup("shared", devices),)
         training, generation = groups[0], groups[0]
     else:
-        training, generation = DeviceGroup("training", devices[:-1]), DeviceGroup("generation", devices[-1:])
+        training = DeviceGroup("training", devices[:-num_generating])
+        generation = DeviceGroup("generation", devices[-num_generating:])
         groups = (training, generation)
     layouts = [
         RoleLayout(
@@ -33,7 +35,14 @@ def place(
             dp=len(training.devices),
             zero_stage=zero_stage,
         ),
-        RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[-1:]),
+        RoleLayout(
+            Role.POLICY,
+            "rollout_engine",
+            generation.name,
+            generation.devices[-num_generating:],
+            dp=job.rollout.num_engines,
+            tp=job.rollout.tp,
+        ),
     ]
     for role in job.algorithm.frozen_roles:
         layouts.append(RoleLayout(role, "scorer", training.name, training.devices[:1]))

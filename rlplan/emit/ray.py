@@ -70,7 +70,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
     for layout in plan.schedule.layouts:
-        threads = 1 if layout.worker == "policy_trainer" else group_sizes[layout.group]
+        threads = 1 if layout.worker == "policy_trainer" else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
             environment = {**_COMMON_ENVIRONMENT, **_WORKER_ENVIRONMENT[layout.worker], "OMP_NUM_THREADS": str(threads)}
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}

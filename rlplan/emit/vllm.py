@@ -15,13 +15,15 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
 
     `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
-    what the ratio needs.
+    what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
+    only to stop at texts.
     """
     return {
         "dtype": job.rollout.dtype.value,
         "seed": job.seed,
-        "tensor_parallel_size": 1,
-        "skip_tokenizer_init": True,
+        "tensor_parallel_size": job.rollout.tp,
+        "distributed_executor_backend": "uni" if job.rollout.tp == 1 else "external_launcher",
+        "skip_tokenizer_init": not any(isinstance(part, str) for part in job.rollout.stop),
         "load_format": "auto",
         "max_model_len": job.workload.max_seq_len,
         "max_num_seqs": job.rollout.max_num_seqs,

@@ -21,20 +21,22 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 
 
 class EngineForecast:
-    """One engine process. See `memory.predict.Forecast`."""
+    """One rank of an engine. See `memory.predict.Forecast`."""
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> None:
         self.job, self.model, self.profile = job, model, profile
-        self.element_bytes = job.rollout.dtype.num_bytes
+        self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
         rollout = self.job.rollout
         held = {
-            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes),
-            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(self.model, self.element_bytes, self.profile.weight_packing),
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes, self.tp),
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(
+                self.model, self.element_bytes, self.profile.weight_packing, self.tp
+            ),
             MemoryKind.KV_CACHE: kv_cache_bytes(
-                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory
+                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory, self.tp
             ),
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
@@ -47,14 +49,14 @@ class EngineForecast:
         """Every parameter, as loaded."""
         if action.kind is not ActionKind.START_ENGINE:
             return {}
-        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes)}
+        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes, self.tp)}
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)
-        largest = largest_linear_bytes(self.model, self.element_bytes)
+        largest = largest_linear_bytes(self.model, self.element_bytes, self.tp)
         if action.kind is ActionKind.START_ENGINE:
-            loading = engine_parameter_bytes(self.model, self.element_bytes)
+            loading = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
             if loading + largest > settled:
                 # Every parameter as loaded, and the first pack; the KV cache comes later.

@@ -44,9 +44,12 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
 def _cannot(job: JobSpec, placement: Placement) -> str:
     if placement not in SUPPORTED_PLACEMENTS:
         return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
-    num_training = job.hardware.num_devices - (placement is Placement.DISAGGREGATED)
+    num_generating = job.rollout.num_engines * job.rollout.tp
+    if num_generating > job.hardware.num_devices:
+        return f"{job.rollout.num_engines} engine(s) of {job.rollout.tp} rank(s) need {num_generating} devices"
+    num_training = job.hardware.num_devices - (num_generating if placement is Placement.DISAGGREGATED else 0)
     if num_training < 1:
-        return "disaggregated needs at least 2 devices: one generates, the others train"
+        return f"disaggregated needs at least {num_generating + 1} devices: {num_generating} generate, the others train"
     if job.workload.mini_batch_size % num_training:
         return (
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "

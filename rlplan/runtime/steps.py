@@ -17,6 +17,7 @@ from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, SequencePair, TrainSample
+from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
@@ -28,6 +29,8 @@ from rlplan.vocabulary import ActionKind
 
 SEED_STRIDE = 1 << 20
 """How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
+
+LOOPBACK = "127.0.0.1"
 
 LOGPROB_TOLERANCE = 1e-3
 """Rounding between two fp32 implementations: 1e-5 to 1e-4 was seen; stale weights differ by far more."""
@@ -45,7 +48,7 @@ class ActionRunner:
         self.rollouts: list[Rollout] = []
         self.version = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
-        self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
+        self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
         self.buckets = plan_buckets(
             spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
         )
@@ -96,9 +99,11 @@ class ActionRunner:
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
-        return imported + self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
+        return imported + self.fleet.start(str(self.model_folder), LOOPBACK, self.version, self.deadline_s(action))
 
-    _start_scorer = _start_engine
+    def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
+        imported = self._import_libraries(action)
+        return imported + self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
@@ -184,7 +189,7 @@ class ActionRunner:
         create_arena(str(self.arena), staging_bytes(self.buckets))
         sides = [
             self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
-            for process in (self.trainers[0], self.engine)
+            for process in (self.trainers[0], *self.fleet.processes)
         ]
         measurements = self.crew.measured(sides, self.deadline_s(action))[1]
         self.arena.unlink()  # both sides have it mapped: now nothing stays behind, however the run ends
@@ -192,11 +197,15 @@ class ActionRunner:
 
     def _send_buckets(self, action: Action) -> list[Measurement]:
         self.version += 1
-        measurements = self._one(action, self.engine, "begin_update")
+        measurements = self._all_engines(action, "begin_update")
         for bucket in self.buckets:
             measurements += self._one(action, self.trainers[0], "write_bucket", bucket)
-            measurements += self._one(action, self.engine, "load_bucket", bucket)
-        return measurements + self._one(action, self.engine, "finish_update", self.version)
+            measurements += self._all_engines(action, "load_bucket", bucket)
+        return measurements + self._all_engines(action, "finish_update", self.version)
+
+    def _all_engines(self, action: Action, method: str, *arguments: Any) -> list[Measurement]:
+        calls = [self.crew.perform(process, method, *arguments) for process in self.fleet.processes]
+        return self.crew.measured(calls, self.deadline_s(action))[1]
 
     def _evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
@@ -241,9 +250,8 @@ class ActionRunner:
             )
             for index, prompt in enumerate(prompts)
         ]
-        call = self.crew.perform(self.engine, "generate", requests)
-        results, measurements = self.crew.measured([call], self.deadline_s(action))
-        return [list(finished.completions) for finished in results[0]], measurements
+        finished, measurements = self.fleet.generate(requests, self.deadline_s(action))
+        return [list(done.completions) for done in finished], measurements
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._decoder is None:

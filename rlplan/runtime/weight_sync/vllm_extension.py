@@ -50,7 +50,8 @@ class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
 
     def receive_weights(self, update_info: BucketInfo) -> None:
         """Load one bucket."""
-        assert update_info.bucket is not None and self._reader is not None, "an update names a bucket of an open arena"
+        assert update_info.bucket is not None, "an update names a bucket"
+        assert self._reader is not None, "the arena is opened first"
         self.model.load_weights(self._reader.read(update_info.bucket, self.model_config.dtype))
 
     def finish_weight_update(self) -> None:
