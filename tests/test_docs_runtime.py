@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.trace import MemorySample, Span
+from rlplan.vocabulary import Role
 from tests.documentation import DOCS, ROOT, plan_of, read, rows, section, words
 
 RUNTIME_PAGE = read(DOCS / "runtime.md")
@@ -53,14 +55,29 @@ def collected_rows() -> tuple[set[str], set[str]]:
     metrics = StepMetrics(job)
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
-        prompt, 0, Completion((3, 4), (-0.1, -0.2), "stop"), rewards={spec.kind: 1.0 for spec in job.rewards}
+        prompt,
+        0,
+        Completion((3, 4), (-0.1, -0.2), "stop"),
+        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5},
     )
     with metrics.timing("generate"):
         metrics.add_rollouts([rollout])
     metrics.add_rewards([rollout])
-    sums = ("num_tokens", "loss", "entropy_sum", "is_clipped_sum", "logprob_difference_max", "ratio_max", "kl_sum")
+    sums = (
+        "num_tokens",
+        "loss",
+        "entropy_sum",
+        "is_clipped_sum",
+        "logprob_difference_max",
+        "ratio_max",
+        "kl_sum",
+        "teacher_kl_sum",
+    )
     metrics.add_training([dict.fromkeys((*sums, "kl_max"), 1.0)], is_first=True)
     metrics.add_optimizer_step({"grad_norm": 1.0})
+    metrics.add_value_training([defaultdict(float, num_tokens=1.0)])
+    metrics.add_optimizer_step({"grad_norm": 1.0}, Role.VALUE)
+    metrics.add_cut_sequences(0, 1)
     metrics.add_evaluation([rollout])
     learning, timings = metrics.take_rows(1)
     return set(learning), set(timings)

@@ -19,7 +19,9 @@ def _start_calls(job: JobSpec) -> tuple[Call, ...]:
         Call("start_trainer", ActionKind.START_TRAINER, Role.POLICY, Phase.START),
         Call("start_engine", ActionKind.START_ENGINE, Role.POLICY, Phase.START),
     ]
-    for role in job.algorithm.frozen_roles:
+    for role in job.trained_roles[1:]:
+        calls.append(Call(f"start_trainer/{role}", ActionKind.START_TRAINER, role, Phase.START))
+    for role in job.frozen_roles:
         calls.append(Call(f"start_scorer/{role}", ActionKind.START_SCORER, role, Phase.START))
     ready = tuple(call.id for call in calls)
     calls.append(Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after=ready))
@@ -32,23 +34,34 @@ def _step_calls(job: JobSpec) -> tuple[Call, ...]:
         Call("generate", ActionKind.GENERATE, Role.POLICY, Phase.ROLLOUT),
         Call("verify", ActionKind.VERIFY, Role.VERIFIER, Phase.SCORE, after=("generate",)),
     ]
-    for role in job.algorithm.frozen_roles:
-        calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=("generate",)))
+    before = "generate"
+    for role in job.scored_roles:  # one after the other: they compute on the same devices
+        holder = job.holder_of(role)
+        held_by = None if holder is role else holder
+        calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=(before,), held_by=held_by))
+        before = f"score/{role}"
     scored = tuple(call.id for call in calls[1:])
     calls.append(Call("compute_advantages", ActionKind.COMPUTE_ADVANTAGES, Role.POLICY, Phase.TRAIN, after=scored))
     before = "compute_advantages"
-    for index in range(job.workload.num_mini_batches):
-        suffix = f"/{index}" if job.workload.num_mini_batches > 1 else ""
-        forward_backward = f"train_forward_backward{suffix}"
-        calls.append(
-            Call(forward_backward, ActionKind.TRAIN_FORWARD_BACKWARD, Role.POLICY, Phase.TRAIN, (before,), 1, index)
-        )
-        before = f"optimizer_step{suffix}"
-        calls.append(Call(before, ActionKind.OPTIMIZER_STEP, Role.POLICY, Phase.TRAIN, (forward_backward,), 1, index))
+    for role in reversed(job.trained_roles):  # the policy last: its weights are handed over next
+        for index in range(job.workload.num_mini_batches):
+            calls += _mini_batch_calls(job, role, index, before)
+            before = calls[-1].id
     calls.append(Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after=(before,)))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
+
+
+def _mini_batch_calls(job: JobSpec, role: Role, index: int, before: str) -> list[Call]:
+    """Passes and optimizer step of one role's mini-batch; the policy's bear no name, for every job has them."""
+    suffix = f"/{role}" if role is not Role.POLICY else ""
+    suffix += f"/{index}" if job.workload.num_mini_batches > 1 else ""
+    passes, step = f"train_forward_backward{suffix}", f"optimizer_step{suffix}"
+    return [
+        Call(passes, ActionKind.TRAIN_FORWARD_BACKWARD, role, Phase.TRAIN, (before,), 1, index),
+        Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index),
+    ]
 
 
 def _finish_calls() -> tuple[Call, ...]:

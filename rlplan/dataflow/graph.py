@@ -15,6 +15,7 @@ class Call:
 
     after: ids of calls of the same part (start, step or finish) that must have finished.
     every: the call happens in steps that are a multiple of it. mini_batch: index of the mini-batch, for train calls.
+    held_by: the role whose processes do it, where that is not `role`.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Call:
     after: tuple[str, ...] = ()
     every: int = 1
     mini_batch: int | None = None
+    held_by: Role | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,12 @@ def place(
             tp=job.rollout.tp,
         ),
     ]
-    for role in job.algorithm.frozen_roles:
+    for role in job.trained_roles[1:]:
+        layouts.append(
+            RoleLayout(
+                role, "value_trainer", training.name, training.devices, dp=len(training.devices), zero_stage=zero_stage
+            )
+        )
+    for role in job.frozen_roles:
         layouts.append(RoleLayout(role, "scorer", training.name, training.devices[:1]))
     return groups, tuple(layouts)

@@ -27,14 +27,14 @@ _STREAMS = {
 }
 
 _WORKERS: dict[ActionKind, tuple[str, ...]] = {
-    ActionKind.START_TRAINER: ("policy_trainer",),
+    ActionKind.START_TRAINER: ("policy_trainer", "value_trainer"),
     ActionKind.START_ENGINE: ("rollout_engine",),
     ActionKind.START_SCORER: ("scorer",),
     ActionKind.GENERATE: ("rollout_engine",),
     ActionKind.EVALUATE: ("rollout_engine",),
-    ActionKind.SCORE: ("scorer",),
-    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer",),
-    ActionKind.OPTIMIZER_STEP: ("policy_trainer",),
+    ActionKind.SCORE: ("scorer", "policy_trainer", "value_trainer"),
+    ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer", "value_trainer"),
+    ActionKind.OPTIMIZER_STEP: ("policy_trainer", "value_trainer"),
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
     ActionKind.CHECKPOINT: ("policy_trainer",),
     ActionKind.VERIFY: (),
@@ -122,7 +122,7 @@ def build_schedule(
 
 def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
     workers = _WORKERS[call.kind]
-    mine = [layout for layout in layouts if layout.worker in workers and layout.role == call.role]
+    mine = [layout for layout in layouts if layout.worker in workers and layout.role == (call.held_by or call.role)]
     return Action(
         id=call.id,
         kind=call.kind,

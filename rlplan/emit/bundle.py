@@ -121,7 +121,7 @@ def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
 
 
 def _check_roles(spec: ExecutionSpec, folder: Path) -> None:
-    wanted = [("deepspeed", role, spec.deepspeed) for role in spec.job.algorithm.declaration.trained_roles]
+    wanted = [("deepspeed", role, spec.deepspeed) for role in spec.job.trained_roles]
     for name, role, configs in [*wanted, ("vllm", Role.POLICY, spec.vllm)]:
         if role not in configs:
             raise SpecError(

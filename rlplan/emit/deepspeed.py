@@ -8,19 +8,21 @@ from typing import Any
 from rlplan.dataflow.schedule import Schedule
 from rlplan.spec.job import JobSpec, TrainingSpec
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Dtype
+from rlplan.vocabulary import Dtype, Role
 
 INITIAL_SCALE_POWER = 16
 """fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
 
 
-def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
-    """DeepSpeed's JSON for the policy.
+def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
+    """DeepSpeed's JSON for a trained role.
 
     `managed_gradient_accumulation: false` makes each `step()` the boundary, so that micro-batches of different sizes
     may be accumulated.
     """
-    algorithm, layout = job.algorithm, schedule.layout("policy_trainer")
+    algorithm, layout = job.algorithm, schedule.layout(f"{role}_trainer", role)
+    is_value = role is Role.VALUE and algorithm.value_learning_rate is not None
+    learning_rate = algorithm.value_learning_rate if is_value else algorithm.learning_rate
     per_rank = job.workload.mini_batch_size // layout.dp
     micro = min(job.workload.micro_batch_size_per_gpu, per_rank)
     accumulation = ceil_div(per_rank, micro)
@@ -38,7 +40,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule) -> dict[str, Any]:
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": algorithm.learning_rate,
+                "lr": learning_rate,
                 "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
                 "eps": 1e-8,
                 "weight_decay": algorithm.weight_decay,

@@ -31,9 +31,7 @@ def execution_spec(plan: Plan) -> ExecutionSpec:
     return ExecutionSpec(
         job=plan.job,
         schedule=plan.schedule,
-        deepspeed={
-            role: deepspeed_config(plan.job, plan.schedule) for role in plan.job.algorithm.declaration.trained_roles
-        },
+        deepspeed={role: deepspeed_config(plan.job, plan.schedule, role) for role in plan.job.trained_roles},
         vllm={"policy": engine_arguments(plan.job)},
         ray=ray_placement(plan),
     )

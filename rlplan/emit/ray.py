@@ -5,6 +5,7 @@ In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. So
 
 from typing import Any, Literal
 
+from rlplan.dataflow.layouts import Worker
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.units import KIB, MIB
@@ -28,6 +29,7 @@ _COMMON_ENVIRONMENT = {
 
 _WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu"},
+    "value_trainer": {"DS_ACCELERATOR": "cpu"},
     "scorer": {},
     "rollout_engine": {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -42,7 +44,7 @@ class WorkerPlacement(Spec):
     """One worker process. bundle: index into the placement group; num_threads: its OpenMP threads."""
 
     process: str
-    worker: Literal["policy_trainer", "rollout_engine", "scorer"]
+    worker: Worker
     role: Role
     device: str
     bundle: int
@@ -70,7 +72,8 @@ def ray_placement(plan: Plan) -> RayPlacement:
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
     for layout in plan.schedule.layouts:
-        threads = 1 if layout.worker == "policy_trainer" else max(1, group_sizes[layout.group] // len(layout.devices))
+        is_trainer = layout.worker.endswith("_trainer")
+        threads = 1 if is_trainer else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
             environment = {**_COMMON_ENVIRONMENT, **_WORKER_ENVIRONMENT[layout.worker], "OMP_NUM_THREADS": str(threads)}
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}

@@ -43,8 +43,8 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
     accumulated = zero.gradient_bytes() if micro.count > 1 else 0
     saved = layer_saved_bytes(model, micro.num_tokens)
     head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens)
-    logits = logits_bytes(micro.num_response_tokens, model.vocab_size)
-    slices = probability_slice_bytes(micro.num_response_tokens, model.vocab_size)
+    logits = logits_bytes(micro.num_response_tokens, model.head_width)
+    slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
     reduction = _Reduction(zero)
     # End of the forward pass: everything saved, the logits, and the entropy's slices.
     yield _moment(saved * model.num_layers + head, logits + slices, accumulated, 0)

@@ -42,8 +42,8 @@ class ScorerForecast:
             share = ceil_div(workload.num_rollouts_per_step, self.num_processes)
             size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
             layer = forward_working_bytes(self.model, size * workload.max_seq_len)
-            head = logits_bytes(size * workload.max_response_len, self.model.vocab_size)
-            head += probability_slice_bytes(size * workload.max_response_len, self.model.vocab_size) // 3
+            head = logits_bytes(size * workload.max_response_len, self.model.head_width)
+            head += probability_slice_bytes(size * workload.max_response_len, self.model.head_width) // 3
             held[MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS] = max(layer, head)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)

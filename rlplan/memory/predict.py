@@ -16,6 +16,7 @@ from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedu
 from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
+from rlplan.memory.forecast_value import ValueForecast
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
@@ -50,9 +51,16 @@ class _Process:
     provenances: Mapping[MemoryKind, Provenance]
 
 
-def predict_ledger(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedule: Schedule) -> MemoryLedger:
-    """The whole ledger of a schedule."""
-    processes = list(_processes(job, model, profile, schedule))
+def predict_ledger(
+    job: JobSpec,
+    model: ModelSpec,
+    profile: HardwareProfile,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> MemoryLedger:
+    """The whole ledger of a schedule. role_models: of roles whose model is not the policy's."""
+    models = {Role.POLICY: model, **(role_models or {})}
+    processes = list(_processes(job, models, profile, schedule))
     order: list[tuple[Moment, str]] = []
     rows: list[LedgerRow] = _host_rows(profile, schedule)
     for moment, actions in _moments(job, schedule):
@@ -80,11 +88,16 @@ def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[A
     yield "finish", schedule.finish
 
 
-def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedule: Schedule) -> Iterator[_Process]:
+def _processes(
+    job: JobSpec, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
+) -> Iterator[_Process]:
     for layout in schedule.layouts:
+        model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
                 forecast: Forecast = TrainerForecast(job, model, profile, layout.dp, rank)
+            elif layout.worker == "value_trainer":
+                forecast = ValueForecast(job, model, profile, layout.dp, rank)
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile)
             else:
@@ -94,9 +107,10 @@ def _processes(job: JobSpec, model: ModelSpec, profile: HardwareProfile, schedul
 
 def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
     """Kinds whose bytes rest on the profile, with its provenance; every other kind is derived from the job."""
+    measured_as = "policy_trainer" if worker == "value_trainer" else worker  # the same libraries
     return {
-        MemoryKind.PROCESS: getattr(profile.process_overheads, worker).provenance,
-        MemoryKind.FRAGMENTATION: getattr(profile.process_slack, worker).provenance,
+        MemoryKind.PROCESS: getattr(profile.process_overheads, measured_as).provenance,
+        MemoryKind.FRAGMENTATION: getattr(profile.process_slack, measured_as).provenance,
     }
 
 

@@ -102,8 +102,9 @@ def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
 def _build(job: JobSpec, model: ModelSpec, profile: HardwareProfile, candidate: Candidate) -> Plan:
     groups, layouts = place(job, candidate.placement, candidate.zero_stage)
     schedule = build_schedule(build_step_graph(job), candidate.placement, groups, layouts)
-    ledger = predict_ledger(job, model, profile, schedule)
-    return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule))
+    others = job.load_role_models()
+    ledger = predict_ledger(job, model, profile, schedule, others)
+    return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule, others))
 
 
 def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:

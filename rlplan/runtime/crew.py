@@ -24,6 +24,7 @@ STOP_S = 5.0
 
 _WORKER_CLASSES = {
     "policy_trainer": "rlplan.runtime.workers.policy_trainer:PolicyTrainer",
+    "value_trainer": "rlplan.runtime.workers.value_trainer:ValueTrainer",
     "rollout_engine": "rlplan.runtime.workers.rollout_engine:RolloutEngine",
     "scorer": "rlplan.runtime.workers.scorer:Scorer",
 }
@@ -137,6 +138,7 @@ class Crew:
         )
         extra: dict[str, Callable[[], Any]] = {
             "policy_trainer": lambda: self.spec.deepspeed[worker.role],
+            "value_trainer": lambda: self.spec.deepspeed[worker.role],
             "scorer": lambda: worker.role.value,
             "rollout_engine": lambda: self.spec.vllm[worker.role],
         }

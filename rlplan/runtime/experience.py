@@ -66,7 +66,8 @@ class FinishedRequest:
 class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
-    rewards: by reward name. reference_logprobs: one a response token, empty without a reference.
+    rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
+    model one in all. advantages, returns: one a response token; returns are empty without a value model.
     """
 
     prompt: Prompt
@@ -75,19 +76,27 @@ class Rollout:
     text: str = ""
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
-    advantage: float = 0.0
-    reference_logprobs: tuple[float, ...] = ()
+    scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """What a trainer rank needs of one rollout. logprobs: the engine's, at sampling time (the behaviour policy)."""
+    """What a trainer rank needs of one rollout: one number a response token each, empty where nobody gives it.
+
+    logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
+    scored; returns: what it shall learn.
+    """
 
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reference_logprobs: tuple[float, ...]
-    advantage: float
+    advantages: tuple[float, ...]
+    teacher_logprobs: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

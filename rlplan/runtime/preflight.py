@@ -14,6 +14,7 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
 from rlplan.runtime.doctor import missing_packages
 from rlplan.runtime.experience import Prompt
+from rlplan.runtime.role_tokenizers import check_role_tokenizers
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.job import JobSpec
 from rlplan.spec.workload import read_prompts
@@ -39,6 +40,7 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_packages()
     _check_memory(ledger)
     _check_policy_files(spec.job)
+    check_role_tokenizers(spec.job)
 
 
 def check_plan(plan: Plan) -> None:
@@ -188,3 +190,11 @@ def _check_policy_files(job: JobSpec) -> None:
             rule="init: checkpoint reads model.safetensors",
             way_out="put the file there, or set policy.init to random",
         )
+    for role, path in job.roles.paths.items():
+        if not (Path(path) / "model.safetensors").is_file():
+            raise SpecError(
+                f"the {role} has no weights",
+                where=str(Path(path) / "model.safetensors"),
+                rule="a role with a folder of its own reads its model.safetensors",
+                way_out=f"put the file there, or leave roles.{role}.path out",
+            )

@@ -20,6 +20,25 @@ def load_language_model(folder: str, dtype: Any = None) -> Any:
     ).eval()
 
 
+def load_scalar_model(folder: str, dtype: Any = None) -> Any:
+    """A Hugging Face sequence classifier with one label. From a language model its head starts at zero."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    model, information = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        num_labels=1,
+        dtype=dtype or torch.float32,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    if "score.weight" in information["missing_keys"]:
+        torch.nn.init.zeros_(model.score.weight)
+    return model.eval()
+
+
 def warm_up(architecture: str, *, backward: bool) -> None:
     """Make torch and transformers load what they load lazily: the model's code, math kernels, thread pools.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Role
 
 
 class StepMetrics:
@@ -27,7 +28,8 @@ class StepMetrics:
         self.seconds: dict[str, float] = {}
         self.num_tokens = 0
         self.training: dict[str, float] = defaultdict(float)
-        self.grad_norms: list[float] = []
+        self.value_training: dict[str, float] = defaultdict(float)
+        self.grad_norms: dict[Role, list[float]] = defaultdict(list)
         self.started = time.monotonic()
 
     @contextmanager
@@ -53,9 +55,9 @@ class StepMetrics:
         self.learning["reward/mean"] = mean
         self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
         self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)
-        for spec in self.job.rewards:
-            values = [rollout.rewards[spec.kind] for rollout in rollouts]
-            self.learning[f"reward/{spec.kind}/mean"] = math.fsum(values) / len(values)
+        for name in rollouts[0].rewards:
+            values = [rollout.rewards[name] for rollout in rollouts]
+            self.learning[f"reward/{name}/mean"] = math.fsum(values) / len(values)
         groups: dict[int, set[float]] = defaultdict(set)
         for rollout in rollouts:
             groups[rollout.group].add(rollout.reward)
@@ -75,9 +77,20 @@ class StepMetrics:
                     max(self.training[key], value) if key.endswith("_max") else self.training[key] + value
                 )
 
-    def add_optimizer_step(self, result: dict[str, float]) -> None:
-        """The gradient's norm before clipping."""
-        self.grad_norms.append(result["grad_norm"])
+    def add_value_training(self, ranks: Sequence[dict[str, float]]) -> None:
+        """Sums over the ranks of one mini-batch of the value model."""
+        for sums in ranks:
+            for key, value in sums.items():
+                self.value_training[key] += value
+
+    def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
+        """The norm of a role's gradient before clipping."""
+        self.grad_norms[role].append(result["grad_norm"])
+
+    def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
+        """Sequences that a reward model with its own tokenizer read without their beginning."""
+        if num_cut is not None:
+            self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
 
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
         """Greedy results on the held-out prompts, by reward."""
@@ -89,7 +102,7 @@ class StepMetrics:
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""
         seconds = time.monotonic() - self.started
-        learning = {"step": step, **self.learning, **self._training_row()}
+        learning = {"step": step, **self.learning, **self._training_row(), **self._value_row()}
         timings = {"step": step, "step_s": round(seconds, 6)}
         if self.num_tokens:
             timings["throughput/tokens_per_sec"] = round(self.num_tokens / seconds, 3)
@@ -110,6 +123,25 @@ class StepMetrics:
         }
         if "kl_sum" in sums:
             row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
-        if self.grad_norms:
-            row["policy/grad_norm"] = math.fsum(self.grad_norms) / len(self.grad_norms)
-        return row
+        if "teacher_kl_sum" in sums:
+            row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
+        return row | self._norm_row(Role.POLICY)
+
+    def _norm_row(self, role: Role) -> dict[str, float]:
+        norms = self.grad_norms[role]
+        return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
+
+    def _value_row(self) -> dict[str, float]:
+        """explained_variance: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
+        sums, tokens = self.value_training, self.value_training.get("num_tokens", 0.0)
+        if not tokens:
+            return {}
+        variance = sums["squared_return_sum"] / tokens - (sums["return_sum"] / tokens) ** 2
+        error = sums["squared_error_sum"] / tokens
+        return {
+            "value/loss": sums["loss"] / self.job.workload.num_mini_batches,
+            "value/mean": sums["value_sum"] / tokens,
+            "value/clip_fraction": sums["is_clipped_sum"] / tokens,
+            "value/explained_variance": 1 - error / variance if variance > 0 else 0.0,
+            **self._norm_row(Role.VALUE),
+        }

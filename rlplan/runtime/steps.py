@@ -16,16 +16,18 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, SequencePair, TrainSample
+from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
+from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.vocabulary import ActionKind
+from rlplan.vocabulary import ActionKind, Role
 
 SEED_STRIDE = 1 << 20
 """How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
@@ -54,6 +56,7 @@ class ActionRunner:
         )
         self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
+        self._readers = RoleReaders(spec.job)
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it."""
@@ -90,20 +93,25 @@ class ActionRunner:
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
         timeout = self.deadline_s(action)
-        asked = self.job.hardware.rendezvous_port
-        port = self.crew.gather([self.crew.submit(self.trainers[0], "open_rendezvous", asked)], timeout)[0]
-        started = self._everywhere(
-            action, lambda rank: ("start", rank, len(self.trainers), port, str(self.model_folder))
-        )
+        asked = self.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
+        port = self.crew.gather([self.crew.submit(action.processes[0], "open_rendezvous", asked)], timeout)[0]
+        world, folder = len(action.processes), self._folder_of(action.role)
+        started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder))
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
-        return imported + self.fleet.start(str(self.model_folder), LOOPBACK, self.version, self.deadline_s(action))
+        return imported + self.fleet.start(
+            self._folder_of(action.role), LOOPBACK, self.version, self.deadline_s(action)
+        )
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
-        return imported + self._everywhere(action, lambda rank: ("start", str(self.model_folder)))[1]
+        return imported + self._everywhere(action, lambda rank: ("start", self._folder_of(action.role)))[1]
+
+    def _folder_of(self, role: Role) -> str:
+        """Where a role's model is loaded from: its own folder, or the start checkpoint."""
+        return self.job.roles.paths.get(role, str(self.model_folder))
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
@@ -127,32 +135,27 @@ class ActionRunner:
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         for rollout in self.rollouts:
             score_rollout(rollout, self.job.rewards)
-        if self.job.controls.shuffle_rewards:
-            rewards = [rollout.reward for rollout in self.rollouts]
-            random.Random(f"{self.job.seed}/shuffle/{step}").shuffle(rewards)
-            for rollout, reward in zip(self.rollouts, rewards, strict=True):
-                rollout.reward = reward
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
-        """Log-probs of a frozen model, the rollouts dealt out over its processes in contiguous shares."""
+        """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
         shares = _contiguous(self.rollouts, len(action.processes))
 
         def call(rank: int) -> tuple[Any, ...]:
-            pairs = [SequencePair(rollout.prompt.tokens, rollout.completion.tokens) for rollout in shares[rank]]
-            return "score", pairs
+            return "score", [self._readers.sequence(action.role, rollout) for rollout in shares[rank]]
 
         results, measurements = self._everywhere(action, call)
         for share, scores in zip(shares, results, strict=True):
             for rollout, score in zip(share, scores, strict=True):
-                rollout.reference_logprobs = score
+                rollout.scores[action.role] = score
         return measurements
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
+        finish_rewards(self.rollouts, self.job, step)
+        self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
         compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
-        advantages = compute([r.reward for r in self.rollouts], [r.group for r in self.rollouts])
-        for rollout, advantage in zip(self.rollouts, advantages, strict=True):
-            rollout.advantage = advantage
+        for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
+            rollout.advantages, rollout.returns = judged.advantages, judged.returns
         self.metrics.add_rewards(self.rollouts)
         return []
 
@@ -160,13 +163,16 @@ class ActionRunner:
         """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
         size = self.job.workload.mini_batch_size
         batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(self.trainers)
+        world = len(action.processes)
 
         def call(rank: int) -> tuple[Any, ...]:
             samples = [_train_sample(rollout) for rollout in batch[rank::world]]
             return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
 
         results, measurements = self._everywhere(action, call)
+        if action.role is not Role.POLICY:
+            self.metrics.add_value_training(results)
+            return measurements
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step:
             _check_agreement(max(result["logprob_difference_max"] for result in results), step)
@@ -174,7 +180,7 @@ class ActionRunner:
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         results, measurements = self._everywhere(action, lambda rank: ("optimizer_step",))
-        self.metrics.add_optimizer_step(results[0])
+        self.metrics.add_optimizer_step(results[0], action.role)
         return measurements
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
@@ -293,8 +299,11 @@ def _train_sample(rollout: Rollout) -> TrainSample:
         prompt_tokens=rollout.prompt.tokens,
         response_tokens=rollout.completion.tokens,
         logprobs=rollout.completion.logprobs,
-        reference_logprobs=rollout.reference_logprobs,
-        advantage=rollout.advantage,
+        reference_logprobs=rollout.scores.get(Role.REFERENCE, ()),
+        advantages=rollout.advantages,
+        teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
+        values=rollout.scores.get(Role.VALUE, ()),
+        returns=rollout.returns,
     )
 
 

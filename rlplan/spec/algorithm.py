@@ -52,6 +52,7 @@ _DECLARED = (
         loss="clipped_ratio",
         min_samples_per_prompt=1,
         source="Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, arXiv:2203.02155",
+        is_runnable=True,
     ),
     Algorithm("rloo", _POLICY, "leave_one_out", "log_prob", 2, "Ahmadian et al. 2024, arXiv:2402.14740"),
     Algorithm("reinforce++", _POLICY, "batch_normalized", "clipped_ratio", 1, "Hu 2025, arXiv:2501.03262"),
@@ -81,7 +82,11 @@ class AlgorithmSpec(Spec):
     """The `algorithm:` part of a job.
 
     clip_low, clip_high: the ratio is kept within [1 - clip_low, 1 + clip_high].
-    kl_coef: weight of the k3 estimate of KL(policy || reference) in the loss; 0 does without a reference model.
+    kl_coef: weight of the estimate of KL(policy || reference) in the loss or in the rewards, as the algorithm has it;
+    0 does without a reference model. teacher_coef: weight of KL(policy || teacher) in the loss, where there is one.
+    gamma, gae_lambda: of generalized advantage estimation. value_clip: how far a value may move from the one that the
+    rollouts were judged by; 0 does not clip. value_coef: weight of the value loss on a shared backbone.
+    value_learning_rate: of the value model; the policy's where it is not given.
     """
 
     name: str = "grpo"
@@ -93,6 +98,12 @@ class AlgorithmSpec(Spec):
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     kl_coef: float = Field(default=0.001, ge=0)
+    teacher_coef: float = Field(default=1.0, ge=0)
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    value_clip: float = Field(default=0.2, ge=0)
+    value_coef: float = Field(default=0.1, ge=0)
+    value_learning_rate: float | None = Field(default=None, ge=0)
 
     @field_validator("name")
     @classmethod
@@ -109,8 +120,3 @@ class AlgorithmSpec(Spec):
     def declaration(self) -> Algorithm:
         """The declaration that this spec names."""
         return ALGORITHMS[self.name]
-
-    @property
-    def frozen_roles(self) -> tuple[Role, ...]:
-        """Models that are only read: the KL anchor, unless its coefficient is 0."""
-        return (Role.REFERENCE,) if self.kl_coef > 0 else ()

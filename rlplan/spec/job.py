@@ -17,10 +17,11 @@ from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.model import ModelSpec, load_model
 from rlplan.spec.profiles import get_profile
+from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
-from rlplan.vocabulary import Dtype, Transport
+from rlplan.vocabulary import Dtype, Role, Transport
 
 
 class PolicySpec(Spec):
@@ -122,7 +123,8 @@ class JobSpec(Spec):
     hardware: HardwareSpec
     algorithm: AlgorithmSpec
     workload: WorkloadSpec
-    rewards: tuple[RewardSpec, ...] = Field(min_length=1)
+    rewards: tuple[RewardSpec, ...]
+    roles: RolesSpec = RolesSpec()
     training: TrainingSpec = TrainingSpec()
     rollout: RolloutSpec = RolloutSpec()
     placement: PlacementSpec = PlacementSpec()
@@ -137,6 +139,24 @@ class JobSpec(Spec):
                 f"{self.algorithm.name} compares rollouts of one prompt: workload.num_samples_per_prompt = "
                 f"{self.workload.num_samples_per_prompt} must be at least {least}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_rewarded(self) -> "JobSpec":
+        if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+            raise ValueError(
+                "rewards: at least one, unless there is a reward model (roles.reward.path) or a teacher "
+                "(roles.teacher.path)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _roles_are_used(self) -> "JobSpec":
+        has_value = Role.VALUE in self.algorithm.declaration.trained_roles
+        if self.roles.value != ValueSpec() and not has_value:
+            raise ValueError(f"roles.value: {self.algorithm.name} has no value model; ppo has")
+        if self.roles.reference.path is not None and not self.algorithm.kl_coef:
+            raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
         return self
 
     @model_validator(mode="after")
@@ -163,10 +183,11 @@ class JobSpec(Spec):
     def with_paths(self, change: Callable[[str], str]) -> "JobSpec":
         """The same job with every path passed through `change`."""
         policy = self.policy.model_copy(update={"path": change(self.policy.path)})
+        roles = self.roles.with_paths({role: change(path) for role, path in self.roles.paths.items()})
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
-        return self.model_copy(update={"policy": policy, "workload": workload})
+        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -188,6 +209,41 @@ class JobSpec(Spec):
                 way_out="shorten the lengths or take a model with a longer context",
             )
         return model
+
+    @property
+    def scored_roles(self) -> tuple[Role, ...]:
+        """Roles that say something about a finished rollout, in order."""
+        wanted = {
+            Role.VALUE: Role.VALUE in self.algorithm.declaration.trained_roles,
+            Role.REFERENCE: self.algorithm.kl_coef > 0,
+            Role.REWARD: Role.REWARD in self.roles.paths,
+            Role.TEACHER: Role.TEACHER in self.roles.paths,
+        }
+        return tuple(role for role, is_wanted in wanted.items() if is_wanted)
+
+    @property
+    def frozen_roles(self) -> tuple[Role, ...]:
+        """Scored roles that have a model and a process of their own and are never trained."""
+        return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role is not Role.VALUE)
+
+    @property
+    def trained_roles(self) -> tuple[Role, ...]:
+        """Roles with an optimizer and processes of their own."""
+        return tuple(role for role in self.algorithm.declaration.trained_roles if self.holder_of(role) is role)
+
+    def holder_of(self, role: Role) -> Role:
+        """The role whose processes compute this one: its own, or the policy's where it shares the policy's weights."""
+        return Role.POLICY if role is Role.VALUE and self.roles.value.shares_backbone else role
+
+    def load_role_models(self) -> dict[Role, ModelSpec]:
+        """The shape of every role's model but the policy's. Raises: SpecError."""
+        models = {}
+        for role in self.scored_roles:
+            path = self.roles.paths.get(role, self.policy.path)
+            limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
+            needs = limit or self.workload.max_seq_len
+            models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
+        return models
 
     def load_profile(self) -> HardwareProfile:
         """The hardware profile that the job names. Raises: SpecError."""
@@ -216,6 +272,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
     for key, place in (
         ("policy.path", job.policy.path),
+        *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
     ):

@@ -32,7 +32,17 @@ from rlplan.spec.models.quantization import QuantizationSpec
 from rlplan.spec.models.reading import FAMILIES, MAX_POSITIONS, known_architecture, model_fields
 from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
 
-__all__ = ["FAMILIES", "Component", "Layout", "ModelSpec", "Parameter", "load_model", "model_from_config", "read_model"]
+__all__ = [
+    "FAMILIES",
+    "Component",
+    "Layout",
+    "ModelSpec",
+    "Parameter",
+    "load_model",
+    "load_scalar_base",
+    "model_from_config",
+    "read_model",
+]
 
 RUNNABLE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """What the runtime trains and serves: dense, rotary, a gated MLP, full attention."""
@@ -118,6 +128,11 @@ class ModelSpec(Spec):
         """Width of one of the key and value projections, k*d."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def head_width(self) -> int:
+        """Numbers that the head gives for a token, V."""
+        return self.vocab_size
+
     def attention_kind(self, layer: int) -> str:
         """What a layer attends to."""
         return self.attention_kinds[layer] if self.attention_kinds else FULL
@@ -186,8 +201,23 @@ def read_model(path: Path) -> ModelSpec:
 def load_model(folder: Path) -> ModelSpec:
     """ModelSpec of a folder that the runtime can train and serve. Raises: SpecError naming the key."""
     path = folder / "config.json"
+    return _runnable(read_config(path), str(path))
+
+
+def load_scalar_base(folder: Path) -> ModelSpec:
+    """Of a folder with a sequence classifier, or a language model that is to become one. Raises: SpecError.
+
+    The shape is that of the language model of the same family: what differs is the head.
+    """
+    path = folder / "config.json"
     config = read_config(path)
-    where = str(path)
+    names = config.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        config = {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
+    return _runnable(config, str(path))
+
+
+def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
     architecture = known_architecture(config, where)
     if architecture not in RUNNABLE:
         raise _cannot_run(

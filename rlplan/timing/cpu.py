@@ -8,9 +8,11 @@ Symbols: P parameters, n ranks of the trainer, S = P/n, R rollouts, c sequences 
 vocabulary, h hidden. Compute, memory and calls follow each other: nothing is counted as overlapping.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.spec.hardware import CpuProfile
 from rlplan.spec.job import JobSpec
@@ -21,19 +23,39 @@ from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind
+from rlplan.vocabulary import ActionKind, Role
 
 
-def predict_job(job: JobSpec, model: ModelSpec, profile: CpuProfile, schedule: Schedule) -> JobTiming | None:
-    """Seconds of a job's actions; None where the profile has no rates or latencies."""
+def predict_job(
+    job: JobSpec,
+    model: ModelSpec,
+    profile: CpuProfile,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> JobTiming | None:
+    """Seconds of a job's actions; None where the profile has no rates. role_models: that are not the policy's."""
     host = host_of(profile)
-    return None if host is None else time_job(schedule, action_costs(job, model, host, schedule))
+    return None if host is None else time_job(schedule, action_costs(job, model, host, schedule, role_models))
 
 
-def action_costs(job: JobSpec, model: ModelSpec, host: CpuHost, schedule: Schedule) -> PartCosts:
+def action_costs(
+    job: JobSpec,
+    model: ModelSpec,
+    host: CpuHost,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> PartCosts:
     """A Cost for each action, by part and id."""
-    times = CpuTimes(job, model, host, schedule)
-    return {(part, action.id): times.cost(part, action) for part, actions in schedule.parts for action in actions}
+    others = role_models or {}
+
+    def times(role: Role) -> CpuTimes:
+        return CpuTimes(job, others.get(role, model), host, schedule, role)
+
+    return {
+        (part, action.id): times(action.role).cost(part, action)
+        for part, actions in schedule.parts
+        for action in actions
+    }
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,7 @@ class CpuTimes:
     model: ModelSpec
     host: CpuHost
     schedule: Schedule
+    role: Role = Role.POLICY
 
     def cost(self, part: Part, action: Action) -> Cost:
         """Of one action, with the driver's call of its processes and what it does by itself."""
@@ -82,13 +105,17 @@ class CpuTimes:
         return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
-        """Forward passes of a frozen model over a step's rollouts, micro-batch by micro-batch, in one process.
+        """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, dealt out over its processes.
 
         Assumes: each rollout is sent, padded and answered by Python; verifiers beside it take nothing worth counting.
         """
         work = self.job.workload
-        share = self.host.share(len(self._group("scorer")))
-        passes = self._passes(share, work.num_rollouts_per_step, trains=False)
+        layout = self._scoring
+        ranks = len(layout.devices)
+        threads = len(self._group("scorer")) if layout.worker == "scorer" else 1
+        passes = self._passes(
+            self.host.share(threads, ranks), ceil_div(work.num_rollouts_per_step, ranks), trains=False
+        )
         return passes + self._python(2 * work.num_rollouts_per_step)
 
     def train_cost(self) -> Cost:
@@ -183,6 +210,12 @@ class CpuTimes:
     def _lengths(self) -> tuple[int, int]:
         """(prompt, response) tokens of a usual rollout."""
         return self.job.workload.max_prompt_len, self.job.workload.usual_response_len
+
+    @property
+    def _scoring(self) -> RoleLayout:
+        """Where the role's model is: of its own, or on the policy's trainer."""
+        mine = [layout for layout in self.schedule.layouts if layout.role is self.role]
+        return next((layout for layout in mine if layout.worker != "rollout_engine"), self.schedule.layouts[0])
 
     @cached_property
     def _num_ranks(self) -> int:

@@ -82,13 +82,13 @@ def forward_work(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool 
     the log-probs' logsumexp, four more of the entropy. Weights are read once.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
-    products = tokens * matrix_numel(model) + rows * model.vocab_size * model.hidden_size
+    products = tokens * matrix_numel(model) + rows * model.head_width * model.hidden_size
     flops = 2 * products + _attention_flops(model, batch)
     fresh = model.num_layers * fresh_bytes(forward_floats(model), tokens)
     fresh += fresh_bytes({model.hidden_size: 4}, tokens) + fresh_bytes(
-        {model.hidden_size: 1, model.vocab_size: 1}, rows
+        {model.hidden_size: 1, model.head_width: 1}, rows
     )
-    slice_bytes = fresh_bytes({model.vocab_size: 5 if computes_entropy else 1}, min(rows, ROWS_AT_ONCE))
+    slice_bytes = fresh_bytes({model.head_width: 5 if computes_entropy else 1}, min(rows, ROWS_AT_ONCE))
     fresh += slice_bytes * rows / min(rows, ROWS_AT_ONCE)
     return PassWork(flops, fresh, _weights_read(model), FORWARD_OPS * model.num_layers + HEAD_OPS)
 

@@ -66,7 +66,7 @@ def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, res
         held.append(tensor)  # nothing may be freed and its address used again while we count
         return tensor
 
-    sample = TrainSample((5,) * prompt_len, (6,) * response_len, (0.0,) * response_len, (), 1.0)
+    sample = TrainSample((5,) * prompt_len, (6,) * response_len, (0.0,) * response_len, (), ())
     batch = make_batch([sample] * num_sequences, 0)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         LogprobModel(module, 1.0, computes_entropy=False)(batch)

@@ -25,7 +25,7 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
         ({"placement": {"placement": "colocated"}}, "not executed yet"),
         (
             {"placement": {"placement": "disaggregated"}, "hardware.num_devices": 1},
-            "disaggregated needs at least 2 devices: one generates, the others train",
+            "disaggregated needs at least 2 devices: 1 generate, the others train",
         ),
         (
             {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}},

@@ -85,7 +85,11 @@ def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[Any], l
 
     samples = [
         TrainSample(
-            (5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i
+            (5, 6, 7),
+            tuple(3 + (i * j) % 12 for j in range(2 + i % 5)),
+            (-1.0,) * (2 + i % 5),
+            (),
+            ((-1.0) ** i,) * (2 + i % 5),
         )
         for i in range(count)
     ]

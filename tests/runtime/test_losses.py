@@ -7,8 +7,9 @@ import torch
 
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, _entropy, _SelectedLogprobs, make_batch
-from rlplan.runtime.losses.advantages import group_normalized
-from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio_with_kl
+from rlplan.runtime.losses.advantages import generalized, group_normalized, whitened
+from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio, clipped_ratio_with_kl
+from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.spec.algorithm import AlgorithmSpec
 
 
@@ -90,8 +91,8 @@ class _OneHot(torch.nn.Module):
 
 def test_each_response_token_is_scored_at_the_position_before_it_and_padding_never() -> None:
     samples = [
-        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), 1.0),
-        TrainSample((6,), (7,), (0.0,), (), 1.0),
+        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), (1.0,) * 3),
+        TrainSample((6,), (7,), (0.0,), (), (1.0,)),
     ]
     batch = make_batch(samples, pad_token=0)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]
@@ -100,3 +101,47 @@ def test_each_response_token_is_scored_at_the_position_before_it_and_padding_nev
     logprobs, _ = LogprobModel(language_model, temperature=2.0, computes_entropy=True)(batch)
     table = (language_model.table / 2.0).log_softmax(-1)
     assert torch.allclose(logprobs, torch.stack([table[2, 3], table[3, 4], table[4, 5], table[6, 7]]), atol=1e-6)
+
+
+def test_with_lambda_one_a_generalized_advantage_is_the_return_less_the_value() -> None:
+    rewards, values = [0.5, 0.0, 2.0], [1.0, -1.0, 0.25]
+    advantages, returns = generalized(rewards, values, gamma=1.0, gae_lambda=1.0)
+    assert returns == pytest.approx([2.5, 2.0, 2.0])
+    assert advantages == pytest.approx([1.5, 3.0, 1.75])
+
+
+def test_with_lambda_zero_it_is_the_error_of_one_step() -> None:
+    advantages, _ = generalized([0.5, 0.0, 2.0], [1.0, -1.0, 0.25], gamma=0.5, gae_lambda=0.0)
+    assert advantages == pytest.approx([0.5 - 0.5 - 1.0, 0.125 + 1.0, 2.0 - 0.25])
+
+
+def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
+    white = [value for values in whitened([[1.0, 2.0], [], [7.0]]) for value in values]
+    assert sum(white) == pytest.approx(0.0, abs=1e-12)
+    assert sum(value**2 for value in white) / 2 == pytest.approx(1.0)
+
+
+def test_the_value_loss_clips_moves_away_from_the_old_value() -> None:
+    values, old, returns = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.0, 0.4]), torch.tensor([1.0, 1.0, 0.0])
+    loss, is_clipped = clipped_value_loss(values, old, returns, torch.ones(3), 0.2)
+    # 1.0 is held at 0.2 and 0.8 away; 0.0 stays; 0.5 is within 0.2 of 0.4.
+    assert float(loss) == pytest.approx((0.64 + 1.0 + 0.25) / 2)
+    assert is_clipped.tolist() == [True, False, False]
+
+
+def test_a_teacher_draws_the_policy_to_its_log_probs() -> None:
+    logprobs = torch.tensor([math.log(0.5)], requires_grad=True)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        behaviour_logprobs=logprobs.detach(),
+        reference_logprobs=None,
+        advantages=torch.zeros(1),
+        weights=torch.ones(1),
+        teacher_logprobs=torch.tensor([math.log(0.75)]),
+    )
+    loss, details = clipped_ratio(inputs, AlgorithmSpec(name="ppo", teacher_coef=2.0))
+    assert float(loss.detach()) == pytest.approx(2 * (1.5 - math.log(1.5) - 1))
+    assert float(details["teacher_kl"]) == pytest.approx(1.5 - math.log(1.5) - 1)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert float(logprobs.grad) == pytest.approx(2 * (1 - 1.5))  # downhill: a higher log-prob

@@ -35,10 +35,11 @@ plan = make_plan(**{"hardware.num_devices": 1, "workload.micro_batch_size_per_gp
 trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
 trainer.import_libraries()
 trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
-samples = [
-    TrainSample((5, 6, 7), tuple(3 + (i * j) % 12 for j in range(2 + i % 5)), (-1.0,) * (2 + i % 5), (), (-1.0) ** i)
-    for i in range(16)
-]
+samples = []
+for i in range(16):
+    n = 2 + i % 5
+    response = tuple(3 + (i * j) % 12 for j in range(n))
+    samples.append(TrainSample((5, 6, 7), response, (-1.0,) * n, (), ((-1.0) ** i,) * n))
 sums = trainer.forward_backward(samples, [1 / (16 * len(s.response_tokens)) for s in samples])
 norm = trainer.optimizer_step()["grad_norm"]
 weights = [float(p.double().sum()) for p in trainer.engine.module.parameters()]

@@ -140,8 +140,8 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("hardware.memory", 1.5, "a byte count is an integer"),
     ("hardware.memory", True, "a byte count is an integer"),
     ("hardware.memory", "9" * 30 + "GiB", "below 8388608TiB"),
-    ("algorithm.name", "grpoo", "known algorithms: grpo. Did you mean 'grpo'?"),
-    ("algorithm.name", "ppo", "ppo can be estimated"),
+    ("algorithm.name", "grpoo", "known algorithms: grpo, ppo. Did you mean 'grpo'?"),
+    ("algorithm.name", "rloo", "rloo can be estimated"),
     ("algorithm.learning_rate", -1e-5, "greater than or equal to 0"),
     ("algorithm.learning_rate", float("nan"), "finite number"),
     ("algorithm.learning_rate", float("inf"), "finite number"),
@@ -158,7 +158,6 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("workload.ignores_eos", "no", "valid boolean"),
     ("workload.prompts", ["a.jsonl"], "valid string"),
     ("workload.evaluate_every", 0, "greater than or equal to 1"),
-    ("rewards", [], "at least 1 item"),
     ("rewards", {"kind": "answer_matcher"}, "array"),
     ("rewards", [{"kind": "answer_matchr"}], "Did you mean 'answer_matcher'?"),
     ("rewards", [{"weight": 1.0}], "discriminator 'kind'"),
@@ -266,8 +265,8 @@ def test_sequences_longer_than_the_model_takes_are_refused_with_both_numbers() -
 
 
 def test_the_reference_model_is_there_only_when_the_kl_term_counts() -> None:
-    assert make_job().algorithm.frozen_roles == ("reference",)
-    assert make_job(**{"algorithm.kl_coef": 0}).algorithm.frozen_roles == ()
+    assert make_job().frozen_roles == ("reference",)
+    assert make_job(**{"algorithm.kl_coef": 0}).frozen_roles == ()
 
 
 def test_a_job_cannot_be_changed_after_it_was_read() -> None:
@@ -302,3 +301,40 @@ def test_paths_made_relative_and_absolute_again_are_the_same(parts: list[str], f
     portable = job.relative_to(folder)
     assert not portable.policy.path.startswith("/")
     assert portable.resolved(folder) == job
+
+
+def test_without_rewards_a_reward_model_or_a_teacher_stands_in() -> None:
+    with pytest.raises(SpecError, match="at least one, unless there is a reward model"):
+        make_job(rewards=[])
+    assert make_job(rewards=[], **{"roles.teacher.path": "other"}).scored_roles == ("reference", "teacher")
+
+
+def test_ppo_has_a_value_model_with_processes_of_its_own_or_the_policys() -> None:
+    own, shared = (
+        make_job(**{"algorithm.name": "ppo", "roles.value.shares_backbone": shares}) for shares in (False, True)
+    )
+    assert own.scored_roles == shared.scored_roles == ("value", "reference")
+    assert (own.trained_roles, shared.trained_roles) == (("policy", "value"), ("policy",))
+    assert own.frozen_roles == shared.frozen_roles == ("reference",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"roles.value.shares_backbone": True}, "grpo has no value model"),
+        ({"roles.reference.path": "other", "algorithm.kl_coef": 0}, "nothing reads the reference"),
+        (
+            {"algorithm.name": "ppo", "roles.value": {"path": "other", "shares_backbone": True}},
+            "has no path of its own",
+        ),
+    ],
+)
+def test_roles_that_nobody_would_use_are_refused(overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        make_job(**overrides)
+
+
+def test_paths_of_roles_move_with_the_job(tmp_path: Path) -> None:
+    job = make_job(**{"roles.reward.path": "judge", "roles.reference.path": "anchor"}).resolved(tmp_path)
+    assert job.roles.paths == {"reference": str(tmp_path / "anchor"), "reward": str(tmp_path / "judge")}
+    assert job.relative_to(tmp_path).roles.paths == {"reference": "anchor", "reward": "judge"}

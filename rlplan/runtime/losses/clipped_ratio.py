@@ -1,4 +1,4 @@
-"""The clipped-ratio loss with a KL penalty, on one micro-batch.
+"""The clipped-ratio losses, with and without a KL penalty, on one micro-batch.
 
 In: log-probs of sampled tokens, shape [tokens], fp32. Out: the summed loss and what is worth logging.
 """
@@ -22,13 +22,15 @@ class LossInputs:
     reference_logprobs: torch.Tensor | None
     advantages: torch.Tensor
     weights: torch.Tensor
+    teacher_logprobs: torch.Tensor | None = None
 
 
-def clipped_ratio_with_kl(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum over tokens of weight * (-min(r A, clip(r) A) + kl_coef * k3), r = exp(logprob - behaviour logprob).
+def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - behaviour logprob); a teacher's KL beside it.
 
-    Source: DeepSeekMath, arXiv:2402.03300, equations 3 and 4 (k3: exp(ref - pol) - (ref - pol) - 1).
-    Returns: the loss (a scalar) and per-token tensors: `kl`, `ratio`, `is_clipped`.
+    Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
+    Returns: the loss (a scalar) and per-token tensors: `ratio`, `is_clipped`, `kl` with a reference (the estimate
+    alone), `teacher_kl` with a teacher.
     """
     ratio = torch.exp(inputs.logprobs - inputs.behaviour_logprobs)
     clipped = torch.clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
@@ -39,8 +41,27 @@ def clipped_ratio_with_kl(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torc
         "is_clipped": (ratio * inputs.advantages > clipped * inputs.advantages).detach(),
     }
     if inputs.reference_logprobs is not None:
-        difference = inputs.reference_logprobs - inputs.logprobs
-        kl = torch.exp(difference) - difference - 1
-        loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
-        details["kl"] = kl.detach()
+        details["kl"] = _k3(inputs.logprobs.detach(), inputs.reference_logprobs)
+    if inputs.teacher_logprobs is not None:
+        kl = _k3(inputs.logprobs, inputs.teacher_logprobs)
+        loss = loss + spec.teacher_coef * (inputs.weights * kl).sum()
+        details["teacher_kl"] = kl.detach()
     return loss, details
+
+
+def clipped_ratio_with_kl(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """`clipped_ratio` with weight * kl_coef * k3 of every token added.
+
+    Source: DeepSeekMath, arXiv:2402.03300, equations 3 and 4.
+    Returns: the loss (a scalar) and per-token tensors, as `clipped_ratio`.
+    """
+    loss, details = clipped_ratio(inputs, spec)
+    if inputs.reference_logprobs is not None:
+        loss = loss + spec.kl_coef * (inputs.weights * _k3(inputs.logprobs, inputs.reference_logprobs)).sum()
+    return loss, details
+
+
+def _k3(logprobs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """An unbiased estimate of KL(policy || other), never negative: exp(d) - d - 1, d = other - policy log-prob."""
+    difference = others - logprobs
+    return torch.exp(difference) - difference - 1

@@ -6,7 +6,7 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 
 import gc
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ LOOPBACK = "127.0.0.1"
 
 class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
+
+    role = Role.POLICY
 
     def __init__(self, process: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
@@ -83,15 +85,13 @@ class PolicyTrainer(Worker):
 
     def start(self, rank: int, world_size: int, port: int, model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        training = self.job.training
         listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
-        language_model = load_language_model(model_folder, TORCH_DTYPES[training.dtype])
-        if training.gradient_checkpointing:
+        language_model = self.load(model_folder)
+        if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
-        model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
-        self.engine = build_engine(model, self.config)
+        self.engine = build_engine(self.wrap(language_model), self.config)
         self.pad_token = int(getattr(language_model.config, "pad_token_id", None) or 0)
 
     def stop(self) -> None:
@@ -100,6 +100,14 @@ class PolicyTrainer(Worker):
             self.engine.destroy()
             self.engine = None
             gc.collect()
+
+    def load(self, model_folder: str) -> Any:
+        """The Hugging Face module that is trained."""
+        return load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+
+    def wrap(self, language_model: Any) -> torch.nn.Module:
+        """The module that DeepSpeed gets."""
+        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
 
     def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
@@ -125,15 +133,17 @@ class PolicyTrainer(Worker):
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
-        has_reference = bool(samples[0].reference_logprobs) or self.job.algorithm.kl_coef > 0
+        def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
+            return torch.tensor([value for values in each for value in values], dtype=torch.float32)
+
+        scored = self.job.scored_roles
         inputs = LossInputs(
             logprobs=logprobs,
-            behaviour_logprobs=torch.tensor([value for sample in samples for value in sample.logprobs]),
-            reference_logprobs=torch.tensor([value for sample in samples for value in sample.reference_logprobs])
-            if has_reference
-            else None,
-            advantages=spread([sample.advantage for sample in samples]),
+            behaviour_logprobs=joined(sample.logprobs for sample in samples),
+            reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
+            advantages=joined(sample.advantages for sample in samples),
             weights=spread(list(token_weights)),
+            teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
@@ -168,12 +178,10 @@ class PolicyTrainer(Worker):
             return {}
         held = TrainedStates(self.engine).num_bytes()
         held[MemoryKind.SYNC_STAGING] = self.writer.num_bytes if self.writer else 0
-        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
+        return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
-_NOTHING = TrainSample(
-    prompt_tokens=(0,), response_tokens=(0,), logprobs=(0.0,), reference_logprobs=(0.0,), advantage=0.0
-)
+_NOTHING = TrainSample((0,), (0,), *[(0.0,)] * 6)
 """A sample that counts nothing."""
 
 
@@ -191,6 +199,8 @@ def _summarize(
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())
         summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    if "teacher_kl" in details:
+        summary["teacher_kl_sum"] = float(details["teacher_kl"].double().sum())
     return summary
 
 

@@ -1,6 +1,6 @@
-"""Scorer: a frozen model that gives log-probs of responses (the reference).
+"""Scorer: a frozen model that judges responses: the reference's or a teacher's log-probs, a reward model's reward.
 
-In: prompts with responses. Out: one log-prob a response token. Left out: learned rewards.
+In: prompts with responses. Out: one number a response token, of a reward model one in all.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ import torch
 
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
-from rlplan.runtime.start_checkpoint import load_language_model, warm_up
+from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
+from rlplan.runtime.value_model import ValueModel, whole_sequences
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
@@ -32,22 +33,27 @@ class Scorer(Worker):
 
     def start(self, model_folder: str) -> None:
         """Load the frozen model."""
-        self.model = LogprobModel(
-            load_language_model(model_folder).requires_grad_(False),
-            self.job.workload.temperature,
-            computes_entropy=False,
-        )
+        if self.role == Role.REWARD:
+            self.model = ValueModel(load_scalar_model(model_folder).requires_grad_(False))
+        else:
+            language_model = load_language_model(model_folder).requires_grad_(False)
+            self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
         self.pad_token = int(getattr(self.model.language_model.config, "pad_token_id", None) or 0)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
-        """Log-probs of each response's tokens, micro-batch by micro-batch."""
+        """Of each response, micro-batch by micro-batch."""
         micro = self.job.workload.micro_batch_size_per_gpu
         scores: list[tuple[float, ...]] = []
         for first in range(0, len(pairs), micro):
-            batch = make_batch(pairs[first : first + micro], self.pad_token)
-            logprobs, _ = self.model(batch)
-            scores += [tuple(part.tolist()) for part in logprobs.split(batch.lengths)]
+            part = pairs[first : first + micro]
+            if self.role == Role.REWARD:
+                batch = whole_sequences(part, self.pad_token)
+                judged = self.model(batch)
+            else:
+                batch = make_batch(part, self.pad_token)
+                judged, _ = self.model(batch)
+            scores += [tuple(each.tolist()) for each in judged.split(batch.lengths)]
         return scores
 
     def components(self) -> dict[tuple[str, str], int]:

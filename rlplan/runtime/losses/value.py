@@ -1,0 +1,22 @@
+"""The value loss on one micro-batch.
+
+In: predicted values and returns of response tokens, shape [tokens], fp32. Out: the summed loss and what is logged.
+"""
+
+import torch
+
+
+def clipped_value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum over tokens of weight * max((V - R)^2, (V_clipped - R)^2) / 2, V_clipped within `clip` of the old value.
+
+    Source: Schulman et al. 2017's code (openai/baselines, ppo2/model.py); Ouyang et al. 2022. clip 0 does not clip.
+    Returns: the loss (a scalar), and for each token whether it was clipped to effect.
+    """
+    loss = (values - returns) ** 2
+    if not clip:
+        return (weights * loss).sum() / 2, torch.zeros_like(values, dtype=torch.bool)
+    clipped = old_values + torch.clamp(values - old_values, -clip, clip)
+    clipped_loss = (clipped - returns) ** 2
+    return (weights * torch.maximum(loss, clipped_loss)).sum() / 2, (clipped_loss > loss).detach()

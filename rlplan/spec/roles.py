@@ -1,0 +1,126 @@
+"""Roles: the models beside the policy, where they come from, and who holds each in its memory.
+
+In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape of a role's model.
+Left out: which roles an algorithm trains (algorithm.py), and how a role computes (runtime/workers).
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec
+from rlplan.spec.model import Component, ModelSpec, Parameter, load_model, load_scalar_base
+from rlplan.vocabulary import Role
+
+SCALAR_HEAD = "score.weight"
+"""The head of a value or reward model in transformers (`...ForSequenceClassification`, one label, no bias)."""
+
+
+class ReferenceSpec(Spec):
+    """The KL anchor. path: its own model; without one it is the policy as it starts."""
+
+    path: str | None = None
+
+
+class RewardModelSpec(Spec):
+    """A learned reward: a sequence classifier with one label, read at the last token. Without a path there is none.
+
+    weight: its factor in a rollout's reward, beside the `rewards:`. max_seq_len: tokens that it reads where it has
+    another tokenizer than the policy; longer texts lose their beginning.
+    """
+
+    path: str | None = None
+    weight: float = 1.0
+    max_seq_len: int | None = Field(default=None, ge=1)
+
+
+class ValueSpec(Spec):
+    """The value model. path: where it starts, the policy's start weights when not given.
+
+    shares_backbone: it is one more head on the policy, trained with it.
+    """
+
+    path: str | None = None
+    shares_backbone: bool = False
+
+    @model_validator(mode="after")
+    def _one_backbone(self) -> "ValueSpec":
+        if self.path is not None and self.shares_backbone:
+            raise ValueError("a value head on the policy's backbone has no path of its own: drop one of the two keys")
+        return self
+
+
+class TeacherSpec(Spec):
+    """A model whose log-probs the policy is drawn to, by algorithm.teacher_coef. Without a path there is none."""
+
+    path: str | None = None
+
+
+class RolesSpec(Spec):
+    """The `roles:` part of a job. A reward model and a teacher are there when they have a path."""
+
+    reference: ReferenceSpec = ReferenceSpec()
+    reward: RewardModelSpec = RewardModelSpec()
+    value: ValueSpec = ValueSpec()
+    teacher: TeacherSpec = TeacherSpec()
+
+    @property
+    def paths(self) -> dict[Role, str]:
+        """The folder of every role that has one of its own."""
+        named = {
+            Role.REFERENCE: self.reference.path,
+            Role.REWARD: self.reward.path,
+            Role.VALUE: self.value.path,
+            Role.TEACHER: self.teacher.path,
+        }
+        return {role: path for role, path in named.items() if path is not None}
+
+    def with_paths(self, paths: dict[Role, str]) -> "RolesSpec":
+        """The same roles in other folders."""
+        changed = {
+            role.value: getattr(self, role.value).model_copy(update={"path": path}) for role, path in paths.items()
+        }
+        return self.model_copy(update=changed)
+
+
+class ScalarHeadModel(ModelSpec):
+    """A decoder whose head gives one number a token: a value or a reward.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("meta-llama/Llama-3.1-8B")
+    >>> model.num_parameters - with_scalar_head(model).num_parameters  # 128255 * 4096
+    525332480
+    """
+
+    @cached_property
+    def tensors(self) -> tuple[Parameter, ...]:
+        """Every tensor; the language head is one row of h."""
+        whole = super().tensors
+        kept = tuple(tensor for tensor in whole if tensor.component is not Component.HEAD)
+        return (*kept, Parameter(SCALAR_HEAD, (1, self.hidden_size), Component.HEAD))
+
+    @property
+    def head_width(self) -> int:
+        """Numbers that the head gives for a token: one."""
+        return 1
+
+
+def with_scalar_head(model: ModelSpec) -> ScalarHeadModel:
+    """The same decoder with a scalar head. A tied table then is the embedding alone."""
+    return ScalarHeadModel(**{**model.model_dump(), "has_tied_embeddings": False})
+
+
+def load_role_model(role: Role, path: str, *, needs_tokens: int, where: str) -> ModelSpec:
+    """The shape of a role's model. needs_tokens: of the longest sequence that it reads. Raises: SpecError."""
+    has_scalar_head = role in (Role.VALUE, Role.REWARD)
+    model = with_scalar_head(load_scalar_base(Path(path))) if has_scalar_head else load_model(Path(path))
+    if needs_tokens > model.max_position_embeddings:
+        raise SpecError(
+            f"the {role} reads up to {needs_tokens} tokens, its model's limit is {model.max_position_embeddings}",
+            where=where,
+            rule="at most max_position_embeddings of the model's config.json",
+            way_out="shorten workload.max_prompt_len or max_response_len, or take a model with a longer context",
+        )
+    return model
