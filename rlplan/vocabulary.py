@@ -73,6 +73,18 @@ class Transport(StrEnum):
     """How new weights reach the rollout engine."""
 
     SHARED_MEMORY = "shared_memory"
+    GLOO = "gloo"
+    DISK = "disk"
+    CUDA_IPC = "cuda_ipc"
+    NCCL = "nccl"
+
+
+class SyncContent(StrEnum):
+    """What of the weights is sent: all of them, what has changed since the last time, or a LoRA adapter alone."""
+
+    FULL = "full"
+    DELTA = "delta"
+    ADAPTER = "adapter"
 
 
 class Provenance(StrEnum):

@@ -27,7 +27,7 @@ FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "transitions"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
-    *("quantization", "quantized_checkpoints"),
+    *("quantization", "quantized_checkpoints", "weight_sync"),
     "engine_tensors",
 )
 

@@ -12,6 +12,8 @@ from rlplan_cli.render import NARROW, new_table, note, print_json, stdout
 
 NAME = "accuracy"
 DASH = "-"
+SHOWN_OF_A_KIND = 5
+"""Points of a kind that are shown, those with the largest errors, unless all are asked for."""
 
 
 def command(
@@ -23,6 +25,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    shows_all: Annotated[
+        bool, typer.Option("--all", help=f"Every point, not the {SHOWN_OF_A_KIND} largest errors of a kind.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the formulas with published or your own measurements."""
@@ -30,23 +35,36 @@ def command(
     if as_json:
         print_json(report.as_json())
         return
-    _show_points(report)
+    _show_points(report, shows_all=shows_all or file is not None)
     _show_refusals(report)
     _show_pairs(report)
     _show_summary(report)
 
 
-def _show_points(report: AccuracyReport) -> None:
-    predicted = [point for point in report.points if point.status == PREDICTED]
+def _show_points(report: AccuracyReport, *, shows_all: bool) -> None:
+    every = [point for point in report.points if point.status == PREDICTED]
+    predicted = every if shows_all else _largest_errors(every)
     if not predicted:
         return
+    title = "Points" if len(predicted) == len(every) else f"Points: the {SHOWN_OF_A_KIND} largest errors of each kind"
     wide = stdout.width >= NARROW
     names = ["point", "predicted", "measured", "error", *(["kind", "unit"] if wide else [])]
-    table = new_table(*names, title="Points", left=("point", "kind", "unit"))
+    table = new_table(*names, title=title, left=("point", "kind", "unit"))
     for point in sorted(predicted, key=lambda point: point.kind):
         cells = [point.id, _number(point.predicted), _measured(point), _percent(point.relative_error)]
         table.add_row(*cells, *([point.kind, point.unit] if wide else []))
     stdout.print(table)
+
+
+def _largest_errors(points: list[Comparison]) -> list[Comparison]:
+    """Of each kind those with the largest errors, in the order in which they stand."""
+    kept: set[str] = set()
+    for kind in {point.kind for point in points}:
+        mine = [point for point in points if point.kind == kind]
+        kept |= {
+            point.id for point in sorted(mine, key=lambda point: -abs(point.relative_error or 0.0))[:SHOWN_OF_A_KIND]
+        }
+    return [point for point in points if point.id in kept]
 
 
 def _show_refusals(report: AccuracyReport) -> None:
@@ -82,7 +100,7 @@ def _show_summary(report: AccuracyReport) -> None:
         table.add_row(kind, *_summary_cells(summary))
     stdout.print(table)
     total, done = len(report.points), sum(point.status == PREDICTED for point in report.points)
-    note(f"{done} of {total} points predicted; `rlplan accuracy --json` has every digit")
+    note(f"{done} of {total} points predicted; --all shows every point, --json every digit")
 
 
 def _summary_cells(summary: KindSummary) -> list[str]:

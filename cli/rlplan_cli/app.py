@@ -9,11 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from rlplan import __version__
 from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
 
 COMMANDS = {
@@ -91,8 +92,18 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"rlplan {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def rlplan() -> None:
+def rlplan(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
     """Plan, estimate, simulate, run and report reinforcement learning of language models."""
 
 

@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlplan.errors import SpecError
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
 
 if TYPE_CHECKING:
     from rlplan_cli.sources import Question
 
 NAME = "plan"
+SHOWN_FIRST = 3
+"""Next best layouts that are shown unless somebody asks for more."""
 
 Objective = Annotated[
     str | None,
@@ -27,7 +30,7 @@ def command(
     algorithm: AlgorithmName = None,
     gpus: Gpus = None,
     objective: Objective = None,
-    top: Top = 3,
+    top: Top = SHOWN_FIRST,
     pareto: Pareto = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
@@ -39,6 +42,13 @@ def command(
     question = read_question(NAME, job, tuple(overrides or ()), answers)
     if question.job is None:
         _plan_gpus(question, out=out, as_json=as_json, top=top, pareto=pareto)
+    elif pareto or top != SHOWN_FIRST or objective is not None:
+        raise SpecError(
+            f"{question.job} is a job for this host",
+            where="--pareto, --top, --objective",
+            rule="they go with plans for GPUs; a job on a host has a handful of layouts, all of them named",
+            way_out=f"rlplan plan {question.job}",
+        )
     else:
         _plan_job(question.job, question.overrides, out=out, as_json=as_json)
 

@@ -60,7 +60,7 @@ def show_headline(budget: Budget) -> None:
 def _speed(budget: Budget) -> str:
     hours, price = budget.gpu_hours_per_million_tokens, budget.spec.price_per_gpu_hour
     cost = f"{hours:.3g} GPU-hours" if price is None else f"${hours * price:.3g}"
-    return f"{budget.tokens_per_s:,.0f} tokens/s, {cost} per million tokens"
+    return f"{budget.tokens_per_s:,.0f} tokens/s with prompts, {cost} per million of them"
 
 
 def show_phases(budget: Budget) -> None:

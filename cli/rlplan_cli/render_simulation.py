@@ -56,8 +56,8 @@ def _show_rollouts(result: SimulationResult) -> None:
     rate = format_rate(result.num_tokens / result.seconds)
     _say(
         "Rollouts",
-        f"{result.num_tokens:,} tokens ({rate}), {result.num_preemptions:,} preemptions, at most {result.kv_use:.0%} "
-        "of an engine's KV cache in use",
+        f"{result.num_tokens:,} response tokens ({rate}), {result.num_preemptions:,} preemptions, "
+        f"at most {result.kv_use:.0%} of an engine's KV cache in use",
     )
     total = sum(result.token_staleness.values())
     ages = ", ".join(f"{age} old {count / total:.1%}" for age, count in result.token_staleness.items() if total)

@@ -138,6 +138,10 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
 
 
 def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
-    """The layout's processes that an action needs: every trainer rank holds all weights, so one hands them on."""
+    """The layout's processes that an action needs.
+
+    Up to ZeRO-2 every trainer rank holds all weights, so one hands them on; in ZeRO-3 all of them gather them.
+    """
     names = tuple(process for process, _ in layout.processes)
-    return names[:1] if kind in _FROM_ONE_RANK and layout.worker == "policy_trainer" else names
+    is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
+    return names[:1] if kind in _FROM_ONE_RANK and is_whole else names

@@ -8,7 +8,7 @@ from typing import Any
 from rlplan.spec.job import JobSpec
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
-WEIGHT_TRANSFER_BACKEND = "rlplan_shared_memory"
+WEIGHT_TRANSFER_BACKEND = "rlplan"
 
 
 def engine_arguments(job: JobSpec) -> dict[str, Any]:

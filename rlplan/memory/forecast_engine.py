@@ -13,7 +13,7 @@ from rlplan.memory.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -42,7 +42,7 @@ class EngineForecast:
             MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
         }
         if action.kind is not ActionKind.START_ENGINE:
-            held[MemoryKind.SYNC_STAGING] = self._staging()
+            held[MemoryKind.SYNC_STAGING] = sync_staging_bytes(self.job, self.model)
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
@@ -72,7 +72,3 @@ class EngineForecast:
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
         return held
-
-    def _staging(self) -> int:
-        buckets = plan_buckets(self.model.parameters, self.job.training.dtype.num_bytes, self.job.placement.sync_bucket)
-        return staging_bytes(buckets)

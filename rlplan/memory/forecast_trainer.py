@@ -12,7 +12,7 @@ from rlplan.memory.logits import largest_micro_batch, num_micro_batches
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -106,8 +106,7 @@ class TrainerForecast:
         return action.kind in after_a_step or bool(action.mini_batch)
 
     def _staging(self) -> int:
-        """The shared arena is mapped by the first rank only."""
+        """The first rank alone sends."""
         if self.rank:
             return 0
-        buckets = plan_buckets(self.model.parameters, self.job.training.dtype.num_bytes, self.job.placement.sync_bucket)
-        return staging_bytes(buckets)
+        return sync_staging_bytes(self.job, self.model)

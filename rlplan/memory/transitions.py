@@ -1,7 +1,7 @@
 """Weight hand-over: how the policy's parameters are cut into buckets, and what staging that takes.
 
 In: the model's parameters and the bucket size. Out: buckets with byte offsets. The runtime sends exactly these buckets.
-Left out: transports other than shared memory.
+Left out: how buckets travel (weight_sync.py).
 
 A decoder layer is never cut: vLLM's layerwise reload keeps references to the tensors of an unfinished layer, and the
 staging memory is reused for the next bucket.

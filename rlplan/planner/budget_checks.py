@@ -21,7 +21,7 @@ from rlplan.vocabulary import Dtype
 
 def check_budget(budget: BudgetSpec, setting: GpuSetting) -> None:
     """Raises: SpecError for the first thing that could not run."""
-    for find in (_lengths, _types, _sizes, _offload, _adapters, _engine, *target_checks.CHECKS):
+    for find in (_lengths, _types, _sizes, _offload, _adapters, _placement, _engine, *target_checks.CHECKS):
         for what, where, rule, way_out in find(budget, setting):
             raise SpecError(what, where=where, rule=rule, way_out=way_out)
 
@@ -140,6 +140,16 @@ def _adapters(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
             "training.lora.targets",
             "all-linear, or names of the model's linear layers",
             "leave it out",
+        )
+
+
+def _placement(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    if budget.placement.placement != "auto" and not budget.declaration.has_rollouts:
+        yield (
+            f"placement {budget.placement.placement} for {budget.algorithm}, which generates nothing",
+            "placement.placement",
+            "a placement says where training and generation lie; preferences are given",
+            "placement.placement=auto",
         )
 
 

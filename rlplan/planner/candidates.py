@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, SyncContent, Transport
 
 AUTO_ZERO_STAGES = (2,)
 SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
+
+EXECUTED_TRANSPORTS = (Transport.SHARED_MEMORY,)
+EXECUTED_CONTENTS = (SyncContent.FULL,)
+CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +59,15 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
+    return _cannot_sync(job)
+
+
+def _cannot_sync(job: JobSpec) -> str:
+    transport, content = job.placement.sync_transport, job.placement.sync_content
+    if transport in CUDA_TRANSPORTS:
+        return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if transport not in EXECUTED_TRANSPORTS:
+        return f"placement.transport {transport} is not executed yet"
+    if content not in EXECUTED_CONTENTS:
+        return f"placement.sync_content {content} is not executed yet"
     return ""

@@ -5,7 +5,6 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 
 import random
 import time
-import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
-from rlplan.memory.transitions import plan_buckets, staging_bytes
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
+from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
@@ -25,7 +24,6 @@ from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
-from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
@@ -48,13 +46,9 @@ class ActionRunner:
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
         self.rollouts: list[Rollout] = []
-        self.version = 0
+        self.handover = Handover(spec, crew)
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
-        self.buckets = plan_buckets(
-            spec.job.load_model().parameters, spec.job.training.dtype.num_bytes, spec.job.placement.sync_bucket
-        )
-        self.arena = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
         self._decoder: Any = None
         self._readers = RoleReaders(spec.job)
 
@@ -87,8 +81,8 @@ class ActionRunner:
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
     def close(self) -> None:
-        """Remove the shared memory, where it still has a name."""
-        self.arena.unlink(missing_ok=True)
+        """Remove what weight sync may have left behind."""
+        self.handover.close()
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -100,10 +94,10 @@ class ActionRunner:
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
+        self.handover.forget()
         imported = self._import_libraries(action)
-        return imported + self.fleet.start(
-            self._folder_of(action.role), LOOPBACK, self.version, self.deadline_s(action)
-        )
+        folder, version = self._folder_of(action.role), self.handover.version
+        return imported + self.fleet.start(folder, LOOPBACK, version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -184,34 +178,10 @@ class ActionRunner:
         return measurements
 
     def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
-        """Hand the policy over bucket by bucket: the trainer fills the shared memory, the engine loads from it."""
-        if step == 0:
-            return self._open_arena(action) + self._send_buckets(action)
-        if step == self.job.controls.skip_sync_after_step:
+        """Hand the policy over, unless the job leaves this step's sync out on purpose."""
+        if step and step == self.job.controls.skip_sync_after_step:
             return []
-        return self._send_buckets(action)
-
-    def _open_arena(self, action: Action) -> list[Measurement]:
-        create_arena(str(self.arena), staging_bytes(self.buckets))
-        sides = [
-            self.crew.perform(process, "open_arena", str(self.arena), staging_bytes(self.buckets))
-            for process in (self.trainers[0], *self.fleet.processes)
-        ]
-        measurements = self.crew.measured(sides, self.deadline_s(action))[1]
-        self.arena.unlink()  # both sides have it mapped: now nothing stays behind, however the run ends
-        return measurements
-
-    def _send_buckets(self, action: Action) -> list[Measurement]:
-        self.version += 1
-        measurements = self._all_engines(action, "begin_update")
-        for bucket in self.buckets:
-            measurements += self._one(action, self.trainers[0], "write_bucket", bucket)
-            measurements += self._all_engines(action, "load_bucket", bucket)
-        return measurements + self._all_engines(action, "finish_update", self.version)
-
-    def _all_engines(self, action: Action, method: str, *arguments: Any) -> list[Measurement]:
-        calls = [self.crew.perform(process, method, *arguments) for process in self.fleet.processes]
-        return self.crew.measured(calls, self.deadline_s(action))[1]
+        return self.handover.sync(action)
 
     def _evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""

@@ -21,7 +21,7 @@ from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
-from rlplan.vocabulary import Dtype, Role, Transport
+from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
 
 
 class PolicySpec(Spec):
@@ -85,11 +85,22 @@ class RolloutSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel. sync_bucket: bytes handed over at a time."""
+    """Who shares devices with whom, and how weights travel.
+
+    sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
-    transport: Transport = Transport.SHARED_MEMORY
+    transport: Literal[
+        "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
+    ] = "auto"
+    sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory."""
+        return Transport.SHARED_MEMORY if self.transport == "auto" else self.transport
 
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0

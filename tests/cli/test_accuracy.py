@@ -26,6 +26,12 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
         assert word in answer.out
 
 
+def test_of_a_kind_with_many_points_the_largest_errors_are_shown_unless_all_are_asked_for(rlplan: Call) -> None:
+    some, every = rlplan("accuracy").out, rlplan("accuracy", "--all").out
+    assert "5 largest errors of each kind" in some
+    assert len(some.splitlines()) < 250 < 904 < len(every.splitlines())
+
+
 def test_a_log_s_points_are_predicted(rlplan: Call, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\nModel loading took 14.99 GiB\n")

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,8 @@ def test_the_commands_of_the_readme_do_what_it_promises(rlplan: Call, tmp_path: 
         arguments = [a if a != "plan.json" else str(tmp_path / "plan.json") for a in shlex.split(command)[1:]]
         answer = rlplan(*arguments)
         assert answer.exit_code == 0, f"{command}\n{answer.err}"
+
+
+def test_the_version_is_the_package_s(rlplan: Call) -> None:
+    answer = rlplan("--version")
+    assert (answer.exit_code, answer.out) == (0, f"rlplan {version('rlplan')}\n")

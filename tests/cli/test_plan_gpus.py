@@ -52,6 +52,13 @@ def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("option", [("--pareto",), ("--top", "5")])
+def test_what_goes_with_gpus_is_refused_for_a_job(rlplan: Call, option: tuple[str, ...]) -> None:
+    answer = rlplan("plan", QUICKSTART, *option)
+    assert (answer.exit_code, answer.out) == (2, "")
+    assert "is a job for this host" in answer.err
+
+
 def test_a_file_asks_the_same_as_the_library(rlplan: Call) -> None:
     results = data_of(rlplan("plan", EXAMPLE, "--json"))["results"]
     assert results == json.loads(json.dumps(results_as_json(find_budget(load_budget(EXAMPLE)))))

@@ -18,6 +18,12 @@ def check(model: str, gpus: str, *overrides: str, algorithm: str = "grpo") -> No
     check_budget(spec, read_setting(spec))
 
 
+def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None:
+    check(DENSE, "8xH100", algorithm="dpo")
+    with pytest.raises(SpecError, match="generates nothing"):
+        check(DENSE, "8xH100", "placement.placement=hybrid", algorithm="dpo")
+
+
 REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.pp=2",), "training.pp", "does not have"),
     (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not have"),

@@ -10,8 +10,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,23 @@ class Live:
 
     def update(self, version: int) -> None:
         """Hand the comparison model's weights over, as a run does it."""
-        from rlplan.memory.transitions import plan_buckets, staging_bytes
-        from rlplan.runtime.weight_sync.arena import create_arena
-        from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+        from rlplan.memory.weight_sync import policy_packets
+        from rlplan.runtime.weight_sync.channel import Endpoint, Update
+        from rlplan.runtime.weight_sync.sender import PolicySender
+        from rlplan.runtime.weight_sync.source import WeightSource
 
-        buckets = plan_buckets(self.job.load_model().parameters, 4, 1 << 30)
-        path = f"/dev/shm/rlplan-test-{uuid.uuid4().hex}"
-        create_arena(path, staging_bytes(buckets))
-        writer = BucketWriter(path, staging_bytes(buckets))
-        self.engine.invoke("open_arena", path, staging_bytes(buckets))
-        Path(path).unlink()
-        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
-        self.engine.invoke("begin_update")
-        for bucket in buckets:
-            writer.write(bucket, parameters)
-            self.engine.invoke("load_bucket", bucket)
-        self.engine.invoke("finish_update", version)
+        sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
+        endpoint = sender.offer(Endpoint(self.job.placement.sync_transport, num_readers=1))
+        opening = threading.Thread(target=sender.open, args=(endpoint,))
+        opening.start()
+        self.engine.invoke("open_channel", endpoint, 0)
+        opening.join()
+        update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
+        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
+        sending.start()
+        self.engine.invoke("receive_weights", update)
+        sending.join()
+        sender.close()
 
     def perturb(self) -> None:
         """Change every weight of the comparison model a little."""
@@ -242,6 +243,7 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
         answer["nothing"] = finished
         while engine.book.num_open or "late" not in {f.id for f in engine.invoke("collect", 60.0)}:
             time.sleep(0.01)
+    answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
     engine.invoke("stop")
     return answer
 

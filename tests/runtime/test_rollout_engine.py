@@ -67,6 +67,10 @@ def test_two_ranks_take_the_same_requests_into_the_same_steps(two_ranks: list[di
     assert follower["nothing"] == []
 
 
+def test_an_engine_of_several_ranks_leaves_no_name_in_shared_memory(two_ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["shared_names"] == [] for rank in two_ranks)
+
+
 def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any]]) -> None:
     for rank in two_ranks:
         assert rank["loaded"] == rank["forecast"]["loaded"]

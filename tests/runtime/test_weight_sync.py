@@ -1,44 +1,175 @@
-"""The shared arena carries every parameter unchanged, through buckets that are reused."""
+"""What goes into a channel is what comes out, bit for bit, through memory that is used again and again."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.errors import RunError
+from rlplan.memory.weight_sync import Packet, arena_bytes, plan_packets
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
-from rlplan.runtime.weight_sync.shared_memory import BucketReader, BucketWriter
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.receiver import PolicyReceiver
+from rlplan.runtime.weight_sync.sender import PolicySender
+from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.vocabulary import Transport
 from tests.factories import make_model
 
+MODEL = make_model()
+TIMEOUT_S = 20.0
 
-@pytest.fixture
-def arena_path(tmp_path: Path):  # type: ignore[no-untyped-def]
+
+class Weights(torch.nn.Module):
+    """A module with the factory model's parameters, by their names."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.whole = {p.name: torch.randn(p.shape, generator=generator).to(dtype) for p in MODEL.parameters}
+
+    def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, torch.nn.Parameter]]:  # type: ignore[override]
+        yield from ((name, torch.nn.Parameter(tensor, requires_grad=False)) for name, tensor in self.whole.items())
+
+
+class Channel:
+    """A sender and readers in threads of one process."""
+
+    def __init__(self, transport: Transport, bucket_bytes: int, dtype: torch.dtype, num_readers: int, folder: Path):
+        self.packets = plan_packets(MODEL.parameters, dtype.itemsize, bucket_bytes)
+        self.sender = PolicySender(self.packets, dtype)
+        self.receivers = [PolicyReceiver(self.packets, dtype, reader) for reader in range(num_readers)]
+        endpoint = Endpoint(transport, num_readers, path=str(folder), timeout_s=TIMEOUT_S)
+        self.open(endpoint)
+
+    def open(self, endpoint: Endpoint) -> None:
+        offered = self.sender.offer(endpoint)
+        calls = [lambda: self.sender.open(offered)]
+        calls += [lambda receiver=receiver: receiver.open(offered) for receiver in self.receivers]
+        together(calls)
+
+    def update(self, weights: Weights, update: Update) -> list[dict[str, torch.Tensor]]:
+        """Send; gives what each reader was fed."""
+        fed: list[dict[str, torch.Tensor]] = [{} for _ in self.receivers]
+
+        def receive(reader: int) -> None:
+            for name, tensor in self.receivers[reader].tensors(update):
+                fed[reader][name] = tensor.clone()
+
+        calls = [lambda: self.sender.send(WeightSource(weights), update)]
+        together([*calls, *[lambda reader=reader: receive(reader) for reader in range(len(fed))]])
+        return fed
+
+    def close(self) -> None:
+        self.sender.close()
+        for receiver in self.receivers:
+            receiver.close()
+
+
+def together(calls: list) -> None:  # type: ignore[type-arg]
+    """Run calls at once; the first error is raised when all have ended."""
+    errors: list[BaseException] = []
+
+    def run(call) -> None:  # type: ignore[no-untyped-def]
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT_S)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY])
+@pytest.mark.parametrize(("bucket_bytes", "num_readers"), [(1, 1), (4000, 2), (1 << 30, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_weight_arrives_bit_for_bit_and_in_order(
+    transport: Transport, bucket_bytes: int, num_readers: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    channel = Channel(transport, bucket_bytes, dtype, num_readers, tmp_path)
+    for serial in (1, 2, 3):
+        weights = Weights(serial, dtype)
+        for fed in channel.update(weights, Update(serial, serial, True, TIMEOUT_S)):
+            assert list(fed) == list(weights.whole)
+            assert all(torch.equal(fed[name], tensor) for name, tensor in weights.whole.items())
+    channel.close()
+    channel.close()
+
+
+def test_an_arena_is_never_laid_over_another(tmp_path: Path) -> None:
     path = Path(SHARED_FOLDER) / f"rlplan-test-{tmp_path.name}"
-    yield path
-    path.unlink(missing_ok=True)
+    create_arena(str(path), 4096)
+    try:
+        with pytest.raises(FileExistsError):
+            create_arena(str(path), 4096)
+    finally:
+        path.unlink()
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 100_000, 1 << 30])
-def test_what_is_written_is_what_is_read_bit_for_bit(arena_path: Path, bucket_bytes: int) -> None:
-    model = make_model()
-    parameters = {p.name: torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
-                  for i, p in enumerate(model.parameters)}  # fmt: skip
-    buckets = plan_buckets(model.parameters, 4, bucket_bytes)
-    create_arena(str(arena_path), staging_bytes(buckets))
-    writer, reader = (kind(str(arena_path), staging_bytes(buckets)) for kind in (BucketWriter, BucketReader))
-    arena_path.unlink()  # both sides have it mapped
-    seen = {}
-    for bucket in buckets:
-        writer.write(bucket, parameters)
-        seen |= {name: tensor.clone() for name, tensor in reader.read(bucket, torch.float32)}
-    assert list(seen) == list(parameters)
-    assert all(torch.equal(seen[name], parameters[name]) for name in parameters)
-    writer.close()
-    reader.close()
-    reader.close()
+def test_the_arena_is_as_large_as_the_memory_model_says_and_has_no_name_once_it_is_used(tmp_path: Path) -> None:
+    before = set(Path(SHARED_FOLDER).glob("rlplan-*"))
+    channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path)
+    assert channel.sender.num_bytes == channel.receivers[0].num_bytes == arena_bytes(channel.packets)
+    assert set(Path(SHARED_FOLDER).glob("rlplan-*")) > before
+    channel.update(Weights(0, torch.float32), Update(1, 1, True, TIMEOUT_S))
+    assert set(Path(SHARED_FOLDER).glob("rlplan-*")) == before
+    channel.close()
 
 
-def test_an_arena_is_never_laid_over_another(arena_path: Path) -> None:
-    create_arena(str(arena_path), 4096)
-    with pytest.raises(FileExistsError):
-        create_arena(str(arena_path), 4096)
+def _receive(channel: Channel, update: Update) -> None:
+    for _ in channel.receivers[0].tensors(update):
+        pass
+
+
+def _damage(channel: Channel, what: str, packet: Packet) -> None:
+    """Change what the next publishing of a packet says or holds."""
+    outlet = channel.sender.outlet
+    assert outlet is not None
+    publish = outlet.publish
+
+    def damaged(header):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        if header.index == 1:
+            if what == "a flipped bit":
+                outlet.buffer(1)[100] ^= 1
+            elif what == "a truncated packet":
+                header = replace(header, num_bytes=header.num_bytes - 64)
+            else:
+                header = replace(header, version=header.version + 1)
+        publish(header)
+
+    outlet.publish = damaged  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])
+def test_what_is_damaged_fails_on_both_sides_and_a_full_update_over_a_new_channel_is_right(
+    what: str, tmp_path: Path
+) -> None:
+    channel = Channel(Transport.SHARED_MEMORY, 1, torch.float32, 1, tmp_path)
+    _damage(channel, what, channel.packets[1])
+    weights = Weights(0, torch.float32)
+    with pytest.raises(RunError, match=r"packet 1|given up"):
+        channel.update(weights, Update(1, 1, True, TIMEOUT_S))
+    channel.open(Endpoint(Transport.SHARED_MEMORY, 1, timeout_s=TIMEOUT_S))
+    (fed,) = channel.update(weights, Update(1, 1, True, TIMEOUT_S))
+    assert all(torch.equal(fed[name], tensor) for name, tensor in weights.whole.items())
+    channel.close()
+
+
+def test_who_waits_for_a_side_that_does_not_answer_gives_up_in_time(tmp_path: Path) -> None:
+    channel = Channel(Transport.SHARED_MEMORY, 1, torch.float32, 1, tmp_path)
+    with pytest.raises(RunError, match=r"within 0\.2 s"):
+        _receive(channel, Update(1, 1, True, 0.2))
+    with pytest.raises(RunError, match=r"given up update 1"):
+        channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(1, 1, True, 5.0))
+    with pytest.raises(RunError, match=r"reading of packet \d did not happen within 0\.2 s"):
+        channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(2, 1, True, 0.2))
+    channel.close()

@@ -175,7 +175,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("rollout.kv_cache_memory", "1e3MiB", "a number with one of"),
     ("rollout.max_num_seqs", 2**40, "less than or equal to"),
     ("placement.placement", "colocatd", "Did you mean 'colocated'?"),
-    ("placement.transport", "nccl", "Input should be 'shared_memory'"),
+    ("placement.transport", "pigeon", "Input should be 'auto', 'shared_memory', 'gloo', 'disk', 'cuda_ipc' or 'nccl'"),
     ("limits.start_timeout_s", 0, "greater than 0"),
     ("controls.skip_sync_after_step", 0, "greater than or equal to 1"),
     ("controls.shuffle_rewards", "maybe", "valid boolean"),

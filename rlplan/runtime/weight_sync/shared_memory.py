@@ -1,58 +1,130 @@
-"""The shared-memory transport: a file in /dev/shm that the trainer writes and the engine reads, bucket by bucket.
+"""The shared-memory transport: the trainer writes packets into /dev/shm, the engines read them where they lie.
 
-In: buckets and tensors. Out: tensors that are views of the shared pages: no copy on the reading side.
-Left out: anything between hosts.
+In: packets. Out: payloads that are views of the shared pages: one copy in all. Left out: anything between hosts.
 """
 
-import mmap
-import os
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from rlplan.memory.transitions import Bucket
+from rlplan.memory.weight_sync import Packet, arena_bytes
+from rlplan.runtime.weight_sync.arena import MAX_READERS, SHARED_FOLDER, ControlPage, control_bytes, create_arena
+from rlplan.runtime.weight_sync.channel import (
+    HEADER_WORDS,
+    Deadline,
+    Endpoint,
+    Header,
+    Update,
+    packet_view,
+    sync_error,
+)
 
 
-class _Arena:
-    """A mapped shared file. The driver makes and removes the file; both sides only map it."""
+class SharedPages:
+    """The pages as either side maps them."""
 
-    def __init__(self, path: str, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            self._map = mmap.mmap(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        self.endpoint, self.packets = endpoint, packets
+        self.control = ControlPage(endpoint.path, len(packets))
+        self.arena = self._memory()
+        self.num_bytes = self.arena.numel()
+        self.serial = 0
+        self.deadline = Deadline(0.0)
 
-    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of that shape that lies `offset` bytes into the arena."""
-        numel = 1
-        for size in shape:
-            numel *= size
-        return self.tensor[offset : offset + numel * dtype.itemsize].view(dtype).view(shape)
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        self.serial, self.deadline = update.serial, Deadline(update.timeout_s)
+
+    def abort(self) -> None:
+        """The other sides stop waiting."""
+        self.control.fail(self.serial)
 
     def close(self) -> None:
         """Unmap, once. The views handed out must be gone."""
-        if not self._map.closed:
-            del self.tensor
-            self._map.close()
+        if not self.control.map.closed:
+            del self.arena
+            self.control.close()
+
+    def _memory(self) -> torch.Tensor:
+        """Where payloads lie: behind the control pages."""
+        return torch.frombuffer(self.control.map, dtype=torch.uint8, offset=control_bytes(self.packets))
+
+    def _stop_if_failed(self) -> None:
+        if self.control.has_failed(self.serial):
+            raise sync_error(f"the other side has given up update {self.serial}")
 
 
-class BucketWriter(_Arena):
-    """The trainer's side."""
+class SharedMemoryOutlet(SharedPages):
+    """The trainer's side. See `channel.Outlet`."""
 
-    def write(self, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Copy the bucket's parameters to their offsets."""
-        for entry in bucket.entries:
-            source = parameters[entry.name]
-            self.view(entry.offset, entry.shape, source.dtype).copy_(source)
+    @classmethod
+    def offer(cls, endpoint: Endpoint, packets: Sequence[Packet]) -> Endpoint:
+        """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
+        if endpoint.num_readers > MAX_READERS:
+            raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
+        path = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
+        create_arena(str(path), control_bytes(packets) + cls.payload_bytes(packets))
+        return replace(endpoint, path=str(path))
+
+    @staticmethod
+    def payload_bytes(packets: Sequence[Packet]) -> int:
+        """Bytes behind the control pages."""
+        return arena_bytes(packets)
+
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        super().begin(update)
+        Path(self.endpoint.path).unlink(missing_ok=True)
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """The packet's memory, once the packets that lie there have been read."""
+        packet = self.packets[index]
+        self._wait_for(packet.after, f"reading of packet {packet.after - 1}")
+        return packet_view(self.arena, packet)
+
+    def publish(self, header: Header) -> None:
+        """Let the readers have the packet."""
+        self.control.publish(header.serial, header.index, header.words())
+
+    def finish(self) -> None:
+        """Wait until everything has been read."""
+        self._wait_for(len(self.packets), "reading of the last packet")
+
+    def close(self) -> None:
+        """Unmap, and remove the file where nobody has opened it yet."""
+        super().close()
+        Path(self.endpoint.path).unlink(missing_ok=True)
+
+    def _wait_for(self, num_packets: int, what: str) -> None:
+        def is_read() -> bool:
+            self._stop_if_failed()
+            readers = self.endpoint.num_readers
+            return num_packets == 0 or self.control.num_read_by_all(self.serial, readers) >= num_packets
+
+        self.deadline.wait(is_read, what)
 
 
-class BucketReader(_Arena):
-    """The engine's side."""
+class SharedMemoryInlet(SharedPages):
+    """A reader's side. See `channel.Inlet`."""
 
-    def read(self, bucket: Bucket, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of every parameter in the bucket, as views that are valid until the next bucket is written."""
-        for entry in bucket.entries:
-            yield entry.name, self.view(entry.offset, entry.shape, dtype)
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
+        super().__init__(endpoint, packets)
+        self.reader = reader
+
+    def take(self, index: int) -> tuple[Header, torch.Tensor]:
+        """Wait for a packet and view it."""
+
+        def is_published() -> bool:
+            self._stop_if_failed()
+            return self.control.is_published(self.serial, index)
+
+        self.deadline.wait(is_published, f"arrival of packet {index}")
+        header = Header(*self.control.header(index)[:HEADER_WORDS])
+        return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
+
+    def release(self, index: int) -> None:
+        """The packet has been read."""
+        self.control.read(self.serial, self.reader, index + 1)

@@ -1,71 +1,107 @@
-"""The engine's side of a weight sync: a WeightTransferEngine that reads buckets from shared memory.
+"""The engine's side of a weight sync: one WeightTransferEngine for every transport and content.
 
 vLLM imports this module in every worker process, for it is named as `worker_extension_cls`; importing it registers the
 backend there. Weights go through vLLM's own layerwise reload, because on CPU the linear weights were packed into opaque
 buffers after loading and a plain `load_weights` fails half-way. Same signatures from vLLM 0.25.1 to 0.33.
 """
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 
 from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
-from rlplan.memory.transitions import Bucket
-from rlplan.runtime.weight_sync.shared_memory import BucketReader
+from rlplan.memory.weight_sync import Packet
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
 @dataclass
-class ArenaInfo(WeightTransferInitInfo):
-    """Where the shared memory is. num_bytes: its size."""
+class ChannelInfo(WeightTransferInitInfo):
+    """The channel to open. reader: this process's number among all processes of all engines."""
 
-    path: str = ""
-    num_bytes: int = 0
+    endpoint: Endpoint
+    packets: tuple[Packet, ...] = field(repr=False)
+    reader: int
 
 
 @dataclass
-class BucketInfo(WeightTransferUpdateInfo):
-    """One bucket that now lies in the arena."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """The update that comes through the channel now."""
 
-    bucket: Bucket | None = None
+    update: Update
 
 
-class SharedMemoryEngine(WeightTransferEngine[ArenaInfo, BucketInfo]):
-    """Loads buckets into the model. A session is start, any number of buckets, finish; it is not transactional."""
+class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
+    """Loads updates into the model. A session is start, receive, finish; it is not transactional.
 
-    init_info_cls = ArenaInfo
-    update_info_cls = BucketInfo
-    _reader: BucketReader | None = None
+    apply_s: seconds of vLLM's own work on the last update: taking the model apart, loading, packing.
+    """
 
-    def init_transfer_engine(self, init_info: ArenaInfo) -> None:
-        """Map the arena."""
-        self._reader = BucketReader(init_info.path, init_info.num_bytes)
+    init_info_cls = ChannelInfo
+    update_info_cls = UpdateInfo
+    receiver: PolicyReceiver | None = None
+    apply_s = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of staging that this process holds."""
+        return self.receiver.num_bytes if self.receiver else 0
+
+    def init_transfer_engine(self, init_info: ChannelInfo) -> None:
+        """Open the channel; an earlier one is let go."""
+        if self.receiver is None:
+            self.receiver = PolicyReceiver(init_info.packets, self.model_config.dtype, init_info.reader)
+        self.receiver.open(init_info.endpoint)
 
     def start_weight_update(self) -> None:
         """Take the model back to the form in which it can be loaded."""
+        start = time.perf_counter()
         initialize_layerwise_reload(self.model)
+        self.apply_s = time.perf_counter() - start
 
-    def receive_weights(self, update_info: BucketInfo) -> None:
-        """Load one bucket."""
-        assert update_info.bucket is not None, "an update names a bucket"
-        assert self._reader is not None, "the arena is opened first"
-        self.model.load_weights(self._reader.read(update_info.bucket, self.model_config.dtype))
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load everything that comes. Where it fails, layers that are not whole get their old tensors back."""
+        assert self.receiver is not None, "the channel is opened first"
+        tensors = self.receiver.tensors(update_info.update)
+        try:
+            self.model.load_weights(tensors)
+            for _ in tensors:
+                raise RuntimeError("the model did not take all weights")
+        except BaseException:
+            tensors.close()
+            self._put_together()
+            raise
+        self.apply_s += self.receiver.report.applied_s
 
     def finish_weight_update(self) -> None:
         """Pack what is not packed yet. Tied heads are packed anew: vLLM 0.32 leaves the old pack in place on CPU."""
+        start = time.perf_counter()
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
+        self.apply_s += time.perf_counter() - start
 
     def shutdown(self) -> None:
-        """Unmap the arena, where one was opened."""
-        if self._reader is not None:
-            self._reader.close()
+        """Let go of the channel, where one was opened."""
+        if self.receiver is not None:
+            self.receiver.close()
+
+    def _put_together(self) -> None:
+        """End a reload half-way: whole in form, mixed in content. vLLM itself would go on from buffered tensors."""
+        for layer in self.model.modules():
+            information = layerwise.get_layerwise_info(layer)
+            if not information.can_load():
+                continue
+            if information.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, information)
+            information.reset()
 
 
 class WeightSyncExtension:
@@ -75,7 +111,7 @@ class WeightSyncExtension:
 def _register() -> None:
     registered: Any = WeightTransferEngineFactory._registry
     if WEIGHT_TRANSFER_BACKEND not in registered:
-        WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, SharedMemoryEngine)
+        WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, PolicyTransferEngine)
 
 
 _register()

@@ -8,8 +8,10 @@ Left out: what an order means (rollout_engine.py).
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +25,31 @@ def join(rank: int, world_size: int, address: tuple[str, int], timeout: timedelt
     store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     return store
+
+
+@contextmanager
+def named_by_port(port: int) -> Iterator[None]:
+    """Inside the block vLLM names the shared memory of an engine's ranks by the port where they meet.
+
+    vLLM 0.32 takes what stands after the last colon of how ranks meet; `env://` has none, so that any two engines of a
+    host, or one that was killed and the next one, would share a name. Once all ranks have it mapped, the name goes.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher as Executor
+
+    original = Executor._distributed_args
+
+    def meeting(executor: Any) -> tuple[str, int, int]:
+        _, rank, local_rank = original(executor)
+        return f"tcp://:{port}", rank, local_rank
+
+    Executor._distributed_args = meeting
+    try:
+        yield
+    finally:
+        Executor._distributed_args = original
+    dist.barrier()
+    for left in Path("/dev/shm").glob(f"{port}-*-cpushm_{dist.get_rank()}"):
+        left.unlink(missing_ok=True)
 
 
 class Leader:

@@ -7,20 +7,22 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 import gc
 import socket
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlplan.errors import HostError
-from rlplan.memory.transitions import Bucket
+from rlplan.memory.weight_sync import Packet, policy_packets
 from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
-from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.workers.deepspeed_engine import (
     TORCH_DTYPES,
@@ -48,7 +50,7 @@ class PolicyTrainer(Worker):
         super().__init__(process)
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
-        self.writer: BucketWriter | None = None
+        self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
 
     def import_libraries(self) -> None:
@@ -155,14 +157,28 @@ class PolicyTrainer(Worker):
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
-    def open_arena(self, path: str, num_bytes: int) -> None:
-        """Map the shared memory through which weights go out."""
-        self.writer = BucketWriter(path, num_bytes)
+    def offer_channel(self, endpoint: Endpoint) -> Endpoint:
+        """Prepare the channel through which weights go out; an earlier one is closed."""
+        if self.sender is None:
+            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+        return self.sender.offer(endpoint)
 
-    def write_bucket(self, bucket: Bucket) -> None:
-        """Copy one bucket of parameters into the arena."""
-        assert self.writer is not None, "open_arena comes first"
-        self.writer.write(bucket, dict(self.weights().tensors(bucket)))
+    def open_channel(self, endpoint: Endpoint) -> None:
+        """Open it, beside the readers."""
+        assert self.sender is not None, "offer_channel comes first"
+        self.sender.open(endpoint)
+
+    def send_weights(self, update: Update) -> SendReport | None:
+        """Send one update; ranks without a channel only help to gather the weights."""
+        source = self.weights()
+        if self.sender is None:
+            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            return None
+        return self.sender.send(source, update)
+
+    @cached_property
+    def _packets(self) -> tuple[Packet, ...]:
+        return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout."""
@@ -177,7 +193,7 @@ class PolicyTrainer(Worker):
         if self.engine is None:
             return {}
         held = TrainedStates(self.engine).num_bytes()
-        held[MemoryKind.SYNC_STAGING] = self.writer.num_bytes if self.writer else 0
+        held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 

@@ -11,13 +11,15 @@ import gc
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
-from rlplan.memory.transitions import Bucket
+from rlplan.memory.weight_sync import policy_packets
 from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
+from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
 from rlplan.runtime.workers.memory_meter import storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
@@ -42,7 +44,6 @@ class RolloutEngine(Worker):
         self.dirty = False
         self.paused = False
         self.just_started = False
-        self.arena_bytes = 0
         self.book, self.outbox = RequestBook(), Outbox()
         self.listener: socket.socket | None = None
         self.leader: Any = None
@@ -90,7 +91,7 @@ class RolloutEngine(Worker):
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address) if address else None
-        with watch_weight_packing() as packing:
+        with watch_weight_packing() as packing, self._meeting(address):
             self.llm = LLM(model=model_folder, **arguments)
         self.packing, self.just_started, self.dirty = packing, True, False
         self.llm.update_weight_version(str(version))
@@ -105,7 +106,7 @@ class RolloutEngine(Worker):
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.leader, self.follower, self.arena_bytes = None, None, None, 0
+        self.llm, self.leader, self.follower = None, None, None
         cleanup_dist_env_and_memory()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -142,20 +143,30 @@ class RolloutEngine(Worker):
         """Step again."""
         self.paused = False
 
-    def open_arena(self, path: str, num_bytes: int) -> None:
-        """Map the shared memory through which weights come in."""
+    def open_channel(self, endpoint: Endpoint, reader: int) -> None:
+        """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
-        self.llm.init_weight_transfer_engine({"init_info": {"path": path, "num_bytes": num_bytes}})
-        self.arena_bytes = num_bytes
+        packets = policy_packets(self.job, self.job.load_model())
+        self.llm.init_weight_transfer_engine(
+            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
+        )
 
-    def begin_update(self) -> None:
+    def receive_weights(self, update: Update) -> dict[str, float]:
+        """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
+        self.begin_update(update)
+        self.llm.update_weights({"update_info": {"update": update}})
+        self.finish_update(update.version)
+        report = self._transfer.receiver.report
+        return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
+        if self.dirty and not update.is_full:
+            raise sync_error("the last update failed: only a full one makes this engine clean")
+        is_stepping = bool(self.book.num_open) and not self.paused
+        assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True
         self.llm.start_weight_update()
-
-    def load_bucket(self, bucket: Bucket) -> None:
-        """Load the bucket that now lies in the arena."""
-        self.llm.update_weights({"update_info": {"bucket": bucket}})
 
     def finish_update(self, version: int) -> None:
         """Close the update and stamp its version."""
@@ -172,18 +183,26 @@ class RolloutEngine(Worker):
         """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
         if self.llm is None:
             return {}
-        runner = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        runner = self._vllm_worker.model_runner
         held = {
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
-            MemoryKind.SYNC_STAGING: self.arena_bytes,
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes,
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
     def loaded_components(self) -> dict[tuple[str, str], int]:
         """While loading, every parameter was a tensor: the weights before packing."""
         return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
+
+    @property
+    def _vllm_worker(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+    @property
+    def _transfer(self) -> Any:
+        return self._vllm_worker.weight_transfer_engine
 
     def _join(self, rank: int, address: tuple[str, int]) -> Any:
         """Meet the engine's other ranks. vLLM takes the group that it finds, and the environment's ranks."""
@@ -197,6 +216,11 @@ class RolloutEngine(Worker):
         self.listener = None
         timeout = timedelta(seconds=self.job.limits.start_timeout_s)
         return join(rank, world_size, address, timeout, listener)
+
+    def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
+        from rlplan.runtime.workers.lock_step import named_by_port
+
+        return named_by_port(address[1]) if address else nullcontext()
 
     def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.lock_step import Follower, Leader
@@ -222,7 +246,8 @@ class RolloutEngine(Worker):
 
     def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
-        assert not self.dirty, "the last weight update failed: the weights are mixed"
+        if self.dirty:
+            raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
         self.just_started = False
         by_id = {request.id: request for request in requests}
         for name, index in self.book.enter(requests, outbox):

@@ -1,0 +1,79 @@
+"""Handover: the driver's side of weight sync: who takes part, when the channel is opened, what a failure leads to.
+
+In: a sync action. Out: measurements, and figures for the log. The driver asks each side once for a whole update.
+Left out: what passes between the sides (weight_sync/).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
+from rlplan.runtime.crew import Crew
+from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.workers.memory_meter import Measurement
+
+
+class Handover:
+    """The weights' way from the trainer to the engines. version: of the weights that the engines hold, 0 at first."""
+
+    def __init__(self, spec: ExecutionSpec, crew: Crew) -> None:
+        self.spec, self.crew = spec, crew
+        self.endpoint: Endpoint | None = None
+        self.is_open = False
+        self.version = self.serial = self.num_resends = 0
+        self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
+        self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
+
+    def sync(self, action: Action) -> list[Measurement]:
+        """Give the engines the trainer's weights. What fails once is tried once more, with a new channel and in full.
+
+        Raises: RunError when that fails too; the engines then refuse to generate.
+        """
+        self.version += 1
+        measurements = [] if self.is_open else self._open()
+        try:
+            return measurements + self._update(action, is_full=self.serial == 0)
+        except RunError:
+            self.num_resends += 1
+            return measurements + self._open() + self._update(action, is_full=True)
+
+    def forget(self) -> None:
+        """An engine was started anew: the next update opens a channel of its own, and is a full one."""
+        self.is_open = False
+
+    def close(self) -> None:
+        """Remove the shared file of a channel that was offered and never opened."""
+        if self.endpoint is not None and self.endpoint.path.startswith(SHARED_FOLDER):
+            Path(self.endpoint.path).unlink(missing_ok=True)
+
+    def _open(self) -> list[Measurement]:
+        endpoint = Endpoint(
+            transport=self.spec.job.placement.sync_transport, num_readers=len(self.engines), timeout_s=self._timeout_s
+        )
+        offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
+        self.endpoint = offers[0]
+        calls = [(self.trainers[0], "open_channel", offers[0])]
+        calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
+        measurements = self._measured(calls)[1]
+        self.is_open, self.serial = True, 0
+        return offered + measurements
+
+    def _update(self, action: Action, *, is_full: bool) -> list[Measurement]:
+        self.serial += 1
+        update = Update(self.serial, self.version, is_full, self._timeout_s)
+        calls = [(process, "send_weights", update) for process in action.processes if process in self.trainers]
+        calls += [(process, "receive_weights", update) for process in action.processes if process in self.engines]
+        return self._measured(calls)[1]
+
+    @property
+    def _timeout_s(self) -> float:
+        """Both sides give up before the driver does, so that an update can be sent once more."""
+        return self.spec.job.limits.action_timeout_s / 2
+
+    def _measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
+        begun = [self.crew.perform(process, method, *arguments) for process, method, *arguments in calls]
+        return self.crew.measured(begun, self.spec.job.limits.action_timeout_s)

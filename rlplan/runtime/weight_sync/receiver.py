@@ -1,0 +1,77 @@
+"""Receiver: an engine process's side of weight sync.
+
+In: an open channel and an Update. Out: (name, tensor) of every weight that came, layer by layer; a tensor is valid
+until the next one is asked for. Left out: what the engine does with them (vllm_extension.py).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlplan.memory.weight_sync import Packet
+from rlplan.runtime.weight_sync.channel import Endpoint, Inlet, Update, check_packet
+from rlplan.runtime.weight_sync.full_content import named
+from rlplan.runtime.weight_sync.transports import open_inlet
+
+
+@dataclass(slots=True)
+class ReceiveReport:
+    """What an update took here. applied_s: inside the engine, from a tensor handed over until the next one is due."""
+
+    num_bytes: int = 0
+    waited_s: float = 0.0
+    verified_s: float = 0.0
+    applied_s: float = 0.0
+
+
+class PolicyReceiver:
+    """Receives the policy. checksums: of the packets as they were fed in, from the last update that went well."""
+
+    def __init__(self, packets: Sequence[Packet], dtype: torch.dtype, reader: int) -> None:
+        self.packets, self.dtype, self.reader = packets, dtype, reader
+        self.inlet: Inlet | None = None
+        self.report = ReceiveReport()
+        self.checksums: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of staging held now."""
+        return self.inlet.num_bytes if self.inlet is not None else 0
+
+    def open(self, endpoint: Endpoint) -> None:
+        """Let go of an earlier channel and open this one."""
+        self.close()
+        self.inlet = open_inlet(endpoint, self.packets, self.reader)
+
+    def tensors(self, update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights of an update. Raises: RunError when a packet is late, wrong or not the one that is due."""
+        assert self.inlet is not None, "the channel is opened first"
+        inlet, self.report, sums = self.inlet, ReceiveReport(), []
+        self.checksums = []
+        try:
+            inlet.begin(update)
+            for index, packet in enumerate(self.packets):
+                start = time.perf_counter()
+                header, payload = inlet.take(index)
+                came = time.perf_counter()
+                check_packet(header, payload, update, index)
+                checked = time.perf_counter()
+                sums.append(header.checksum)
+                yield from named(payload, packet.bucket.entries, self.dtype)
+                inlet.release(index)
+                self.report.num_bytes += header.num_bytes
+                self.report.waited_s += came - start
+                self.report.verified_s += checked - came
+                self.report.applied_s += time.perf_counter() - checked
+        except BaseException:
+            inlet.abort()
+            raise
+        self.checksums = sums
+
+    def close(self) -> None:
+        """Let go of the channel."""
+        if self.inlet is not None:
+            self.inlet.close()
+            self.inlet = None
