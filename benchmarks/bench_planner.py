@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.planner.budget import SearchStats, read_setting
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import make_budget
 
 REPEATS = 3

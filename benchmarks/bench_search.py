@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from rlplan.planner.budget import read_setting
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import make_budget
 
 CASES = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlplan.errors import RlplanError
 from rlplan.planner.budget import Budget, Verdict, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import make_budget
 from rlplan.spec.profiles import get_gpu
 from rlplan.units import format_bytes, format_seconds

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from rlplan.planner.budget import Verdict
-from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.algorithm import ALGORITHMS
 from rlplan.spec.budget import BudgetSpec, load_budget
 from tests.documentation import DOCS, EXAMPLES, keys_of, read, rows, section, words

@@ -5,8 +5,8 @@ import typing
 
 from rlplan_cli.render_plan import WORDS
 
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import dump_gpu_plan
+from rlplan.planner.answers.plan_file import dump_gpu_plan
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import Objective, load_budget
 from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
 

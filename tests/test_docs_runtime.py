@@ -62,6 +62,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
     )
     with metrics.timing("generate"):
         metrics.add_rollouts([rollout])
+    metrics.add_staleness([rollout], 1)
     metrics.add_rewards([rollout])
     sums = (
         "num_tokens",

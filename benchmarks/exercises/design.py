@@ -4,8 +4,8 @@ In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: th
 """
 
 from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
+from rlplan.planner.answers.plan_results import choice_words, phase_costs
 from rlplan.planner.budget import Budget
-from rlplan.planner.plan_results import choice_words, phase_costs
 from rlplan.units import format_bytes, format_rate, format_seconds
 
 EXAMPLE = "ppo-70b-64xh100"

@@ -12,7 +12,7 @@ from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
 from rlplan.planner.budget import Budget, read_setting
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.spec.budget import BudgetSpec, load_budget
 from rlplan.vocabulary import MemoryKind
 

@@ -26,8 +26,8 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Say what binds in a plan for GPUs, and what would change it."""
-    from rlplan.planner.changes import Change, check_change
-    from rlplan.planner.explain import explain
+    from rlplan.planner.answers.changes import Change, check_change
+    from rlplan.planner.answers.explain import explain
     from rlplan_cli.render import print_json
     from rlplan_cli.render_explain import show_explanation
     from rlplan_cli.sources import needs_budget, read_question

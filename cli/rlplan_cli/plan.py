@@ -54,8 +54,8 @@ def command(
 
 
 def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: int, pareto: bool) -> None:
+    from rlplan.planner.answers.plan_file import dump_gpu_plan, write_gpu_plan
     from rlplan.planner.budget import Verdict
-    from rlplan.planner.plan_file import dump_gpu_plan, write_gpu_plan
     from rlplan_cli.render import note
     from rlplan_cli.render_plan import show_gpu_plan
     from rlplan_cli.sources import does_not_fit

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import LedgerRow, Peak
+from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_results import phase_costs
 from rlplan.timing.cost import Cost, Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
+from rlplan.planner.answers.plan_results import WAYS
 from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
-from rlplan.planner.plan_results import WAYS
 from rlplan.units import GIB, format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render import NARROW, SHORT, new_table, stdout

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from rlplan.planner.answers.changes import Outcome
+from rlplan.planner.answers.explain import Explanation, PhaseWhy
+from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
 from rlplan.planner.budget import Budget, Verdict
-from rlplan.planner.changes import Outcome
-from rlplan.planner.explain import Explanation, PhaseWhy
-from rlplan.planner.sensitivity import FACTORS, Sensitivity
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, fill, new_table, stdout

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
+from rlplan.planner.answers.plan_results import differences, phase_costs
 from rlplan.planner.budget import Alternative, Budget, Verdict
-from rlplan.planner.plan_results import differences, phase_costs
 from rlplan.timing.cost import Cost, Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, fill, new_table, stdout

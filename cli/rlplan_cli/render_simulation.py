@@ -5,8 +5,8 @@ In: a Budget and the SimulationResult of its plan. Out: stdout.
 
 from rich.text import Text
 
+from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.budget import Budget
-from rlplan.planner.plan_results import phase_costs
 from rlplan.simulate.result import SimulationResult
 from rlplan.units import format_rate, format_seconds
 from rlplan_cli.render import new_table, stdout

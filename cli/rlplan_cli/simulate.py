@@ -28,8 +28,8 @@ def command(
     """Play the steps of a plan, with lengths that are drawn."""
     import json
 
+    from rlplan.planner.answers.played import play
     from rlplan.planner.budget import Verdict
-    from rlplan.planner.played import play
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
     from rlplan_cli.render_simulation import show_simulation

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
 from rlplan.planner.budget import Budget
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import is_gpu_plan, read_gpu_plan
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
 from rlplan.spec.models.catalogue import load_catalogue, model_path
 from rlplan.spec.yaml import read_yaml

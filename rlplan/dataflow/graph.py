@@ -29,9 +29,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """An action of the step that goes on by itself, beside the steps, and how far it may run ahead of them.
+
+    max_staleness: in policy versions, of what is handed on through a bounded queue. interrupts: new weights reach it in
+    the middle of its work; otherwise it comes to rest first.
+    """
+
+    action_id: str
+    max_staleness: int
+    interrupts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepGraph:
     """A whole job: what happens once before, in every step, and once after."""
 
     start: tuple[Call, ...]
     step: tuple[Call, ...]
     finish: tuple[Call, ...]
+    lead: Lead | None = None

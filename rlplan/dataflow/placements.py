@@ -1,12 +1,34 @@
-"""Placements: which device groups there are and which role lies on which.
+"""Placements: which device groups there are, which role lies on which, and who waits for whom because of it.
 
-In: a placement, the devices and the roles. Out: device groups and role layouts.
-Left out: `colocated` on a CPU host, where the engine cannot sleep and has to be destroyed and started again.
+In: a job and a placement. Out: device groups and role layouts; a StepGraph arranged for the placement.
 """
 
+from rlplan.dataflow.graph import StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
+from rlplan.dataflow.running_ahead import run_ahead
+from rlplan.dataflow.taking_turns import Turns, take_turns
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, Role
+
+
+def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
+    """What the placement makes of a step.
+
+    hybrid: as it is. colocated: engine and trainer take turns. disaggregated: as it is, or, where rollouts may be some
+    versions old, with generation that runs ahead.
+    """
+    if placement is Placement.COLOCATED:
+        return take_turns(graph, Turns(sleeps=job.load_profile().kind != "cpu", parked=parked_roles(job)))
+    if job.placement.max_staleness:
+        return run_ahead(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
+    return graph
+
+
+def parked_roles(job: JobSpec) -> tuple[Role, ...]:
+    """Roles whose states are moved away while they wait, where devices are shared in turns."""
+    if job.placement.parks == "none":
+        return ()
+    return (*job.trained_roles, *job.frozen_roles)
 
 
 def place(
@@ -14,18 +36,17 @@ def place(
 ) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
     """Groups and layouts for a placement.
 
-    hybrid: every role on the same devices; the trainer has a rank on each, engines a process on each of the last.
-    disaggregated: the last devices generate, the others train and score; needs at least one device more than engines.
+    hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process, engines a
+    process on each of the last. disaggregated: the last devices generate, those before them score (with
+    num_scoring_devices 0: those that train do), the others train.
     """
-    num_generating = job.rollout.num_engines * job.rollout.tp
     devices = tuple(f"cpu:{index}" for index in range(job.hardware.num_devices))
-    if placement is Placement.HYBRID:
-        groups: tuple[DeviceGroup, ...] = (DeviceGroup("shared", devices),)
-        training, generation = groups[0], groups[0]
+    if placement is Placement.DISAGGREGATED:
+        groups = _own_groups(job, devices)
+        training, scoring, generation = groups[0], groups[-2], groups[-1]
     else:
-        training = DeviceGroup("training", devices[:-num_generating])
-        generation = DeviceGroup("generation", devices[-num_generating:])
-        groups = (training, generation)
+        groups = (DeviceGroup("shared", devices),)
+        training = scoring = generation = groups[0]
     layouts = [
         RoleLayout(
             Role.POLICY,
@@ -39,7 +60,7 @@ def place(
             Role.POLICY,
             "rollout_engine",
             generation.name,
-            generation.devices[-num_generating:],
+            generation.devices[-job.rollout.num_processes :],
             dp=job.rollout.num_engines,
             tp=job.rollout.tp,
         ),
@@ -51,5 +72,22 @@ def place(
             )
         )
     for role in job.frozen_roles:
-        layouts.append(RoleLayout(role, "scorer", training.name, training.devices[:1]))
+        layouts.append(RoleLayout(role, "scorer", scoring.name, scoring.devices[:1]))
     return groups, tuple(layouts)
+
+
+def num_training_devices(job: JobSpec, placement: Placement) -> int:
+    """Devices that train."""
+    generating = max(job.placement.num_generation_devices, job.rollout.num_processes)
+    apart = generating + job.placement.num_scoring_devices
+    return job.hardware.num_devices - (apart if placement is Placement.DISAGGREGATED else 0)
+
+
+def _own_groups(job: JobSpec, devices: tuple[str, ...]) -> tuple[DeviceGroup, ...]:
+    """Training, scoring where it has devices of its own, generation."""
+    first = num_training_devices(job, Placement.DISAGGREGATED)
+    last = first + job.placement.num_scoring_devices
+    groups = [DeviceGroup("training", devices[:first])]
+    if last > first:
+        groups.append(DeviceGroup("scoring", devices[first:last]))
+    return (*groups, DeviceGroup("generation", devices[last:]))

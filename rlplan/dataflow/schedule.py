@@ -7,7 +7,7 @@ Left out: bytes (memory/) and how an action is done (runtime/).
 from dataclasses import dataclass
 from typing import Literal
 
-from rlplan.dataflow.graph import Call, StepGraph
+from rlplan.dataflow.graph import Call, Lead, StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
@@ -22,6 +22,8 @@ _STREAMS = {
     ActionKind.START_ENGINE: Stream.GENERATION,
     ActionKind.EVALUATE: Stream.GENERATION,
     ActionKind.SYNC_WEIGHTS: Stream.TRANSFER,
+    ActionKind.STOP_ENGINE: Stream.GENERATION,
+    ActionKind.TAKE_ROLLOUTS: Stream.HOST,
     ActionKind.VERIFY: Stream.HOST,
     ActionKind.COMPUTE_ADVANTAGES: Stream.HOST,
 }
@@ -30,18 +32,26 @@ _WORKERS: dict[ActionKind, tuple[str, ...]] = {
     ActionKind.START_TRAINER: ("policy_trainer", "value_trainer"),
     ActionKind.START_ENGINE: ("rollout_engine",),
     ActionKind.START_SCORER: ("scorer",),
+    ActionKind.STOP_ENGINE: ("rollout_engine",),
+    ActionKind.SLEEP_ENGINE: ("rollout_engine",),
+    ActionKind.WAKE_WEIGHTS: ("rollout_engine",),
+    ActionKind.WAKE_KV_CACHE: ("rollout_engine",),
     ActionKind.GENERATE: ("rollout_engine",),
     ActionKind.EVALUATE: ("rollout_engine",),
     ActionKind.SCORE: ("scorer", "policy_trainer", "value_trainer"),
     ActionKind.TRAIN_FORWARD_BACKWARD: ("policy_trainer", "value_trainer"),
     ActionKind.OPTIMIZER_STEP: ("policy_trainer", "value_trainer"),
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
+    ActionKind.SAVE_WEIGHTS: ("policy_trainer",),
     ActionKind.CHECKPOINT: ("policy_trainer",),
+    ActionKind.OFFLOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
+    ActionKind.RELOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
+    ActionKind.TAKE_ROLLOUTS: (),
     ActionKind.VERIFY: (),
     ActionKind.COMPUTE_ADVANTAGES: (),
 }
 
-_FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT)
+_FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole job on device groups: actions before, in every step, and after."""
+    """A whole job on device groups: actions before, in every step, and after. lead: None when every step is a whole."""
 
     placement: Placement
     groups: tuple[DeviceGroup, ...]
@@ -77,11 +87,17 @@ class Schedule:
     start: tuple[Action, ...]
     step: tuple[Action, ...]
     finish: tuple[Action, ...]
+    lead: Lead | None = None
 
     @property
     def parts(self) -> tuple[tuple[Part, tuple[Action, ...]], ...]:
         """The three parts by name, in order."""
         return (("start", self.start), ("step", self.step), ("finish", self.finish))
+
+    @property
+    def leading(self) -> Action | None:
+        """The action of the step that goes on by itself."""
+        return next((action for action in self.step if self.lead and action.id == self.lead.action_id), None)
 
     @property
     def processes(self) -> tuple[tuple[str, str], ...]:
@@ -117,7 +133,8 @@ def build_schedule(
     def located(calls: tuple[Call, ...]) -> tuple[Action, ...]:
         return tuple(_locate(call, layouts) for call in calls)
 
-    return Schedule(placement, groups, layouts, located(graph.start), located(graph.step), located(graph.finish))
+    parts = located(graph.start), located(graph.step), located(graph.finish)
+    return Schedule(placement, groups, layouts, *parts, graph.lead)
 
 
 def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:

@@ -46,7 +46,7 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
     logits = logits_bytes(micro.num_response_tokens, model.head_width)
     slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
     reduction = _Reduction(zero)
-    # End of the forward pass: everything saved, the logits, and the entropy's slices.
+    # End of the forward pass: everything saved, the last rows of logits and their exponentials.
     yield _moment(saved * model.num_layers + head, logits + slices, accumulated, 0)
     table = _vocabulary_table(model)
     # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.

@@ -3,6 +3,8 @@
 In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and transitions.py.
 """
 
+from dataclasses import replace
+
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
 from rlplan.memory.ledger import Moment
@@ -20,16 +22,24 @@ from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
+def _stops(action: Action) -> bool:
+    """Whether the engine goes: its peak is what it held before."""
+    return action.kind is ActionKind.STOP_ENGINE
+
+
 class EngineForecast:
     """One rank of an engine. See `memory.predict.Forecast`."""
 
-    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> None:
-        self.job, self.model, self.profile = job, model, profile
+    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
+        """has_arena: whether weights come through shared memory; otherwise the engine is started anew with them."""
+        self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
         self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
-        """Held when the action has ended."""
+        """Held when the action has ended: once it is stopped, the libraries and what they keep."""
         rollout = self.job.rollout
+        if action.kind is ActionKind.STOP_ENGINE:
+            return self._overheads()
         held = {
             MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes, self.tp),
             MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(
@@ -38,10 +48,9 @@ class EngineForecast:
             MemoryKind.KV_CACHE: kv_cache_bytes(
                 self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory, self.tp
             ),
-            MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
-            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
+            **self._overheads(),
         }
-        if action.kind is not ActionKind.START_ENGINE:
+        if action.kind is not ActionKind.START_ENGINE and self.has_arena:
             held[MemoryKind.SYNC_STAGING] = sync_staging_bytes(self.job, self.model)
         return held
 
@@ -53,7 +62,7 @@ class EngineForecast:
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(action, moment)
+        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, moment)
         largest = largest_linear_bytes(self.model, self.element_bytes, self.tp)
         if action.kind is ActionKind.START_ENGINE:
             loading = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
@@ -72,3 +81,9 @@ class EngineForecast:
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
         return held
+
+    def _overheads(self) -> dict[MemoryKind, int]:
+        return {
+            MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
+        }

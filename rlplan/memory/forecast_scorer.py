@@ -40,10 +40,10 @@ class ScorerForecast:
         if action.kind is ActionKind.SCORE:
             workload = self.job.workload
             share = ceil_div(workload.num_rollouts_per_step, self.num_processes)
-            size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
-            layer = forward_working_bytes(self.model, size * workload.max_seq_len)
-            head = logits_bytes(size * workload.max_response_len, self.model.head_width)
-            head += probability_slice_bytes(size * workload.max_response_len, self.model.head_width) // 3
+            num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+            layer = forward_working_bytes(self.model, num_tokens)
+            head = logits_bytes(num_tokens, self.model.head_width)
+            head += probability_slice_bytes(num_tokens, self.model.head_width)
             held[MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS] = max(layer, head)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)

@@ -22,6 +22,9 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 class TrainerForecast:
     """One data-parallel rank. See `memory.predict.Forecast`."""
 
+    has_arena: bool = True
+    """Whether weights go out through shared memory; otherwise they are written to files."""
+
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_ranks: int, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.num_ranks = num_ranks
@@ -48,7 +51,7 @@ class TrainerForecast:
             held[MemoryKind.COMM_BUFFERS] = max(0, self.zero.weight_bytes() - self.zero.master_bytes())
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= self._passes
-        elif action.kind is ActionKind.CHECKPOINT and self.rank == 0:
+        elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, FLOAT_BYTES)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
@@ -62,11 +65,11 @@ class TrainerForecast:
     def _passes(self) -> dict[MemoryKind, int]:
         workload = self.job.workload
         share = workload.mini_batch_size // self.num_ranks
-        size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
+        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
         micro = MicroBatch(
-            num_tokens=size * workload.max_seq_len,
-            num_response_tokens=size * workload.max_response_len,
-            count=num_micro_batches(share, workload.micro_batch_size_per_gpu),
+            num_tokens=num_tokens,
+            num_response_tokens=min(share * workload.max_response_len, num_tokens),
+            count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
         )
         return forward_backward_peak(self.zero, micro)
 
@@ -102,11 +105,16 @@ class TrainerForecast:
             return False
         if moment != "first":
             return True
-        after_a_step = (ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT)
+        after_a_step = (
+            ActionKind.OPTIMIZER_STEP,
+            ActionKind.SYNC_WEIGHTS,
+            ActionKind.SAVE_WEIGHTS,
+            ActionKind.CHECKPOINT,
+        )
         return action.kind in after_a_step or bool(action.mini_batch)
 
     def _staging(self) -> int:
         """The first rank alone sends."""
-        if self.rank:
+        if self.rank or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)

@@ -29,8 +29,8 @@ class ValueForecast(TrainerForecast):
         held = self.resident(action, moment)
         workload = self.job.workload
         share = ceil_div(workload.num_rollouts_per_step, self.num_ranks)
-        size = largest_micro_batch(share, workload.micro_batch_size_per_gpu)
-        held[MemoryKind.ACTIVATIONS] = forward_working_bytes(self.model, size * workload.max_seq_len)
+        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        held[MemoryKind.ACTIVATIONS] = forward_working_bytes(self.model, num_tokens)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held

@@ -10,8 +10,9 @@ from enum import StrEnum
 
 from rlplan.units import ceil_div
 
-ROWS_AT_ONCE = 256
-"""Rows of logits that are turned into probabilities at a time. The runtime uses this very number."""
+ROWS_AT_ONCE = 128
+"""Rows of logits that the runtime has at a time. Fewer make its products slower, more leave the CPU's caches and, from
+a vocabulary of 65,536 on, what glibc takes from its heap (`rlplan.emit.ray`)."""
 CHUNKS = 8
 """Parts of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
 FLOAT_BYTES = 4
@@ -119,35 +120,44 @@ def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
     return min(num_tokens, 1 << (rows - 1).bit_length())
 
 
-def logits_bytes(num_tokens: int, vocab_size: int) -> int:
-    """Bytes of the logits of n tokens, in fp32, during the log-prob pass and its backward.
+def logits_bytes(num_tokens: int, vocab_size: int, element_bytes: int = FLOAT_BYTES) -> int:
+    """Bytes of the logits that the runtime has at a time, during the log-prob pass and its backward.
 
-    Counts: n * V * 4. The backward pass writes the gradient over them.
-    Source: `rlplan.runtime.logprob_model`. Differs: plain log_softmax under autograd holds 3 to 5 such tensors.
+    Counts: min(n, 128) * V in fp32, and once more in the model's type where that is another. The backward pass takes
+    them anew and writes the gradient over them.
+    Source: `rlplan.runtime.logprob_model`. Differs: plain log_softmax under autograd holds 3 to 5 tensors of n * V.
 
-    >>> logits_bytes(352, 32_768)
-    46137344
+    >>> logits_bytes(352, 32_768), logits_bytes(100, 32_768, 2)
+    (16777216, 19660800)
     """
-    return held_bytes(Loss.IN_PLACE, num_tokens, vocab_size, FLOAT_BYTES)
+    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
+    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * (FLOAT_BYTES + upcast)
 
 
 def probability_slice_bytes(num_tokens: int, vocab_size: int) -> int:
-    """Bytes of the slices from which the entropy is taken: difference, exponential and product, in fp32.
+    """Bytes of the exponentials from which normalizer and entropy are taken, in fp32, beside the logits.
 
-    Source: `rlplan.runtime.logprob_model._entropy`.
+    Source: `rlplan.runtime.logprob_model._HeadLogprobs`.
+
+    >>> probability_slice_bytes(352, 32_768)
+    16777216
     """
-    return 3 * min(num_tokens, ROWS_AT_ONCE) * vocab_size * FLOAT_BYTES
+    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * FLOAT_BYTES
 
 
-def largest_micro_batch(num_rollouts: int, micro_batch_size: int) -> int:
-    """Rollouts in the largest micro-batch of a share.
+def largest_micro_batch(num_tokens: int, max_tokens: int) -> int:
+    """Tokens in the largest micro-batch of a share, at most.
 
-    >>> largest_micro_batch(3, 8)
-    3
+    >>> largest_micro_batch(300, 800)
+    300
     """
-    return min(num_rollouts, micro_batch_size)
+    return min(num_tokens, max_tokens)
 
 
-def num_micro_batches(num_rollouts: int, micro_batch_size: int) -> int:
-    """Micro-batches of a share."""
-    return ceil_div(num_rollouts, micro_batch_size)
+def num_micro_batches(num_tokens: int, max_tokens: int) -> int:
+    """Micro-batches of a share whose sequences are all of the longest, at least: packing may need more.
+
+    >>> num_micro_batches(900, 800)
+    2
+    """
+    return ceil_div(num_tokens, max_tokens)

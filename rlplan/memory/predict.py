@@ -21,7 +21,7 @@ from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
-from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role
 
 Bytes = Mapping[MemoryKind, int]
 
@@ -91,15 +91,18 @@ def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[A
 def _processes(
     job: JobSpec, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[_Process]:
+    has_arena = any(action.kind is ActionKind.SYNC_WEIGHTS for action in schedule.step)
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
-                forecast: Forecast = TrainerForecast(job, model, profile, layout.dp, rank)
+                trainer = TrainerForecast(job, model, profile, layout.dp, rank)
+                trainer.has_arena = has_arena
+                forecast: Forecast = trainer
             elif layout.worker == "value_trainer":
                 forecast = ValueForecast(job, model, profile, layout.dp, rank)
             elif layout.worker == "rollout_engine":
-                forecast = EngineForecast(job, model, profile)
+                forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
                 forecast = ScorerForecast(job, model, profile, len(layout.devices))
             yield _Process(name, device, layout.role, forecast, _provenances(profile, layout.worker))

@@ -1,6 +1,6 @@
 """Budget: the answer to a BudgetSpec: what was chosen, its ledger, a verdict and the risks that lengths bring.
 
-In: results of gpu_search.py. Out: frozen, JSON-able values. Left out: drawing (the command line).
+In: results of gpu/search.py. Out: frozen, JSON-able values. Left out: drawing (the command line).
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from rlplan.memory.gpu.states import fixed_parts, zero_settings
 from rlplan.memory.host import checkpoint_bytes
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.memory.nvme import on_disk_bytes
-from rlplan.planner.gpu_candidates import GpuCandidate
+from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.setting import GpuSetting, gpus_of, read_setting
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.models.adapters import lora_parameters

@@ -2,20 +2,20 @@
 
 In: a JobSpec. Out: candidates, and those that cannot be built with the reason.
 Left out: time, by which search.py ranks them. Where a profile has no rates this order decides: hybrid before
-disaggregated, for it keeps every device busy in training.
+disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in every step.
 """
 
 from dataclasses import dataclass
 
+from rlplan.dataflow.placements import num_training_devices
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, SyncContent, Transport
 
 AUTO_ZERO_STAGES = (2,)
-SUPPORTED_PLACEMENTS = (Placement.HYBRID, Placement.DISAGGREGATED)
+ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
-EXECUTED_TRANSPORTS = (Transport.SHARED_MEMORY,)
-EXECUTED_CONTENTS = (SyncContent.FULL,)
+EXECUTED_CONTENTS = (SyncContent.FULL, SyncContent.DELTA)
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
 
@@ -31,9 +31,7 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     """(candidates, rejections): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
     stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
-    ordered = sorted(
-        wanted, key=lambda placement: (placement not in SUPPORTED_PLACEMENTS, list(Placement).index(placement))
-    )
+    ordered = sorted(wanted, key=ORDER.index)
     candidates, rejections = [], []
     for placement in ordered:
         for stage in stages:
@@ -46,14 +44,16 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
 
 
 def _cannot(job: JobSpec, placement: Placement) -> str:
-    if placement not in SUPPORTED_PLACEMENTS:
-        return "colocated needs an engine that sleeps (CUDA) or is destroyed and started again; not executed yet"
-    num_generating = job.rollout.num_engines * job.rollout.tp
-    if num_generating > job.hardware.num_devices:
-        return f"{job.rollout.num_engines} engine(s) of {job.rollout.tp} rank(s) need {num_generating} devices"
-    num_training = job.hardware.num_devices - (num_generating if placement is Placement.DISAGGREGATED else 0)
+    if job.rollout.num_processes > job.hardware.num_devices:
+        return (
+            f"{job.rollout.num_engines} engine(s) of {job.rollout.tp} rank(s) need {job.rollout.num_processes} devices"
+        )
+    if job.placement.max_staleness and placement is not Placement.DISAGGREGATED:
+        return "generation runs beside training (placement.max_staleness) only on devices of its own"
+    num_training = num_training_devices(job, placement)
     if num_training < 1:
-        return f"disaggregated needs at least {num_generating + 1} devices: {num_generating} generate, the others train"
+        needed = job.hardware.num_devices + 1 - num_training
+        return f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
     if job.workload.mini_batch_size % num_training:
         return (
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
@@ -66,8 +66,6 @@ def _cannot_sync(job: JobSpec) -> str:
     transport, content = job.placement.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
-    if transport not in EXECUTED_TRANSPORTS:
-        return f"placement.transport {transport} is not executed yet"
     if content not in EXECUTED_CONTENTS:
         return f"placement.sync_content {content} is not executed yet"
     return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import place
+from rlplan.dataflow.placements import arrange, place
 from rlplan.dataflow.schedule import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
@@ -101,7 +101,8 @@ def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
 
 def _build(job: JobSpec, model: ModelSpec, profile: HardwareProfile, candidate: Candidate) -> Plan:
     groups, layouts = place(job, candidate.placement, candidate.zero_stage)
-    schedule = build_schedule(build_step_graph(job), candidate.placement, groups, layouts)
+    graph = arrange(build_step_graph(job), job, candidate.placement)
+    schedule = build_schedule(graph, candidate.placement, groups, layouts)
     others = job.load_role_models()
     ledger = predict_ledger(job, model, profile, schedule, others)
     return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule, others))

@@ -1,7 +1,7 @@
 """Where a budget runs and what with: one group of GPUs, or two of different kinds that do not share devices.
 
 In: a BudgetSpec. Out: frozen pools with their profiles, capacities and rates; models by role.
-Left out: which roles lie where (gpu_candidates.py). Of two pools the first trains and scores, the second generates.
+Left out: which roles lie where (gpu/candidates.py). Of two pools the first trains and scores, the second generates.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Checks of what a target can run, and of who may lie where: combinations that contradict each other are refused.
 
 In: a BudgetSpec and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
-Left out: what is left open, of which only what can run is offered (gpu_axes.py); sizes and types (budget_checks.py).
+Left out: what is left open, of which only what can run is offered (gpu/axes.py); sizes and types (budget_checks.py).
 """
 
 from collections.abc import Iterator

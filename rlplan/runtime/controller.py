@@ -1,5 +1,7 @@
 """Controller: releases the actions of a Schedule when what they wait for is done, and knows nothing else.
 
+The action that leads, where there is one, is begun once and goes on beside all steps; it ends by itself after the last.
+
 In: a Schedule and something that performs one action. Out: nothing; the performer keeps the results.
 Every wait has a deadline.
 """
@@ -22,16 +24,33 @@ class Controller:
 
     def __init__(self, schedule: Schedule, perform: Perform, deadline_s: Callable[[Action], float]) -> None:
         self.schedule, self.perform, self.deadline_s = schedule, perform, deadline_s
+        self._beside: Future[None] | None = None
 
     def run(self, num_steps: int, finish_step: Callable[[int], None]) -> None:
         """Start, `num_steps` steps, finish. `finish_step(step)` is called after each part: 0, 1 … num_steps, -1."""
         self._play(self.schedule.start, 0)
         finish_step(0)
-        for step in range(1, num_steps + 1):
-            self._play([action for action in self.schedule.step if action.happens_in(step)], step)
-            finish_step(step)
+        leading = self.schedule.leading
+        beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leading")
+        try:
+            self._beside = beside.submit(self.perform, leading, 1) if leading else None
+            for step in range(1, num_steps + 1):
+                self._play([a for a in self.schedule.step if a.happens_in(step) and a is not leading], step)
+                finish_step(step)
+            self._join(leading, num_steps)
+        finally:
+            beside.shutdown(wait=False, cancel_futures=True)
         self._play(self.schedule.finish, -1)
         finish_step(-1)
+
+    def _join(self, leading: Action | None, step: int) -> None:
+        """Wait for the end of the action that led: everything that it made has been taken."""
+        if leading is None or self._beside is None:
+            return
+        deadline = time.monotonic() + self.deadline_s(leading)
+        while not wait([self._beside], timeout=POLL_S).done:
+            _check_deadlines([(leading, deadline)], step)
+        self._beside.result()
 
     def _play(self, actions: Sequence[Action], step: int) -> None:
         """Run a graph of actions. An action that is left out of this step counts as done."""
@@ -54,6 +73,8 @@ class Controller:
                     future.result()
                     done.add(action.id)
                 _check_deadlines(list(running.values()), step)
+                if self._beside is not None and self._beside.done():
+                    self._beside.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

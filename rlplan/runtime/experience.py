@@ -21,6 +21,7 @@ class RolloutRequest:
     """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
 
     temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
+    lengths: exactly so many tokens of each sample, whatever the policy says; empty: until it ends by itself.
     """
 
     id: str
@@ -29,6 +30,7 @@ class RolloutRequest:
     temperature: float
     seed: int
     max_tokens: int
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class FinishedRequest:
 class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
+    num_ignored: last tokens that nobody learns from: what a forced length added.
     rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
     model one in all. advantages, returns: one a response token; returns are empty without a value model.
     """
@@ -74,6 +77,7 @@ class Rollout:
     group: int
     completion: Completion
     text: str = ""
+    num_ignored: int = 0
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -86,7 +90,7 @@ class TrainSample:
     """What a trainer rank needs of one rollout: one number a response token each, empty where nobody gives it.
 
     logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
-    scored; returns: what it shall learn.
+    scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -97,6 +101,16 @@ class TrainSample:
     teacher_logprobs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    num_ignored: int = 0
+
+    @property
+    def num_learned(self) -> int:
+        """Response tokens that are learned from."""
+        return len(self.response_tokens) - self.num_ignored
+
+    def spread(self, weight: float) -> tuple[float, ...]:
+        """A weight for each response token: this one, and 0 for those that nobody learns from."""
+        return (weight,) * self.num_learned + (0.0,) * self.num_ignored
 
 
 @dataclass(frozen=True, slots=True)

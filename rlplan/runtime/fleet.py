@@ -5,7 +5,8 @@ Left out: moving a request from one engine to another once it has begun.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rlplan.dataflow.layouts import RoleLayout
@@ -62,6 +63,7 @@ class Fleet:
         self.crew = crew
         self.engines = [tuple(names[first : first + layout.tp]) for first in range(0, len(names), layout.tp)]
         self.lengths = ExpectedLengths()
+        self._open: dict[str, RolloutRequest] = {}
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -100,6 +102,7 @@ class Fleet:
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> dict[str, list[str]]:
         """Begin to complete requests beside those under way. Gives the requests' ids by the engine that has them."""
+        self._open |= {request.id: request for request in requests}
         shares = {
             ranks[0]: [requests[i] for i in share]
             for share, ranks in zip(self._shares(requests), self.engines, strict=True)
@@ -107,18 +110,31 @@ class Fleet:
         self.crew.gather([self.crew.submit(name, "submit", mine) for name, mine in shares.items() if mine], timeout_s)
         return {name: [request.id for request in mine] for name, mine in shares.items()}
 
-    def collect(self, max_wait_s: float, timeout_s: float) -> list[FinishedRequest]:
-        """What was submitted and is finished; waits for the first of each engine at most `max_wait_s`."""
-        calls = [self.crew.submit(ranks[0], "collect", max_wait_s) for ranks in self.engines]
-        return [done for result in self.crew.gather(calls, timeout_s + max_wait_s) for done in result]
+    def collect(
+        self, max_wait_s: float, at_least: int, timeout_s: float
+    ) -> tuple[list[FinishedRequest], list[Measurement]]:
+        """What was submitted and is finished; each engine waits at most `max_wait_s` for its share of `at_least`."""
+        share = max(1, at_least // len(self.engines))
+        calls = [self.crew.perform(ranks[0], "collect", max_wait_s, share) for ranks in self.engines]
+        results, measurements = self.crew.measured(calls, timeout_s)
+        finished = [done for result in results for done in result]
+        for done in finished:
+            self.lengths.learn(self._open.pop(done.id), done)
+        return finished, measurements
 
-    def ask_leaders(self, method: str, timeout_s: float) -> list[Any]:
-        """Call a method of every engine's rank 0: `pause`, `resume`."""
-        return self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
+    @contextmanager
+    def paused(self, timeout_s: float) -> Iterator[None]:
+        """No engine takes a step inside the block, and all its ranks have taken the same ones."""
+        self._ask_leaders("pause", timeout_s)
+        yield
+        self._ask_leaders("resume", timeout_s)
 
     def stop(self, timeout_s: float) -> list[Measurement]:
         """Destroy every engine; its process stays and holds next to nothing."""
         return self.crew.measured([self.crew.perform(process, "stop") for process in self.processes], timeout_s)[1]
+
+    def _ask_leaders(self, method: str, timeout_s: float) -> None:
+        self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
 
     def _shares(self, requests: Sequence[RolloutRequest]) -> list[list[int]]:
         weights = [request.num_samples * self.lengths.of(request) for request in requests]

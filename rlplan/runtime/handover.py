@@ -4,6 +4,7 @@ In: a sync action. Out: measurements, and figures for the log. The driver asks e
 Left out: what passes between the sides (weight_sync/).
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.workers.memory_meter import Measurement
 
@@ -36,27 +36,38 @@ class Handover:
         self.version += 1
         measurements = [] if self.is_open else self._open()
         try:
-            return measurements + self._update(action, is_full=self.serial == 0)
+            measurements += self._update(action, is_full=self.serial == 0)
         except RunError:
             self.num_resends += 1
-            return measurements + self._open() + self._update(action, is_full=True)
+            measurements += self._open() + self._update(action, is_full=True)
+        every = self.spec.job.placement.check_sync_every
+        return measurements + (self._check(action) if every and self.version % every == 0 else [])
 
     def forget(self) -> None:
         """An engine was started anew: the next update opens a channel of its own, and is a full one."""
         self.is_open = False
 
     def close(self) -> None:
-        """Remove the shared file of a channel that was offered and never opened."""
-        if self.endpoint is not None and self.endpoint.path.startswith(SHARED_FOLDER):
-            Path(self.endpoint.path).unlink(missing_ok=True)
+        """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
+        if self.endpoint is None:
+            return
+        path = Path(self.endpoint.path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
     def _open(self) -> list[Measurement]:
         endpoint = Endpoint(
-            transport=self.spec.job.placement.sync_transport, num_readers=len(self.engines), timeout_s=self._timeout_s
+            transport=self.spec.job.placement.sync_transport,
+            num_readers=len(self.engines),
+            dtype=self.spec.job.rollout.dtype.value,
+            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
+            timeout_s=self._timeout_s,
         )
         offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
         self.endpoint = offers[0]
-        calls = [(self.trainers[0], "open_channel", offers[0])]
+        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel")]
         calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
         measurements = self._measured(calls)[1]
         self.is_open, self.serial = True, 0
@@ -68,6 +79,24 @@ class Handover:
         calls = [(process, "send_weights", update) for process in action.processes if process in self.trainers]
         calls += [(process, "receive_weights", update) for process in action.processes if process in self.engines]
         return self._measured(calls)[1]
+
+    def _check(self, action: Action) -> list[Measurement]:
+        """Raises: RunError when an engine process was fed anything but what the trainer holds now."""
+        calls: list[tuple[Any, ...]] = [
+            (process, "weight_checksums") for process in action.processes if process in self.trainers
+        ]
+        calls += [(process, "fed_checksums") for process in action.processes if process in self.engines]
+        (held, *others), measurements = self._measured(calls)
+        fed = [sums for sums, (process, *_) in zip(others, calls[1:], strict=True) if process in self.engines]
+        wrong = [index for sums in fed for index, pair in enumerate(zip(held, sums, strict=True)) if len({*pair}) > 1]
+        if wrong:
+            raise RunError(
+                f"an engine was fed other weights than the trainer holds, in packet(s) {sorted(set(wrong))}",
+                where=f"{action.id}, version {self.version}",
+                rule="checksums of what was fed in and of what the trainer holds are equal",
+                way_out="report it with the run folder",
+            )
+        return measurements
 
     @property
     def _timeout_s(self) -> float:

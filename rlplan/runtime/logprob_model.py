@@ -1,11 +1,14 @@
 """A causal language model that gives log-probs of the response tokens instead of logits.
 
-In: padded token ids. Out: log-prob and entropy of every response token.
-The head runs on response positions only, so logits of prompts and padding never exist.
+In: token ids of sequences, packed into one row. Out: log-prob and entropy of every response token.
+Sequences stand one after the other without padding; positions start anew with each, and none sees another
+(packed_attention.py). The head runs on response positions only and a few rows at a time, in both passes, so that the
+logits never exist whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,92 +16,155 @@ from torch import nn
 
 from rlplan.memory.logits import ROWS_AT_ONCE
 from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.packing import pack_best_fit
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Right-padded sequences. input_ids: [batch, length]. positions: flat indices into [batch * length] whose hidden
-    state predicts a response token. targets: those tokens, [tokens]. lengths: response length of each sequence."""
+    """Sequences in one row. input_ids, position_ids: [1, T]. sequence_lens: tokens of each, T together.
+
+    positions: indices into T whose hidden state predicts a response token. targets: those tokens, [tokens].
+    lengths: response length of each sequence.
+    """
 
     input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    sequence_lens: tuple[int, ...]
     positions: torch.Tensor
     targets: torch.Tensor
     lengths: tuple[int, ...]
 
 
-def make_batch(sequences: Sequence[TrainSample | SequencePair], pad_token: int) -> TokenBatch:
-    """Pad sequences to the longest of them.
-
-    Padding stands on the right and attention is causal, so no position that counts ever sees it: no mask is needed.
-    """
-    lengths = [len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences]
-    width = max(lengths)
-    rows = [
-        [*sequence.prompt_tokens, *sequence.response_tokens] + [pad_token] * (width - length)
-        for sequence, length in zip(sequences, lengths, strict=True)
-    ]
-    positions, targets = [], []
-    for row, sequence in enumerate(sequences):
-        first = row * width + len(sequence.prompt_tokens) - 1
+def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
+    """Put sequences one after the other. Without any, a dummy of one token and no response."""
+    tokens, places, positions, targets = [], [], [], []
+    for sequence in sequences:
+        first = len(tokens) + len(sequence.prompt_tokens) - 1
+        length = len(sequence.prompt_tokens) + len(sequence.response_tokens)
+        tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
+        places += range(length)
         positions += range(first, first + len(sequence.response_tokens))
         targets += sequence.response_tokens
+    lens = tuple(len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences)
     return TokenBatch(
-        input_ids=torch.tensor(rows),
+        input_ids=torch.tensor([tokens or [0]]),
+        position_ids=torch.tensor([places or [0]]),
+        sequence_lens=lens or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
         lengths=tuple(len(sequence.response_tokens) for sequence in sequences),
     )
 
 
+def judge_packed(
+    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
+) -> list[tuple[float, ...]]:
+    """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
+    lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
+    judged: dict[int, tuple[float, ...]] = {}
+    for pack in pack_best_fit(lengths, max_tokens):
+        batch = make_batch([pairs[index] for index in pack])
+        for index, part in zip(pack, judge(batch).split(batch.lengths), strict=True):
+            judged[index] = tuple(part.tolist())
+    return [judged[index] for index in range(len(pairs))]
+
+
+def predicting_states(language_model: Any, batch: TokenBatch) -> torch.Tensor:
+    """Hidden states that predict response tokens, [tokens, hidden]."""
+    output = language_model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        sequence_lens=batch.sequence_lens,
+        use_cache=False,
+    )
+    states: torch.Tensor = output.last_hidden_state[0][batch.positions]
+    return states
+
+
 class LogprobModel(nn.Module):
-    """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens]."""
+    """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
+
+    The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
+    bring parameters along (ZeRO-3) still can.
+    """
 
     def __init__(self, language_model: nn.Module, temperature: float, *, computes_entropy: bool) -> None:
         super().__init__()
-        self.computes_entropy = computes_entropy
-        self.language_model = language_model
-        self.temperature = temperature
+        self.language_model: Any = language_model
+        head: Any = self.language_model.lm_head
+        head.forward = partial(_head_forward, head, temperature=temperature, computes_entropy=computes_entropy)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
-        hidden = self.language_model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        hidden = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
-        logits = self.language_model.lm_head(hidden).float()
-        logits.detach().div_(self.temperature)  # in place; the backward pass below makes up for it
-        entropies = _entropy(logits.detach()) if self.computes_entropy else logits.new_empty(0)
-        logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, batch.targets, self.temperature)
+        states = predicting_states(self.language_model, batch)
+        logprobs, entropies = self.language_model.lm_head(states, batch.targets)
         return logprobs, entropies
 
 
-class _SelectedLogprobs(torch.autograd.Function):
-    """log softmax(logits)[target], one a row, without a second tensor of the logits' size.
+def _head_forward(
+    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, computes_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(
+        hidden, head.weight, targets, temperature, computes_entropy
+    )
+    return result
 
-    The logits were divided by the temperature in place, unseen by autograd. The backward pass turns them into their own
-    gradient in place: g * (one_hot(target) - softmax(logits)) / temperature.
-    Nothing else may read the logits after this, which is why the entropy is taken before.
+
+class _HeadLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target], ROWS_AT_ONCE rows of logits at a time.
+
+    The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
+    g * (one_hot(target) - softmax) / temperature.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        computes_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows = len(targets)
+        logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
+        entropies = torch.empty(num_rows if computes_entropy else 0, device=hidden.device)
+        for rows in _row_slices(num_rows):
+            logits = _logits(hidden[rows], weight, temperature)
+            largest = logits.amax(-1, keepdim=True)
+            weights = (logits - largest).exp_()
+            total = weights.sum(-1)
+            normalizer[rows] = largest.squeeze(-1) + total.log()
+            logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
+            if computes_entropy:  # a product of a row and a column has no tensor of the logits' size between
+                mean = torch.bmm(weights.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
+                entropies[rows] = normalizer[rows] - mean
         ctx.temperature = temperature
-        normalizer = torch.cat([part.logsumexp(-1) for part in logits.split(ROWS_AT_ONCE)])
-        ctx.save_for_backward(logits, targets, normalizer)
-        return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+        ctx.save_for_backward(hidden, weight, targets, normalizer)
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits, targets, normalizer = ctx.saved_tensors
-        scale = gradient.unsqueeze(-1) / ctx.temperature
-        result = logits.detach().sub_(normalizer.unsqueeze(-1)).exp_().mul_(-scale)
-        result.scatter_add_(-1, targets.unsqueeze(-1), scale)
-        return result, None, None
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, normalizer = ctx.saved_tensors
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        scale = (gradient / ctx.temperature).unsqueeze(-1)
+        for rows in _row_slices(len(targets)):
+            part = _logits(hidden[rows], weight, ctx.temperature)
+            part.sub_(normalizer[rows].unsqueeze(-1)).exp_().mul_(-scale[rows])
+            part.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
+            part = part.to(hidden.dtype)
+            torch.mm(part, weight, out=hidden_gradient[rows])
+            if weight_gradient is not None:
+                weight_gradient.addmm_(part.T, hidden[rows])
+        return hidden_gradient, weight_gradient, None, None, None
 
 
-@torch.no_grad()
-def _entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy a row, in slices so that no second tensor of the logits' size appears."""
-    entropies = []
-    for part in logits.split(ROWS_AT_ONCE):
-        normalizer = part.logsumexp(-1, keepdim=True)
-        entropies.append(normalizer.squeeze(-1) - (torch.exp(part - normalizer) * part).sum(-1))
-    return torch.cat(entropies)
+def _row_slices(num_rows: int) -> list[slice]:
+    return [slice(first, first + ROWS_AT_ONCE) for first in range(0, num_rows, ROWS_AT_ONCE)]
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits of some rows in fp32, over the temperature."""
+    return (hidden @ weight.T).float().div_(temperature)

@@ -15,8 +15,11 @@ def load_language_model(folder: str, dtype: Any = None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from rlplan.runtime.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or torch.float32, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        folder, dtype=dtype or torch.float32, attn_implementation=PACKED, trust_remote_code=False, use_safetensors=True
     ).eval()
 
 
@@ -25,11 +28,14 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
+    from rlplan.runtime.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
     model, information = AutoModelForSequenceClassification.from_pretrained(
         folder,
         num_labels=1,
         dtype=dtype or torch.float32,
-        attn_implementation="sdpa",
+        attn_implementation=PACKED,
         trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,

@@ -48,6 +48,16 @@ class StepMetrics:
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
         self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
 
+    def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
+        """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
+        spans = [span for rollout in rollouts for span in rollout.completion.spans]
+        ages = [(version - span.version, span.end - span.start) for span in spans]
+        total = sum(count for _, count in ages)
+        self.learning["staleness/mean"] = sum(age * count for age, count in ages) / max(1, total)
+        self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
+        partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
+        self.learning["staleness/partial_fraction"] = partial / len(rollouts)
+
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together."""
         rewards = [rollout.reward for rollout in rollouts]

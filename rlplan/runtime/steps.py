@@ -3,10 +3,8 @@
 In: an action and the step it belongs to. Out: experience, kept until the step ends, and measurements for the recorder.
 """
 
-import random
 import time
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,22 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Prompt, Rollout, RolloutRequest, TrainSample
+from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.requests import RequestMaker, end_tokens
 from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
+from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.step_metrics import StepMetrics
+from rlplan.runtime.switches import Switches
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
-
-SEED_STRIDE = 1 << 20
-"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,15 +49,32 @@ class ActionRunner:
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
         self._decoder: Any = None
+        self.requests = RequestMaker(spec.job, prompts)
+        self._end_tokens = end_tokens(Path(spec.job.policy.path))
+        self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
+        self.stream: RolloutStream | None = None
+        if spec.schedule.lead is not None:
+            work = spec.job.workload
+            self.stream = RolloutStream(
+                self.fleet,
+                self.requests.rollouts,
+                spec.schedule.lead,
+                StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
+            )
         self._readers = RoleReaders(spec.job)
 
     def perform(self, action: Action, step: int) -> None:
-        """Do one action and record it."""
+        """Do one action and record it. The one that leads goes on until all steps are done."""
+        if self.stream is not None and action == self.spec.schedule.leading:
+            self.stream.run()
+            return
         handler = {
             ActionKind.START_TRAINER: self._start_trainer,
             ActionKind.START_ENGINE: self._start_engine,
             ActionKind.START_SCORER: self._start_scorer,
             ActionKind.GENERATE: self._generate,
+            ActionKind.TAKE_ROLLOUTS: self._take_rollouts,
+            ActionKind.SAVE_WEIGHTS: self._save_weights,
             ActionKind.VERIFY: self._verify,
             ActionKind.SCORE: self._score,
             ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
@@ -67,7 +83,7 @@ class ActionRunner:
             ActionKind.SYNC_WEIGHTS: self._sync_weights,
             ActionKind.EVALUATE: self._evaluate,
             ActionKind.CHECKPOINT: self._checkpoint,
-        }[action.kind]
+        }.get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
         with self.metrics.timing(action.id):
             measurements = handler(action, step)
@@ -81,7 +97,9 @@ class ActionRunner:
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
     def close(self) -> None:
-        """Remove what weight sync may have left behind."""
+        """Let the stream end; remove what weight sync may have left behind."""
+        if self.stream is not None:
+            self.stream.close()
         self.handover.close()
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
@@ -94,10 +112,13 @@ class ActionRunner:
         return imported + started[1]
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
+        """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
         self.handover.forget()
-        imported = self._import_libraries(action)
-        folder, version = self._folder_of(action.role), self.handover.version
-        return imported + self.fleet.start(folder, LOOPBACK, version, self.deadline_s(action))
+        if step == 0 or self.switches.saved is None:
+            imported, folder = self._import_libraries(action), self._folder_of(action.role)
+        else:
+            imported, folder = [], str(self.switches.saved)
+        return imported + self.fleet.start(folder, LOOPBACK, self.handover.version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -115,16 +136,37 @@ class ActionRunner:
         return measurements
 
     def _generate(self, action: Action, step: int) -> list[Measurement]:
-        prompts = self._prompts_of(step)
-        num_samples, temperature = self.job.workload.num_samples_per_prompt, self.job.workload.temperature
-        groups, measurements = self._complete(action, prompts, num_samples, temperature, step)
-        self.rollouts = [
-            Rollout(prompt, group, completion, self._decode(completion.tokens))
-            for group, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))
-            for completion in completions
-        ]
-        self.metrics.add_rollouts(self.rollouts)
+        count = self.job.workload.num_prompts_per_step
+        numbers = range((step - 1) * count, step * count)
+        groups, measurements = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+        self._keep(zip(numbers, groups, strict=True))
         return measurements
+
+    def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
+        """The oldest complete groups of the stream. What the engine did meanwhile counts as the action that led."""
+        assert self.stream is not None, "rollouts are taken from a stream"
+        taken = self.stream.take(self.job.workload.num_prompts_per_step)
+        self._keep((number, finished.completions) for number, finished in taken)
+        self.metrics.add_staleness(self.rollouts, self.handover.version)
+        leading = self.spec.schedule.leading
+        if leading is not None:
+            self.recorder.record(leading, step, self.stream.take_measurements())
+        return []
+
+    def _keep(self, groups: Iterable[tuple[int, Sequence[Completion]]]) -> None:
+        """Make this step's rollouts of finished groups, by the number of their prompt."""
+        self.rollouts = []
+        for group, (number, completions) in enumerate(groups):
+            for completion in completions:
+                learned = self._num_learned(completion)
+                text, ignored = self._decode(completion.tokens[:learned]), len(completion.tokens) - learned
+                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored))
+        self.metrics.add_rollouts(self.rollouts)
+
+    def _num_learned(self, completion: Completion) -> int:
+        """Tokens up to the first end of sequence, which a forced length goes beyond."""
+        ends = [index for index, token in enumerate(completion.tokens) if token in self._end_tokens]
+        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(completion.tokens)
 
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         for rollout in self.rollouts:
@@ -154,21 +196,26 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks; every sequence counts the same, every token of it the same share."""
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        Every sequence counts the same, every token of it that is learned from the same share.
+        """
         size = self.job.workload.mini_batch_size
-        batch = self.rollouts[(action.mini_batch or 0) * size :][:size]
-        world = len(action.processes)
+        batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
+        lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
+        packs = pack_shares(lengths, len(action.processes), self.job.max_tokens_per_micro_batch)
 
         def call(rank: int) -> tuple[Any, ...]:
-            samples = [_train_sample(rollout) for rollout in batch[rank::world]]
-            return "forward_backward", samples, [1 / (size * max(1, len(s.response_tokens))) for s in samples]
+            micro_batches = [[batch[index] for index in pack] for pack in packs[rank]]
+            weights = [[1 / (size * max(1, s.num_learned)) for s in samples] for samples in micro_batches]
+            return "forward_backward", micro_batches, weights
 
         results, measurements = self._everywhere(action, call)
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
             return measurements
         self.metrics.add_training(results, is_first=not action.mini_batch)
-        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step:
+        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None:
             _check_agreement(max(result["logprob_difference_max"] for result in results), step)
         return measurements
 
@@ -181,13 +228,20 @@ class ActionRunner:
         """Hand the policy over, unless the job leaves this step's sync out on purpose."""
         if step and step == self.job.controls.skip_sync_after_step:
             return []
-        return self.handover.sync(action)
+        if self.stream is None:
+            return self.handover.sync(action)
+        with self.stream.handing_over():
+            return self.handover.sync(action)
+
+    def _save_weights(self, action: Action, step: int) -> list[Measurement]:
+        self.handover.version += 1
+        return self.switches.save_weights(action, self.handover.version, self.job.policy.path)
 
     def _evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
-        groups, measurements = self._complete(action, self.prompts.heldout, 1, 0.0, 0)
+        groups, measurements = self._complete(action, self.requests.evaluation())
         rollouts = [
             Rollout(prompt, index, completions[0], self._decode(completions[0].tokens))
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
@@ -202,30 +256,7 @@ class ActionRunner:
         folder = self.recorder.folder / "policy"
         return self._one(action, self.trainers[0], "save", str(folder), self.job.policy.path)
 
-    def _prompts_of(self, step: int) -> Sequence[Prompt]:
-        """This step's prompts: epochs of the training set, each in its own seeded order."""
-        count, total = self.job.workload.num_prompts_per_step, len(self.prompts.train)
-        chosen = []
-        for position in range((step - 1) * count, step * count):
-            epoch, index = divmod(position, total)
-            chosen.append(self.prompts.train[_order(self.job.seed, epoch, total)[index]])
-        return chosen
-
-    def _complete(
-        self, action: Action, prompts: Sequence[Prompt], num_samples: int, temperature: float, step: int
-    ) -> tuple[list[Any], list[Measurement]]:
-        first = self.job.seed * 7919 + max(step, 0) * SEED_STRIDE
-        requests = [
-            RolloutRequest(
-                id=f"{action.id}/{step}/{index}",
-                prompt=prompt.tokens,
-                num_samples=num_samples,
-                temperature=temperature,
-                seed=(first + index * num_samples) % (1 << 62),
-                max_tokens=self.job.workload.max_response_len,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+    def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
         finished, measurements = self.fleet.generate(requests, self.deadline_s(action))
         return [list(done.completions) for done in finished], measurements
 
@@ -243,14 +274,6 @@ class ActionRunner:
 
     def _one(self, action: Action, process: str, method: str, *arguments: Any) -> list[Measurement]:
         return self.crew.measured([self.crew.perform(process, method, *arguments)], self.deadline_s(action))[1]
-
-
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, num_prompts: int) -> list[int]:
-    """The order of the training prompts in one epoch."""
-    order = list(range(num_prompts))
-    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
-    return order
 
 
 def _check_agreement(difference: float, step: int) -> None:
@@ -274,6 +297,7 @@ def _train_sample(rollout: Rollout) -> TrainSample:
         teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
         values=rollout.scores.get(Role.VALUE, ()),
         returns=rollout.returns,
+        num_ignored=rollout.num_ignored,
     )
 
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
+from rlplan.memory.logits import ROWS_AT_ONCE
 from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.spec.base import shorten
 from rlplan.vocabulary import MemoryKind
@@ -71,8 +72,8 @@ def trace_peak(
 
     config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
-    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (rlplan's own) or
-    `none` (a value head). has_gradient: False for a pass that only scores.
+    loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (the gradient over
+    the logits) or `none` (a value head). has_gradient: False for a pass that only scores.
     Raises: SpecError for what transformers cannot build, or cannot run on shapes alone.
     """
     with traced_model(config, dtype) as model:
@@ -215,11 +216,27 @@ def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
 
 
-def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    from rlplan.runtime.logprob_model import _SelectedLogprobs
+class _SelectedLogprobs(torch.autograd.Function):
+    """log softmax(logits)[target] a row; the backward pass writes the gradient over the logits."""
 
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        normalizer = torch.cat([part.logsumexp(-1) for part in logits.split(ROWS_AT_ONCE)])
+        ctx.save_for_backward(logits, targets, normalizer)
+        return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, targets, normalizer = ctx.saved_tensors
+        scale = gradient.unsqueeze(-1)
+        result = logits.detach().sub_(normalizer.unsqueeze(-1)).exp_().mul_(-scale)
+        result.scatter_add_(-1, targets.unsqueeze(-1), scale)
+        return result, None
+
+
+def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     logits = model.get_output_embeddings()(_body(model, tokens)).float()
-    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1), 1.0)
+    logprobs: torch.Tensor = _SelectedLogprobs.apply(logits, tokens.reshape(-1))
     return logprobs.mean()
 
 

@@ -4,12 +4,13 @@ In: a TokenBatch. Out: one number for each of its response tokens: what the stat
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import TokenBatch, make_batch
+from rlplan.runtime.logprob_model import TokenBatch, predicting_states
 
 
 class ValueModel(nn.Module):
@@ -17,18 +18,14 @@ class ValueModel(nn.Module):
 
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
-        self.language_model = language_model
+        self.language_model: Any = language_model
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         """The head on the hidden states that predict response tokens."""
-        hidden = self.language_model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        rows = hidden.reshape(-1, hidden.shape[-1])[batch.positions]
-        values: torch.Tensor = self.language_model.score(rows).squeeze(-1).float()
-        return values
+        values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, batch))
+        return values.squeeze(-1).float()
 
 
-def whole_sequences(pairs: Sequence[SequencePair], pad_token: int) -> TokenBatch:
-    """A batch whose only value a sequence is the one after its last token: one token more stands there, unseen."""
-    return make_batch(
-        [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (pad_token,)) for pair in pairs], pad_token
-    )
+def whole_sequences(pairs: Sequence[SequencePair]) -> list[SequencePair]:
+    """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
+    return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

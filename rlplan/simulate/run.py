@@ -21,7 +21,7 @@ from rlplan.simulate.engine import Group
 from rlplan.simulate.record import Recorder
 from rlplan.simulate.result import GroupUse, SimulationResult
 from rlplan.simulate.setting import Asynchrony, SimulationSetting
-from rlplan.simulate.staleness import StalenessCounts, num_allowed
+from rlplan.simulate.staleness import StalenessCounts, must_be_waited_for, num_allowed
 from rlplan.vocabulary import ActionKind, Phase
 
 Play = Generator[Event, Any, None]
@@ -53,6 +53,7 @@ class _Run:
         self.is_handing_over = False
         self.queue: deque[Group] = deque()
         self.open: dict[int, int] = {}
+        self.unfinished: dict[int, int] = {}
         self.changed: list[tuple[int, Event]] = []
         self.crew: Crew | None = None
         if setting.generates and setting.rollouts and setting.speed:
@@ -158,13 +159,18 @@ class _Run:
         self._feed()
         for step in range(1, self.setting.num_steps + 1):
             for take in range(asynchrony.num_takes):
-                while len(self.queue) < per_take:
+                while len(self.queue) < per_take or (asynchrony.is_bound and self._must_wait(asynchrony)):
                     yield self._change(-2)
+                if asynchrony.is_bound:
+                    self.queue = deque(sorted(self.queue, key=lambda group: group.number))
                 self._train_on(self._take(per_take))
                 for action, share in self._part(step, take, asynchrony.num_takes):
                     yield from self._act(action, step, share)
             yield from self._hand_over(step, asynchrony)
             self._feed()
+
+    def _must_wait(self, asynchrony: Asynchrony) -> bool:
+        return must_be_waited_for(self.unfinished.values(), self.version, asynchrony.max_staleness)
 
     def _part(self, step: int, take: int, num_takes: int) -> list[tuple[Action, float]]:
         """What one take does: its mini-batches whole, its share of everything else."""
@@ -196,11 +202,14 @@ class _Run:
     def _begin(self, crew: Crew, batch: int, count: int) -> None:
         self.num_begun += count
         self.open[batch] = self.open.get(batch, 0) + count
-        crew.begin(crew.make(batch, count))
+        groups = crew.make(batch, count)
+        self.unfinished |= {group.number: self.version for group in groups}
+        crew.begin(groups)
 
     def _rewarded(self, group: Group) -> None:
         """A group is complete: it may be trained on, and in a stream the next may begin."""
         self.queue.append(group)
+        del self.unfinished[group.number]
         self.open[group.batch] -= 1
         if group.batch == 0:
             self._feed()

@@ -42,6 +42,8 @@ class Asynchrony:
         rollouts, their KV cache made anew); otherwise it waits until none is running.
     num_takes: parts in which a step's prompts are taken and trained; weights are handed over after the last.
     max_groups_at_once: prompts that are worked on at the same time.
+    is_bound: no group becomes older than `max_staleness` either: the oldest are taken first, and a step waits for one
+        that would be too old for the next; otherwise groups are taken as they end, and only what is begun is bounded.
     """
 
     max_staleness: float = 1.0
@@ -49,6 +51,7 @@ class Asynchrony:
     interrupts: bool = False
     num_takes: int = 1
     max_groups_at_once: int | None = None
+    is_bound: bool = False
 
 
 @dataclass(frozen=True)

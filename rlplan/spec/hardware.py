@@ -140,6 +140,7 @@ class CpuLatencies(Spec):
     engine_step, engine_layer, engine_sequence, engine_request: of the rollout engine, once a step of all sequences, a
     layer and step, a sequence and step, a prompt. reload_tensor: a parameter loaded and packed anew. start_trainer,
     start_scorer, start_engine: seconds of one core until the process has its libraries and an empty model.
+    stop_engine, restart_engine: taken apart, and made anew in a process that has its libraries.
     """
 
     call: SourcedSeconds
@@ -154,6 +155,8 @@ class CpuLatencies(Spec):
     start_trainer: SourcedSeconds
     start_scorer: SourcedSeconds
     start_engine: SourcedSeconds
+    stop_engine: SourcedSeconds
+    restart_engine: SourcedSeconds
 
 
 class CpuProfile(ProfileBase):

@@ -49,12 +49,16 @@ class HardwareSpec(Spec):
 class TrainingSpec(Spec):
     """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
 
+    max_tokens_per_micro_batch: tokens that are packed into one pass; null takes what
+    workload.micro_batch_size_per_gpu of the longest sequences have.
+
     persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3.
     """
 
     dtype: Dtype = Dtype.FLOAT32
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     persistence_threshold: int = Field(default=100_000, ge=0)
     gradient_checkpointing: bool = False
     offloads_optimizer: bool = False
@@ -83,19 +87,35 @@ class RolloutSpec(Spec):
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
     block_size: Literal[16, 32, 64, 128] = 32
 
+    @property
+    def num_processes(self) -> int:
+        """Ranks of all engines: each is a process on a device of its own."""
+        return self.num_engines * self.tp
+
 
 class PlacementSpec(Spec):
     """Who shares devices with whom, and how weights travel.
 
+    num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
+    with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
+    training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
+    check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
+    num_generation_devices: int = Field(default=1, ge=1, le=16_384)
+    num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    partial_rollouts: bool = True
+    parks: Literal["none", "host", "disk"] = "none"
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
+    check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
 
     @property
     def sync_transport(self) -> Transport:
@@ -118,10 +138,13 @@ class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
+    forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
+    says after its end of sequence is computed but teaches nothing.
     """
 
     shuffle_rewards: bool = False
     skip_sync_after_step: int | None = Field(default=None, ge=1)
+    forces_lengths: bool = False
 
 
 class JobSpec(Spec):
@@ -149,6 +172,21 @@ class JobSpec(Spec):
             raise ValueError(
                 f"{self.algorithm.name} compares rollouts of one prompt: workload.num_samples_per_prompt = "
                 f"{self.workload.num_samples_per_prompt} must be at least {least}"
+            )
+        return self
+
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """Tokens of one pass of a trained or frozen model, at most."""
+        whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
+        return self.training.max_tokens_per_micro_batch or whole
+
+    @model_validator(mode="after")
+    def _longest_fits_a_micro_batch(self) -> "JobSpec":
+        if self.max_tokens_per_micro_batch < self.workload.max_seq_len:
+            raise ValueError(
+                f"training.max_tokens_per_micro_batch = {self.max_tokens_per_micro_batch} must hold one longest "
+                f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
             )
         return self
 

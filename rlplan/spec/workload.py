@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
+from rlplan.spec.lengths import ConstantLengths, LengthSpec
 
 MAX_DATA_BYTES = 1 << 30
 MAX_COUNT = 1 << 30
@@ -27,6 +28,7 @@ class WorkloadSpec(Spec):
     evaluate_every: greedy evaluation on the held-out prompts after every so many steps; also before the first and
     after the last. mini_batch_size: rollouts per optimizer step. micro_batch_size_per_gpu: rollouts per forward.
     mean_response_len: of usual rollouts, for predicted seconds alone; the longest where it is not given.
+    response_lengths: how lengths are distributed, for simulated runs, and for real ones where controls force them.
     """
 
     prompts: str
@@ -39,6 +41,7 @@ class WorkloadSpec(Spec):
     max_prompt_len: int = Field(ge=1, le=MAX_COUNT)
     max_response_len: int = Field(ge=1, le=MAX_COUNT)
     mean_response_len: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    response_lengths: LengthSpec = ConstantLengths()
     temperature: float = Field(default=1.0, ge=0.01, le=2)
     ignores_eos: bool = False
     evaluate_every: int = Field(default=10, ge=1)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -23,7 +24,7 @@ from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Role, Transport
 
 
 def predict_job(
@@ -76,6 +77,10 @@ class CpuTimes:
             return self._python(work.num_rollouts_per_step / 10)
         if kind is ActionKind.VERIFY:
             return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+        if kind is ActionKind.TAKE_ROLLOUTS:
+            return self._python(work.num_rollouts_per_step)
+        if kind is ActionKind.START_ENGINE and part == "step":
+            return self.restart_cost()
         if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
             return self._start(kind)
         if kind is ActionKind.SYNC_WEIGHTS:
@@ -89,6 +94,8 @@ class CpuTimes:
             ActionKind.TRAIN_FORWARD_BACKWARD: self.train_cost,
             ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
             ActionKind.CHECKPOINT: self.checkpoint_cost,
+            ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
+            ActionKind.STOP_ENGINE: self.stop_cost,
         }[kind]
         return made() + self._call()
 
@@ -96,12 +103,12 @@ class CpuTimes:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""
         work = self.job.workload
         requests = Requests(work.num_prompts_per_step, work.num_samples_per_prompt, *self._lengths)
-        return self._engine.cost(requests) + self._python(work.num_rollouts_per_step)
+        return self.engine.cost(requests) + self._python(work.num_rollouts_per_step)
 
     def evaluate_cost(self) -> Cost:
         """The same of the held-out prompts, one response each, and their rewards."""
         num_prompts = self.job.workload.num_heldout_prompts
-        cost = self._engine.cost(Requests(num_prompts, 1, *self._lengths))
+        cost = self.engine.cost(Requests(num_prompts, 1, *self._lengths))
         return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
@@ -150,23 +157,40 @@ class CpuTimes:
         return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
 
     def sync_cost(self, *, is_first: bool = False) -> Cost:
-        """Through shared memory into vLLM's layerwise reload.
+        """From the trainer's memory into vLLM's layerwise reload.
 
-        Counts: 4P copied into the arena (8P read and written); a fresh tensor of each parameter, copied (8P); a fresh
-        pack of each matrix (8 a number); both tables packed again at the end; two calls a bucket and two in all.
-        first: the arena's pages are fresh too. Source: vLLM 0.32.0 model_loader/reload; weight_sync/vllm_extension.py.
+        Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
+        tensor of each parameter, copied (2 P e); a fresh pack of each matrix (two of its bytes); both tables packed
+        again at the end; one call, and two more to open the channel. first: the arena's pages are fresh too.
+        Source: vLLM 0.32.0 model_loader/reload; runtime/weight_sync/.
         """
-        model, engine = self.model, self._engine
+        model, engine = self.model, self.engine
         whole = FLOAT_BYTES * model.num_parameters
         tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
         packed = engine.matrix_bytes + tables
-        bucket = min(self.job.placement.sync_bucket, whole)
-        num_calls = 2 * ceil_div(whole, bucket) + 2 + is_first
         share = engine.share
-        cost = share.touch_cost(4 * whole + 2 * packed)
-        cost += share.fresh_cost(_fresh(model) + packed + (bucket if is_first else 0))
+        cost = share.touch_cost(6 * whole + 2 * packed)
+        cost += share.fresh_cost(_fresh(model) + packed + (self._arena_bytes if is_first else 0))
         cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
-        return cost + self._call().times(num_calls)
+        return cost + self._way_cost(whole) + self._call().times(3 if is_first else 1)
+
+    def _way_cost(self, num_bytes: float) -> Cost:
+        """What a transport other than shared memory adds.
+
+        Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
+        kernel's and read from there (four times the bytes).
+        """
+        transport, share = self.job.placement.sync_transport, self.engine.share
+        if transport is Transport.GLOO:
+            sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
+            return sent + share.touch_cost(2 * num_bytes)
+        if transport is Transport.DISK:
+            return share.touch_cost(4 * num_bytes) + share.fresh_cost(num_bytes)
+        return NOTHING
+
+    @property
+    def _arena_bytes(self) -> int:
+        return arena_bytes(policy_packets(self.job, self.model))
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied apart and written."""
@@ -174,6 +198,21 @@ class CpuTimes:
         share = self.host.share(1)
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def stop_cost(self) -> Cost:
+        """The engine is taken apart and Python looks for what is left over."""
+        return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
+
+    def restart_cost(self) -> Cost:
+        """An engine made anew in a process that has its libraries.
+
+        Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
+        weights read. Source: `workers/rollout_engine.py`, start after stop.
+        """
+        share, whole = self.engine.share, FLOAT_BYTES * self.model.num_parameters
+        packed = self.engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
+        cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
+        return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
     def _start(self, kind: ActionKind) -> Cost:
         """Imports of all processes at once, each on one core; then fresh memory for the weights, and reading them."""
@@ -204,7 +243,8 @@ class CpuTimes:
         return one(size).times(whole) + (one(rest) if rest else NOTHING)
 
     def _micro_batch(self, num_rollouts: int) -> int:
-        return min(self.job.workload.micro_batch_size_per_gpu, num_rollouts)
+        """Usual rollouts that are packed into one pass."""
+        return max(1, min(self.job.max_tokens_per_micro_batch // sum(self._lengths), num_rollouts))
 
     @property
     def _lengths(self) -> tuple[int, int]:
@@ -226,7 +266,8 @@ class CpuTimes:
         return self.host.share(1, self._num_ranks)
 
     @cached_property
-    def _engine(self) -> CpuEngine:
+    def engine(self) -> CpuEngine:
+        """The rollout engine and what it has of the host."""
         share = self.host.share(len(self._group("rollout_engine")))
         return CpuEngine(self.model, self.job.rollout, share)
 

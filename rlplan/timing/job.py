@@ -5,11 +5,11 @@ Left out: how costs are worked out (cpu.py), the first step, which is slower, an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.timing.cost import Cost
-from rlplan.timing.step import ActionTime, StepTiming
+from rlplan.timing.step import ActionTime, StepTiming, time_step
 
 PartCosts = Mapping[tuple[Part, str], Cost]
 
@@ -39,10 +39,16 @@ class JobTiming:
 
 
 def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
-    """When each action runs. costs: by part and action id, one for each action of the schedule. Raises: KeyError."""
+    """When each action runs. costs: by part and action id, one for each action of the schedule. Raises: KeyError.
+
+    An action that leads runs beside the rest of a step: the longer of the two sides counts.
+    """
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
     step = _play("step", always, costs, 0.0)
+    if schedule.lead is not None:
+        mine = {action.id: costs[("step", action.id)] for action in always}
+        step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.lead.max_staleness)
     return JobTiming(
         start=_play("start", schedule.start, costs, 0.0),
         step=step,

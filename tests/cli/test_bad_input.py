@@ -54,7 +54,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("rollout.kv_cache_memory=1KiB", 2, ("holds 0 blocks of 32 tokens", "rollout.kv_cache_memory=1MiB")),
     ("workload.mini_batch_size=100", 2, ("= 256 must be a multiple of mini_batch_size = 100",)),
     ("hardware.memory=1GiB", 1, ("1.00 GiB available", "largest:", "hardware.memory=")),
-    ("placement.placement=colocated", 1, ("no layout can be built", "colocated needs an engine that sleeps")),
+    ("placement={max_staleness: 1, placement: colocated}", 1, ("no layout can be built", "devices of its own")),
     ("hardware.num_devices=7", 1, ("no layout can be built", "does not divide by the 7 training device(s)")),
     ("num_steps", 2, ("override 'num_steps' is not KEY=VALUE", "command line")),
     ("rewards.0.weight=2", 2, ("goes through", "command line")),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import read_gpu_plan, results_as_json
+from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import load_budget
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES, QUICKSTART

@@ -45,6 +45,19 @@ def test_every_layout_lies_on_devices_of_its_group(num_devices: int, placement: 
         assert len(layout.devices) == layout.dp * layout.tp
 
 
+def test_generation_and_scoring_get_the_devices_that_the_job_gives_them() -> None:
+    job = make_job(
+        **{"hardware.num_devices": 8, "placement.num_generation_devices": 3, "placement.num_scoring_devices": 1}
+    )
+    groups, layouts = place(job, Placement.DISAGGREGATED, zero_stage=2)
+    assert [(group.name, len(group.devices)) for group in groups] == [
+        ("training", 4),
+        ("scoring", 1),
+        ("generation", 3),
+    ]
+    assert [layout.group for layout in layouts] == ["training", "generation", "scoring"]
+
+
 def test_one_device_is_enough_for_hybrid() -> None:
     layouts = placed(1, Placement.HYBRID)
     assert {layout.devices for layout in layouts.values()} == {("cpu:0",)}

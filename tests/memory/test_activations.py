@@ -15,6 +15,7 @@ from rlplan.memory.activations import (
 )
 from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.packed_attention import PACKED, register_packed_attention
 from rlplan.spec.model import model_from_config
 from tests.factories import config_data, make_model
 
@@ -54,7 +55,8 @@ def test_what_the_mlp_frees_is_a_part_of_what_its_layer_saved() -> None:
 def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, response_len: int) -> int:
     """Bytes of all storages that a log-prob pass of the runtime saves, parameters apart."""
     parsed = AutoConfig.for_model(**config | {"model_type": FAMILIES[config["architectures"][0]]})
-    module = AutoModelForCausalLM.from_config(parsed, attn_implementation="sdpa").train()
+    register_packed_attention()
+    module = AutoModelForCausalLM.from_config(parsed, attn_implementation=PACKED).train()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}
     held = []
@@ -67,7 +69,7 @@ def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, res
         return tensor
 
     sample = TrainSample((5,) * prompt_len, (6,) * response_len, (0.0,) * response_len, (), ())
-    batch = make_batch([sample] * num_sequences, 0)
+    batch = make_batch([sample] * num_sequences)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         LogprobModel(module, 1.0, computes_entropy=False)(batch)
     return sum(storages.values())
@@ -96,6 +98,6 @@ def test_a_whole_log_prob_pass_is_never_under_and_at_most_a_tenth_over(
     model = model_from_config(config, where="config.json")
     measured = saved_bytes(config, num_sequences, prompt_len, response_len)
     num_tokens, num_responses = num_sequences * (prompt_len + response_len), num_sequences * response_len
-    logits = 4 * num_responses * (model.vocab_size + 1)  # and the normalizer of each row
-    predicted = 4 * layer_saved_bytes(model, num_tokens) + head_saved_bytes(model, num_tokens, num_responses) + logits
+    rows = 4 * num_responses  # no logits: the normalizer of each row
+    predicted = 4 * layer_saved_bytes(model, num_tokens) + head_saved_bytes(model, num_tokens, num_responses) + rows
     assert measured <= predicted <= 1.1 * measured

@@ -23,8 +23,8 @@ def peak(micro: MicroBatch, *, num_ranks: int = 1, bucket: int = BUCKET, **model
 
 
 def test_with_few_tokens_the_peak_is_the_last_reduction() -> None:
-    # 2 tokens, 1 response. Saved 2*848 + 272 = 1968; logits 280; slices 840.
-    # end of the forward pass:          1968 + 280 + 840                                 =  3088
+    # 2 tokens, 1 response. Saved 2*848 + 272 = 1968; logits 280; exponentials 280.
+    # end of the forward pass:          1968 + 280 + 280                                 =  2528
     # the head's gradient waits (560*4): 1968 + 280 + 2240                               =  4488
     # the last norm, then down, up, gate arrive: 1696 + 448 + (640 + 2240) + bucket 4*504 = 7040 at the gate
     # q arrives last:                   1696 + 448 - 768 + (384 + 2240) + bucket 4*798   =  7192
@@ -39,13 +39,13 @@ def test_accumulated_gradients_stand_beside_when_there_are_several_micro_batches
 
 
 def test_with_many_tokens_the_peak_is_the_end_of_the_forward_pass() -> None:
-    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 400 + 600)*4 = 98,400; logits 14,000; slices 42,000
-    assert peak(MicroBatch(100, 50, count=1)) == {"activations": 98_400, "logits": 56_000}
+    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 400 + 600)*4 = 98,400; logits 14,000; exponentials 14,000
+    assert peak(MicroBatch(100, 50, count=1)) == {"activations": 98_400, "logits": 28_000}
 
 
 def test_with_long_prompts_the_peak_is_inside_the_mlp_of_the_top_layer() -> None:
     # 100 tokens, 1 response: saved 84,800 and in flight 22,400; 2240 wait; the gate's gradient 640, bucket 4*504
-    # against the end of the forward pass: 84,800 + (2400 + 8 + 600)*4 + 280 + 840 = 97,952
+    # against the end of the forward pass: 84,800 + (2400 + 8 + 600)*4 + 280 + 280 = 97,392
     assert peak(MicroBatch(100, 1, count=1)) == {"activations": 107_200, "gradients": 2880, "comm_buffers": 2016}
 
 

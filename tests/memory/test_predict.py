@@ -89,7 +89,7 @@ def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
 
 
 def test_the_peak_of_the_passes_is_that_of_the_walk() -> None:
-    walk = forward_backward_peak(ZeroTwo(make_model(), 2, 0, 25_000_000), MicroBatch(80, 48, count=2))
+    walk = forward_backward_peak(ZeroTwo(make_model(), 2, 0, 25_000_000), MicroBatch(80, 80, count=2))
     peak = held("policy_trainer/0", "steady", "train_forward_backward", "peak_bytes")
     assert {kind: size for kind, size in peak.items() if kind in set(walk)} == {
         k.value: v for k, v in walk.items() if v
@@ -153,12 +153,12 @@ def test_a_reload_has_the_largest_weight_twice_and_generation_has_activations_an
 
 
 def test_a_scorer_holds_weights_and_for_a_moment_one_layer_or_the_head() -> None:
-    # a layer: 80*4*(4*20 + 3*8) = 33,280; the head: 48*70*4 + 48*70*4 = 26,880
+    # a layer: 80*4*(4*20 + 3*8) = 33,280; the head: 80*70*4 + 80*70*4 = 44,800
     assert held(SCORER, "steady", "score/reference") == {"weights": 8592}
-    assert held(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "activations": 33_280}
+    assert held(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "logits": 44_800}
     wide = make_ledger(model={"vocab_size": 700})
     logits = [row.peak_bytes for row in wide.rows if (row.process, row.kind) == (SCORER, "logits")]
-    assert set(logits) == {2 * 48 * 700 * 4}
+    assert set(logits) == {2 * 80 * 700 * 4}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,16 @@ from rlplan.vocabulary import Placement
 from tests.factories import make_job
 
 
-def test_hybrid_is_tried_before_disaggregated_and_colocated_is_refused_with_its_reason() -> None:
-    candidates, rejections = list_candidates(make_job())
-    assert candidates == (Candidate(Placement.HYBRID, 2), Candidate(Placement.DISAGGREGATED, 2))
-    assert [rejection.placement for rejection in rejections] == [Placement.COLOCATED]
-    assert "sleeps (CUDA)" in rejections[0].reason
+def test_hybrid_is_tried_before_disaggregated_and_colocated_last() -> None:
+    placements = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
+    assert list_candidates(make_job()) == (tuple(Candidate(placement, 2) for placement in placements), ())
+
+
+def test_generation_beside_training_needs_devices_of_its_own() -> None:
+    candidates, rejections = list_candidates(make_job(**{"placement.max_staleness": 1}))
+    assert candidates == (Candidate(Placement.DISAGGREGATED, 2),)
+    assert {rejection.placement for rejection in rejections} == {Placement.HYBRID, Placement.COLOCATED}
+    assert all("only on devices of its own" in rejection.reason for rejection in rejections)
 
 
 def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
@@ -22,10 +27,17 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"placement": {"placement": "colocated"}}, "not executed yet"),
+        (
+            {"placement": {"placement": "colocated", "max_staleness": 1}},
+            "generation runs beside training (placement.max_staleness) only on devices of its own",
+        ),
         (
             {"placement": {"placement": "disaggregated"}, "hardware.num_devices": 1},
-            "disaggregated needs at least 2 devices: 1 generate, the others train",
+            "disaggregated needs at least 2 devices: 1 generate or score, the others train",
+        ),
+        (
+            {"placement": {"placement": "disaggregated", "num_generation_devices": 2, "num_scoring_devices": 1}},
+            "disaggregated needs at least 4 devices: 3 generate or score, the others train",
         ),
         (
             {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}},

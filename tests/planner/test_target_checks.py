@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.planner.setting import read_setting
 from rlplan.spec.budget import make_budget
 from rlplan.vocabulary import Placement

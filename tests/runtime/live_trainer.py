@@ -79,9 +79,10 @@ def make_trainer(rank: int, num_ranks: int, port: int, case: Case) -> Any:
     return trainer
 
 
-def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[Any], list[float]]:
-    """This rank's share of a made-up mini-batch and what its tokens count."""
+def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
+    """This rank's micro-batches of a made-up mini-batch and what their tokens count. The last one is a dummy."""
     from rlplan.runtime.experience import TrainSample
+    from rlplan.runtime.packing import pack_shares
 
     samples = [
         TrainSample(
@@ -93,8 +94,9 @@ def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[Any], l
         )
         for i in range(count)
     ]
-    share = samples[rank::num_ranks]
-    return share, [1 / (count * len(sample.response_tokens)) for sample in share]
+    packs = [*pack_shares([3 + len(sample.response_tokens) for sample in samples], num_ranks, 30)[rank], []]
+    weights = [[1 / (count * len(samples[index].response_tokens)) for index in pack] for pack in packs]
+    return [[samples[index] for index in pack] for pack in packs], weights
 
 
 def train(trainer: Any, rank: int, num_ranks: int) -> dict[str, float]:

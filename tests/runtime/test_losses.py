@@ -1,41 +1,14 @@
-"""Log-probs, advantages and the loss, against hand-worked numbers and torch's own functions."""
+"""Advantages and the loss, against hand-worked numbers."""
 
 import math
 
 import pytest
 import torch
 
-from rlplan.runtime.experience import TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, _entropy, _SelectedLogprobs, make_batch
 from rlplan.runtime.losses.advantages import generalized, group_normalized, whitened
 from rlplan.runtime.losses.clipped_ratio import LossInputs, clipped_ratio, clipped_ratio_with_kl
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.spec.algorithm import AlgorithmSpec
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_selected_logprobs_and_their_gradient_equal_log_softmax(temperature: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(700, 37, generator=generator) * 3
-    targets = torch.randint(37, (700,), generator=generator)
-    weights = torch.randn(700, generator=generator)
-    plain = logits.clone().requires_grad_()
-    expected = (plain / temperature).log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    (expected * weights).sum().backward()
-    # The function consumes its input's storage, as a head's output may be.
-    leaf = logits.clone().requires_grad_()
-    head_output = leaf * 1.0
-    head_output.detach().div_(temperature)
-    got = _SelectedLogprobs.apply(head_output, targets, temperature)
-    assert torch.allclose(got, expected, atol=1e-5)
-    (got * weights).sum().backward()
-    assert torch.allclose(leaf.grad, plain.grad, atol=1e-6)
-
-
-def test_the_entropy_is_that_of_the_distribution() -> None:
-    logits = torch.randn(300, 11, generator=torch.Generator().manual_seed(1))
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    assert torch.allclose(_entropy(logits), expected, atol=1e-6)
 
 
 def test_advantages_are_normalized_within_a_group() -> None:
@@ -70,37 +43,6 @@ def test_a_clipped_ratio_gives_no_gradient_and_a_kept_one_does() -> None:
     clipped_ratio_with_kl(inputs, AlgorithmSpec(kl_coef=0.0))[0].backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.1])
-
-
-class _Hidden:
-    def __init__(self, states: torch.Tensor) -> None:
-        self.last_hidden_state = states
-
-
-class _OneHot(torch.nn.Module):
-    """A language model whose logits are a function of the token alone: row t of a table."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.table = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(2))
-        self.lm_head = torch.nn.Identity()
-
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> _Hidden:
-        return _Hidden(self.table[input_ids])
-
-
-def test_each_response_token_is_scored_at_the_position_before_it_and_padding_never() -> None:
-    samples = [
-        TrainSample((1, 2), (3, 4, 5), (0.0,) * 3, (), (1.0,) * 3),
-        TrainSample((6,), (7,), (0.0,), (), (1.0,)),
-    ]
-    batch = make_batch(samples, pad_token=0)
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]
-    assert batch.lengths == (3, 1)
-    language_model = _OneHot(9)
-    logprobs, _ = LogprobModel(language_model, temperature=2.0, computes_entropy=True)(batch)
-    table = (language_model.table / 2.0).log_softmax(-1)
-    assert torch.allclose(logprobs, torch.stack([table[2, 3], table[3, 4], table[4, 5], table[6, 7]]), atol=1e-6)
 
 
 def test_with_lambda_one_a_generalized_advantage_is_the_return_less_the_value() -> None:

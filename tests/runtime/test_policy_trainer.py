@@ -30,8 +30,12 @@ from rlplan.runtime.experience import TrainSample
 from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 from tests.factories import make_plan
 
-size = int(sys.argv[1])
-plan = make_plan(**{"hardware.num_devices": 1, "workload.micro_batch_size_per_gpu": size, "algorithm.kl_coef": 0.0})
+from rlplan.runtime.packing import pack_shares
+
+limit, passes = int(sys.argv[1]), int(sys.argv[2])
+plan = make_plan(
+    **{"hardware.num_devices": 1, "training.max_tokens_per_micro_batch": limit, "algorithm.kl_coef": 0.0}
+)
 trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
 trainer.import_libraries()
 trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
@@ -40,17 +44,21 @@ for i in range(16):
     n = 2 + i % 5
     response = tuple(3 + (i * j) % 12 for j in range(n))
     samples.append(TrainSample((5, 6, 7), response, (-1.0,) * n, (), ((-1.0) ** i,) * n))
-sums = trainer.forward_backward(samples, [1 / (16 * len(s.response_tokens)) for s in samples])
+(packs,) = pack_shares([3 + len(s.response_tokens) for s in samples], 1, limit)
+micro = [[samples[index] for index in pack] for pack in packs]
+assert len(micro) == passes, [len(part) for part in micro]
+micro.append([])  # a dummy teaches nothing
+sums = trainer.forward_backward(micro, [[1 / (16 * len(s.response_tokens)) for s in part] for part in micro])
 norm = trainer.optimizer_step()["grad_norm"]
 weights = [float(p.double().sum()) for p in trainer.engine.module.parameters()]
 print("RESULT" + json.dumps({"norm": norm, "loss": sums["loss"], "tokens": sums["num_tokens"], "weights": weights}))
 """
 
 
-def _result(micro_batch_size: int) -> dict[str, float]:
+def _result(limit: int, passes: int) -> dict[str, float]:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(micro_batch_size)],
+        [sys.executable, "-c", SCRIPT, str(limit), str(passes)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -64,7 +72,8 @@ def _result(micro_batch_size: int) -> dict[str, float]:
 
 
 def test_gradient_and_step_are_the_same_in_one_two_and_uneven_micro_batches() -> None:
-    whole, halves, uneven = (_result(size) for size in (16, 8, 5))
+    # 16 sequences of 5 to 9 tokens, 110 in all
+    whole, halves, uneven = (_result(*cut) for cut in ((200, 1), (56, 2), (24, 5)))
     for cut in (halves, uneven):
         assert cut["norm"] == pytest.approx(whole["norm"], rel=1e-4)
         assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-4, abs=1e-7)

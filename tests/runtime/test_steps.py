@@ -3,7 +3,8 @@
 import pytest
 
 from rlplan.errors import RunError
-from rlplan.runtime.steps import LOGPROB_TOLERANCE, _check_agreement, _contiguous, _order
+from rlplan.runtime.requests import order_of
+from rlplan.runtime.steps import LOGPROB_TOLERANCE, _check_agreement, _contiguous
 
 
 def test_stale_weights_fail_the_run_by_name_and_rounding_does_not() -> None:
@@ -15,10 +16,10 @@ def test_stale_weights_fail_the_run_by_name_and_rounding_does_not() -> None:
 
 
 def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
-    first, second, other_seed = _order(0, 0, 50), _order(0, 1, 50), _order(1, 0, 50)
+    first, second, other_seed = order_of(0, 0, 50), order_of(0, 1, 50), order_of(1, 0, 50)
     assert sorted(first) == sorted(second) == sorted(other_seed) == list(range(50))
     assert len({tuple(order) for order in (first, second, other_seed)}) == 3
-    assert _order(0, 0, 50) == first
+    assert order_of(0, 0, 50) == first
 
 
 def test_rollouts_are_dealt_out_in_whole_and_in_order() -> None:

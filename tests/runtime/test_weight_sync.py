@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync import Packet, arena_bytes, plan_packets
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
-from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
+from rlplan.runtime.weight_sync.delta_content import SentWeights
+from rlplan.runtime.weight_sync.full_content import named
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.spec.model import Parameter
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
 
 MODEL = make_model()
 TIMEOUT_S = 20.0
+HOST_TRANSPORTS = (Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK)
 
 
 class Weights(torch.nn.Module):
@@ -36,16 +42,27 @@ class Weights(torch.nn.Module):
 class Channel:
     """A sender and readers in threads of one process."""
 
-    def __init__(self, transport: Transport, bucket_bytes: int, dtype: torch.dtype, num_readers: int, folder: Path):
+    def __init__(
+        self,
+        transport: Transport,
+        bucket_bytes: int,
+        dtype: torch.dtype,
+        num_readers: int,
+        folder: Path,
+        sends_deltas: bool = False,
+    ) -> None:
         self.packets = plan_packets(MODEL.parameters, dtype.itemsize, bucket_bytes)
-        self.sender = PolicySender(self.packets, dtype)
-        self.receivers = [PolicyReceiver(self.packets, dtype, reader) for reader in range(num_readers)]
-        endpoint = Endpoint(transport, num_readers, path=str(folder), timeout_s=TIMEOUT_S)
+        self.sender = PolicySender(self.packets, dtype, sends_deltas=sends_deltas)
+        self.receivers = [
+            PolicyReceiver(self.packets, dtype, reader, takes_deltas=sends_deltas) for reader in range(num_readers)
+        ]
+        name = str(dtype).removeprefix("torch.")
+        endpoint = Endpoint(transport, num_readers, dtype=name, path=str(folder / "sync"), timeout_s=TIMEOUT_S)
         self.open(endpoint)
 
     def open(self, endpoint: Endpoint) -> None:
         offered = self.sender.offer(endpoint)
-        calls = [lambda: self.sender.open(offered)]
+        calls = [self.sender.open]
         calls += [lambda receiver=receiver: receiver.open(offered) for receiver in self.receivers]
         together(calls)
 
@@ -87,7 +104,7 @@ def together(calls: list) -> None:  # type: ignore[type-arg]
         raise errors[0]
 
 
-@pytest.mark.parametrize("transport", [Transport.SHARED_MEMORY])
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
 @pytest.mark.parametrize(("bucket_bytes", "num_readers"), [(1, 1), (4000, 2), (1 << 30, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_weight_arrives_bit_for_bit_and_in_order(
@@ -150,17 +167,131 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
 
 
 @pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])
-def test_what_is_damaged_fails_on_both_sides_and_a_full_update_over_a_new_channel_is_right(
-    what: str, tmp_path: Path
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
+def test_what_is_damaged_fails_and_a_full_update_over_a_new_channel_is_right(
+    what: str, transport: Transport, tmp_path: Path
 ) -> None:
-    channel = Channel(Transport.SHARED_MEMORY, 1, torch.float32, 1, tmp_path)
+    channel = Channel(transport, 1, torch.float32, 1, tmp_path)
     _damage(channel, what, channel.packets[1])
     weights = Weights(0, torch.float32)
-    with pytest.raises(RunError, match=r"packet 1|given up"):
+    with pytest.raises(RunError, match=r"packet|given up|end of the update"):
         channel.update(weights, Update(1, 1, True, TIMEOUT_S))
-    channel.open(Endpoint(Transport.SHARED_MEMORY, 1, timeout_s=TIMEOUT_S))
+    channel.open(Endpoint(transport, 1, path=str(tmp_path / "sync"), timeout_s=TIMEOUT_S))
     (fed,) = channel.update(weights, Update(1, 1, True, TIMEOUT_S))
     assert all(torch.equal(fed[name], tensor) for name, tensor in weights.whole.items())
+    channel.close()
+
+
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
+def test_a_reader_that_is_gone_fails_the_update_of_the_other_side_or_at_least_its_own(
+    transport: Transport, tmp_path: Path
+) -> None:
+    channel = Channel(transport, 1, torch.float32, 1, tmp_path)
+    inlet = channel.receivers[0].inlet
+    assert inlet is not None
+    inlet.begin(Update(1, 1, True, 1.0))
+    inlet.abort()
+    if transport is not Transport.DISK:  # files wait for nobody
+        with pytest.raises(RunError):
+            channel.sender.send(WeightSource(Weights(0, torch.float32)), Update(1, 1, True, 1.0))
+    with pytest.raises(RunError):
+        _receive(channel, Update(1, 1, True, 1.0))
+    channel.close()
+
+
+def test_files_of_an_update_are_safetensors_with_every_weight_by_name_and_go_with_the_next(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    channel = Channel(Transport.DISK, 4000, torch.bfloat16, 1, tmp_path)
+    for version in (1, 2):
+        weights = Weights(version, torch.bfloat16)
+        channel.update(weights, Update(version, version, True, TIMEOUT_S))
+        (folder,) = (tmp_path / "sync").iterdir()
+        assert folder.name.startswith(f"version-00000{version}")
+        read = {name: tensor for file in sorted(folder.iterdir()) for name, tensor in load_file(file).items()}
+        assert all(torch.equal(read[name], tensor) for name, tensor in weights.whole.items())
+    channel.close()
+    assert not (tmp_path / "sync").exists()
+
+
+def _changed(weights: Weights, share: float, seed: int) -> Weights:
+    """The same weights, with a share of their elements drawn anew."""
+    other = Weights(seed, next(iter(weights.whole.values())).dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in weights.whole.items():
+        where = torch.rand(tensor.shape, generator=generator) < share
+        other.whole[name] = torch.where(where, other.whole[name], tensor)
+    return other
+
+
+@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_after_deltas_the_readers_hold_what_a_full_update_would_have_brought(
+    transport: Transport, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    channel = Channel(transport, 4000, dtype, 2, tmp_path, sends_deltas=True)
+    weights = Weights(0, dtype)
+    held: dict[str, torch.Tensor] = {}
+    for serial, share in enumerate((1.0, 0.01, 0.0, 0.3, 1.0, 0.002), start=1):
+        weights = _changed(weights, share, serial)
+        fed, other = channel.update(weights, Update(serial, serial, serial == 1, TIMEOUT_S))
+        assert fed.keys() == other.keys()
+        assert (not fed) == (share == 0.0)
+        held |= fed
+        assert all(torch.equal(held[name], tensor) for name, tensor in weights.whole.items())
+        for receiver in channel.receivers:
+            assert receiver.checksums == channel.sender.checksums(WeightSource(weights))
+    channel.close()
+
+
+def test_the_consistency_check_sees_one_changed_bit(tmp_path: Path) -> None:
+    channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path)
+    weights = Weights(0, torch.float32)
+    channel.update(weights, Update(1, 1, True, TIMEOUT_S))
+    assert channel.receivers[0].checksums == channel.sender.checksums(WeightSource(weights))
+    next(iter(weights.whole.values())).view(torch.int32)[0, 0] ^= 1
+    different = channel.sender.checksums(WeightSource(weights))
+    assert [a == b for a, b in zip(channel.receivers[0].checksums, different, strict=True)].count(False) == 1
+    channel.close()
+
+
+@given(
+    st.integers(1, 5000),
+    st.floats(0, 1),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(0, 1 << 20),
+)
+def test_any_change_is_coded_bit_for_bit_within_the_packet_s_bytes(
+    numel: int, share: float, dtype: torch.dtype, seed: int
+) -> None:
+    parameters = [Parameter("model.layers.0.a.weight", (numel,)), Parameter("model.layers.0.b.weight", (3,))]
+    packets = plan_packets(parameters, dtype.itemsize, 1 << 30)
+    mine, theirs = SentWeights(packets, dtype), SentWeights(packets, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8)
+    old = [(p.name, torch.randn(p.shape, generator=generator).to(dtype)) for p in parameters]
+    mine.put(0, buffer, old)
+    theirs.take(0, buffer)
+    new = []
+    for name, tensor in old:
+        where = torch.rand(tensor.shape, generator=generator) < share
+        new.append((name, torch.where(where, -tensor, tensor)))
+    encoding, size = mine.encode(0, buffer, new)
+    assert size <= buffer.numel()
+    theirs.take(0, buffer) if encoding == Encoding.FULL else theirs.apply(0, buffer[:size])
+    for (name, tensor), (_, held) in zip(new, named(theirs.copies[0], packets[0].bucket.entries, dtype), strict=True):
+        assert torch.equal(tensor, held), name
+
+
+def test_a_delta_over_another_base_is_refused(tmp_path: Path) -> None:
+    channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path, sends_deltas=True)
+    weights = Weights(0, torch.float32)
+    channel.update(weights, Update(1, 1, True, TIMEOUT_S))
+    held = channel.receivers[0].held
+    assert held is not None
+    held.serial = 0
+    with pytest.raises(RunError, match=r"laid over update 1, which is not held here|given up"):
+        channel.update(_changed(weights, 0.1, 1), Update(2, 2, False, TIMEOUT_S))
     channel.close()
 
 

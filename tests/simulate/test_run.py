@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
 from rlplan.errors import SpecError
 from rlplan.planner.budget import Budget, read_setting
-from rlplan.planner.gpu_search import GpuSearch
+from rlplan.planner.gpu.search import GpuSearch
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate

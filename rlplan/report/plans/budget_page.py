@@ -4,8 +4,8 @@ In: a Budget. Out: a Page. Left out: working anything out: the budget says it al
 """
 
 from rlplan.memory.ledger import Peak
+from rlplan.planner.answers.plan_results import choice_words, differences
 from rlplan.planner.budget import Alternative, Budget, Verdict
-from rlplan.planner.plan_results import choice_words, differences
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds

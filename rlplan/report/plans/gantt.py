@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Patch
 
-from rlplan.planner.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.report import timeline as clock
 from rlplan.report.panels import WIDTH, say_nothing, widths_of

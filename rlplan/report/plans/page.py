@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.ledger import MemoryLedger, Peak
-from rlplan.planner.plan_results import phase_costs
+from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming

@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rlplan import __version__
+from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
 from rlplan.planner.plan import read_plan
-from rlplan.planner.plan_file import is_gpu_plan, read_gpu_plan
 from rlplan.report import charts, html, style
 from rlplan.report.plans.budget_page import budget_page
 from rlplan.report.plans.forecast import Forecast, forecast_budget, forecast_job

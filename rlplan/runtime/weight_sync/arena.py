@@ -8,6 +8,7 @@ packets' headers, 8 words each. Counts run on over updates: update `serial` of n
 Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's own locks order them in practice).
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ class ControlPage:
             self.map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
-        self.num_packets = num_packets
+        self.num_packets, self.is_closed = num_packets, False
         self._words = memoryview(self.map).cast("q")
 
     def count(self, serial: int, num_packets: int) -> int:
@@ -85,7 +86,9 @@ class ControlPage:
         return done - self.count(serial, 0)
 
     def close(self) -> None:
-        """Unmap, once. Tensors over the map must be gone."""
-        if not self.map.closed:
+        """Unmap, once; where tensors over the map are still held, as soon as they are gone."""
+        if not self.is_closed:
+            self.is_closed = True
             self._words.release()
-            self.map.close()
+            with contextlib.suppress(BufferError):
+                self.map.close()

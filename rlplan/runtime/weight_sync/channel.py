@@ -65,10 +65,14 @@ HEADER_WORDS = len(Header.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where both sides meet. path: a shared file or folder; host and port: of a store; handles: of device memory."""
+    """Where both sides meet. path: a shared file or folder; host and port: of a store; handles: of device memory.
+
+    host: the sender's address. timeout_s: for readers to come, and for one operation of a group.
+    """
 
     transport: Transport
     num_readers: int
+    dtype: str = "float32"
     path: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -79,10 +83,15 @@ class Endpoint:
 class Outlet(Protocol):
     """The trainer's side of a transport. Packets are written in order, each exactly once an update.
 
-    num_bytes: of the memory that payloads take on this side.
+    num_bytes: of the memory that payloads take on this side. endpoint: what readers open.
     """
 
     num_bytes: int
+    endpoint: Endpoint
+
+    def open(self) -> None:
+        """Wait for the readers, where the transport has to."""
+        ...
 
     def begin(self, update: Update) -> None:
         """An update follows."""

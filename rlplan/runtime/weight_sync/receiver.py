@@ -10,8 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
+from rlplan.memory.transitions import BucketEntry
 from rlplan.memory.weight_sync import Packet
-from rlplan.runtime.weight_sync.channel import Endpoint, Inlet, Update, check_packet
+from rlplan.runtime.weight_sync.channel import (
+    Encoding,
+    Endpoint,
+    Header,
+    Inlet,
+    Update,
+    check_packet,
+    checksum,
+    sync_error,
+)
+from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import named
 from rlplan.runtime.weight_sync.transports import open_inlet
 
@@ -23,14 +34,18 @@ class ReceiveReport:
     num_bytes: int = 0
     waited_s: float = 0.0
     verified_s: float = 0.0
+    unpacked_s: float = 0.0
     applied_s: float = 0.0
 
 
 class PolicyReceiver:
     """Receives the policy. checksums: of the packets as they were fed in, from the last update that went well."""
 
-    def __init__(self, packets: Sequence[Packet], dtype: torch.dtype, reader: int) -> None:
+    def __init__(
+        self, packets: Sequence[Packet], dtype: torch.dtype, reader: int, *, takes_deltas: bool = False
+    ) -> None:
         self.packets, self.dtype, self.reader = packets, dtype, reader
+        self.held = SentWeights(packets, dtype) if takes_deltas else None
         self.inlet: Inlet | None = None
         self.report = ReceiveReport()
         self.checksums: list[int] = []
@@ -38,7 +53,7 @@ class PolicyReceiver:
     @property
     def num_bytes(self) -> int:
         """Bytes of staging held now."""
-        return self.inlet.num_bytes if self.inlet is not None else 0
+        return (self.inlet.num_bytes if self.inlet else 0) + (self.held.num_bytes if self.held else 0)
 
     def open(self, endpoint: Endpoint) -> None:
         """Let go of an earlier channel and open this one."""
@@ -52,23 +67,45 @@ class PolicyReceiver:
         self.checksums = []
         try:
             inlet.begin(update)
-            for index, packet in enumerate(self.packets):
+            for index in range(len(self.packets)):
                 start = time.perf_counter()
                 header, payload = inlet.take(index)
                 came = time.perf_counter()
                 check_packet(header, payload, update, index)
                 checked = time.perf_counter()
-                sums.append(header.checksum)
-                yield from named(payload, packet.bucket.entries, self.dtype)
+                source, entries = self._lay_over(header, payload, index)
+                ready = time.perf_counter()
+                sums.append(checksum(source) if header.encoding == Encoding.DELTA else header.checksum)
+                yield from named(source, entries, self.dtype)
+                applied = time.perf_counter()
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes
                 self.report.waited_s += came - start
                 self.report.verified_s += checked - came
-                self.report.applied_s += time.perf_counter() - checked
+                self.report.unpacked_s += ready - checked
+                self.report.applied_s += applied - ready
         except BaseException:
             inlet.abort()
+            if self.held is not None:
+                self.held.serial = 0
             raise
         self.checksums = sums
+        if self.held is not None:
+            self.held.serial = update.serial
+
+    def _lay_over(
+        self, header: Header, payload: torch.Tensor, index: int
+    ) -> tuple[torch.Tensor, Sequence[BucketEntry]]:
+        """Where a packet's tensors lie now, and which of them are fed in."""
+        everything = self.packets[index].bucket.entries
+        if header.encoding == Encoding.DELTA:
+            if self.held is None or header.base != self.held.serial or not header.base:
+                raise sync_error(f"packet {index} is laid over update {header.base}, which is not held here")
+            return self.held.copies[index], self.held.apply(index, payload)
+        if self.held is None:
+            return payload, everything
+        self.held.take(index, payload)
+        return self.held.copies[index], everything
 
     def close(self) -> None:
         """Let go of the channel."""

@@ -12,9 +12,10 @@ import torch
 
 from rlplan.memory.weight_sync import Packet
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, Update, checksum
+from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import fill
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.runtime.weight_sync.transports import offer, open_outlet
+from rlplan.runtime.weight_sync.transports import make_outlet
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +31,42 @@ class SendReport:
 class PolicySender:
     """Sends the policy. `open` anew after a failure that broke the channel; a full update needs nothing before it."""
 
-    def __init__(self, packets: Sequence[Packet], dtype: torch.dtype) -> None:
+    def __init__(self, packets: Sequence[Packet], dtype: torch.dtype, *, sends_deltas: bool = False) -> None:
         self.packets, self.dtype = packets, dtype
         self.outlet: Outlet | None = None
+        self.sent = SentWeights(packets, dtype) if sends_deltas else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of staging held now."""
-        return self.outlet.num_bytes if self.outlet is not None else 0
+        return (self.outlet.num_bytes if self.outlet else 0) + (self.sent.num_bytes if self.sent else 0)
 
     def offer(self, endpoint: Endpoint) -> Endpoint:
         """Let go of an earlier channel and prepare a new one; readers open what this gives."""
         self.close()
-        return offer(endpoint, self.packets)
+        self.outlet = make_outlet(endpoint, self.packets)
+        if self.sent is not None:
+            self.sent.serial = 0
+        return self.outlet.endpoint
 
-    def open(self, endpoint: Endpoint) -> None:
+    def open(self) -> None:
         """Open the channel, beside the readers."""
-        self.outlet = open_outlet(endpoint, self.packets)
+        assert self.outlet is not None, "offer comes first"
+        self.outlet.open()
 
     def send(self, source: WeightSource, update: Update) -> SendReport:
         """One whole update. Raises: RunError when a reader gives up or time is up; other ranks are not left waiting."""
         assert self.outlet is not None, "the channel is opened first"
         outlet, position = self.outlet, 0
+        base = 0 if update.is_full or self.sent is None else self.sent.serial
         waited_s, filled_s, num_bytes = 0.0, 0.0, 0
         try:
             outlet.begin(update)
-            for position, packet in enumerate(self.packets):
+            for position in range(len(self.packets)):
                 start = time.perf_counter()
                 buffer = outlet.buffer(position)
                 ready = time.perf_counter()
-                header = self._write(buffer, packet, source, update, position)
+                header = self._write(buffer, position, source, update, base)
                 filled_s += time.perf_counter() - ready
                 waited_s += ready - start
                 num_bytes += header.num_bytes
@@ -69,8 +76,12 @@ class PolicySender:
             waited_s += time.perf_counter() - start
         except BaseException:
             outlet.abort()
+            if self.sent is not None:
+                self.sent.serial = 0  # what the readers hold is not known
             source.take_part(entry.name for packet in self.packets[position:] for entry in packet.bucket.entries)
             raise
+        if self.sent is not None:
+            self.sent.serial = update.serial
         return SendReport(num_bytes, sum(packet.bucket.num_bytes for packet in self.packets), waited_s, filled_s)
 
     def close(self) -> None:
@@ -79,7 +90,24 @@ class PolicySender:
             self.outlet.close()
             self.outlet = None
 
-    def _write(self, buffer: torch.Tensor, packet: Packet, source: WeightSource, update: Update, index: int) -> Header:
-        fill(buffer, packet.bucket, source.tensors(packet.bucket), self.dtype)
-        size = packet.bucket.num_bytes
-        return Header(update.serial, update.version, index, Encoding.FULL, 0, size, checksum(buffer[:size]))
+    def checksums(self, source: WeightSource) -> list[int]:
+        """What the trainer holds now, packet by packet: must be what every reader was fed. Between updates only."""
+        assert self.outlet is not None, "the channel is opened first"
+        sums = []
+        for index, packet in enumerate(self.packets):
+            buffer = self.outlet.buffer(index)
+            fill(buffer, packet.bucket, source.tensors(packet.bucket), self.dtype)
+            sums.append(checksum(buffer))
+        return sums
+
+    def _write(self, buffer: torch.Tensor, index: int, source: WeightSource, update: Update, base: int) -> Header:
+        """Fill a packet: what has changed since update `base`, or everything where that is 0."""
+        bucket = self.packets[index].bucket
+        encoding, size, tensors = Encoding.FULL, bucket.num_bytes, source.tensors(bucket)
+        if self.sent is None:
+            fill(buffer, bucket, tensors, self.dtype)
+        elif base:
+            encoding, size = self.sent.encode(index, buffer, tensors)
+        else:
+            self.sent.put(index, buffer, tensors)
+        return Header(update.serial, update.version, index, encoding, base, size, checksum(buffer[:size]))

@@ -44,9 +44,9 @@ class SharedPages:
 
     def close(self) -> None:
         """Unmap, once. The views handed out must be gone."""
-        if not self.control.map.closed:
+        if not self.control.is_closed:
             del self.arena
-            self.control.close()
+            self.control.close()  # tensors handed out keep their pages until they go
 
     def _memory(self) -> torch.Tensor:
         """Where payloads lie: behind the control pages."""
@@ -60,19 +60,21 @@ class SharedPages:
 class SharedMemoryOutlet(SharedPages):
     """The trainer's side. See `channel.Outlet`."""
 
-    @classmethod
-    def offer(cls, endpoint: Endpoint, packets: Sequence[Packet]) -> Endpoint:
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
         if endpoint.num_readers > MAX_READERS:
             raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
         path = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
-        create_arena(str(path), control_bytes(packets) + cls.payload_bytes(packets))
-        return replace(endpoint, path=str(path))
+        create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
+        super().__init__(replace(endpoint, path=str(path)), packets)
 
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
         """Bytes behind the control pages."""
         return arena_bytes(packets)
+
+    def open(self) -> None:
+        """Nothing to wait for."""
 
     def begin(self, update: Update) -> None:
         """An update follows."""

@@ -17,13 +17,8 @@ _MODULES = {
 }
 
 
-def offer(endpoint: Endpoint, packets: Sequence[Packet]) -> Endpoint:
-    """What the sender prepares before anybody can open the channel: a file, a port, device memory."""
-    return cast(Endpoint, _side(endpoint, "Outlet").offer(endpoint, packets))
-
-
-def open_outlet(endpoint: Endpoint, packets: Sequence[Packet]) -> Outlet:
-    """The sender's side; with gloo and NCCL it waits for every reader."""
+def make_outlet(endpoint: Endpoint, packets: Sequence[Packet]) -> Outlet:
+    """The sender's side, with what readers open (a file, a port, device memory) in its own endpoint."""
     return cast(Outlet, _side(endpoint, "Outlet")(endpoint, packets))
 
 

@@ -27,6 +27,7 @@ class ChannelInfo(WeightTransferInitInfo):
     endpoint: Endpoint
     packets: tuple[Packet, ...] = field(repr=False)
     reader: int
+    takes_deltas: bool = False
 
 
 @dataclass
@@ -55,7 +56,9 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: ChannelInfo) -> None:
         """Open the channel; an earlier one is let go."""
         if self.receiver is None:
-            self.receiver = PolicyReceiver(init_info.packets, self.model_config.dtype, init_info.reader)
+            self.receiver = PolicyReceiver(
+                init_info.packets, self.model_config.dtype, init_info.reader, takes_deltas=init_info.takes_deltas
+            )
         self.receiver.open(init_info.endpoint)
 
     def start_weight_update(self) -> None:

@@ -63,17 +63,6 @@ def recompute_layers(language_model: Any) -> None:
     language_model.train()
 
 
-def largest_count(count: int) -> int:
-    """The largest of a number over all ranks, which run as many micro-batches: each takes part in every sum."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return count
-    largest = torch.tensor(count)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest)
-
-
 def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:
     """Take a step; the gradient's norm over all ranks before clipping. NaN where an overflow skipped the step."""
     if not isinstance(engine.optimizer, torch.optim.Optimizer):

@@ -4,6 +4,7 @@ In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets 
 so that each action has its own.
 """
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -84,6 +85,11 @@ def _note_peak() -> None:
 def resident_bytes() -> int:
     """Resident size of this process now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+
+
+def give_memory_back() -> None:
+    """Have glibc return its free pages to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:

@@ -1,7 +1,7 @@
 """PolicyTrainer: one data-parallel rank of the policy on DeepSpeed.
 
 In: the bundle's DeepSpeed config and samples. Out: updated weights, in place, and what is worth logging.
-Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), sequence packing.
+Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_states.py), packing (packing.py).
 """
 
 import gc
@@ -29,14 +29,12 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
-    largest_count,
     recompute_layers,
 )
 from rlplan.runtime.workers.trained_states import TrainedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.units import ceil_div
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 LOOPBACK = "127.0.0.1"
 
@@ -94,7 +92,6 @@ class PolicyTrainer(Worker):
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
-        self.pad_token = int(getattr(language_model.config, "pad_token_id", None) or 0)
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
@@ -111,29 +108,23 @@ class PolicyTrainer(Worker):
         """The module that DeepSpeed gets."""
         return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
 
-    def forward_backward(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+    def forward_backward(
+        self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
+        micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
         """
-        micro = self.config["train_micro_batch_size_per_gpu"]
         totals: dict[str, float] = {}
-        for first in range(0, len(samples), micro):
-            part = slice(first, first + micro)
-            _accumulate(totals, self._micro_batch(samples[part], token_weights[part]))
-        count = ceil_div(len(samples), micro)
-        for _ in range(largest_count(count) - count):
-            self._micro_batch([_NOTHING], [0.0])  # the other ranks have more, and every sum is of all ranks
+        for samples, weights in zip(micro_batches, token_weights, strict=True):
+            _accumulate(totals, self._micro_batch(samples, weights))
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         logprobs, entropies = self.engine(batch)
-        counts = torch.tensor(batch.lengths)
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -144,7 +135,7 @@ class PolicyTrainer(Worker):
             behaviour_logprobs=joined(sample.logprobs for sample in samples),
             reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
             advantages=joined(sample.advantages for sample in samples),
-            weights=spread(list(token_weights)),
+            weights=joined(s.spread(weight) for s, weight in zip(samples, token_weights, strict=True)),
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
@@ -160,21 +151,34 @@ class PolicyTrainer(Worker):
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
-            self.sender = PolicySender(self._packets, getattr(torch, self.job.rollout.dtype.value))
+            self.sender = PolicySender(
+                self._packets,
+                getattr(torch, self.job.rollout.dtype.value),
+                sends_deltas=self.job.placement.sync_content is SyncContent.DELTA,
+            )
         return self.sender.offer(endpoint)
 
-    def open_channel(self, endpoint: Endpoint) -> None:
+    def open_channel(self) -> None:
         """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
-        self.sender.open(endpoint)
+        self.sender.open()
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
-        source = self.weights()
         if self.sender is None:
-            source.take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._take_part()
             return None
-        return self.sender.send(source, update)
+        return self.sender.send(self.weights(), update)
+
+    def weight_checksums(self) -> list[int] | None:
+        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
+        if self.sender is None:
+            self._take_part()
+            return None
+        return self.sender.checksums(self.weights())
+
+    def _take_part(self) -> None:
+        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:
@@ -197,10 +201,6 @@ class PolicyTrainer(Worker):
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
-_NOTHING = TrainSample((0,), (0,), *[(0.0,)] * 6)
-"""A sample that counts nothing."""
-
-
 def _summarize(
     loss: float, difference: torch.Tensor, entropies: torch.Tensor, details: dict[str, torch.Tensor]
 ) -> dict[str, float]:
@@ -210,7 +210,7 @@ def _summarize(
         "entropy_sum": float(entropies.double().sum()),
         "is_clipped_sum": float(details["is_clipped"].double().sum()),
         "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-        "ratio_max": float(details["ratio"].max()) if difference.numel() else 1.0,
+        "ratio_max": float(details["ratio"].max()) if difference.numel() else 0.0,
     }
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())

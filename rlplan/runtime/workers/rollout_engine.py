@@ -5,7 +5,6 @@ through `weight_sync/`; requests may arrive, and weights may change, between any
 With tensor parallelism each rank is such a process; rank 0 is asked, and leads the others step by step (`lock_step`).
 """
 
-import ctypes
 import dataclasses
 import gc
 import os
@@ -20,13 +19,13 @@ from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
-from rlplan.runtime.workers.memory_meter import storage_bytes
+from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 
 class RolloutEngine(Worker):
@@ -99,17 +98,20 @@ class RolloutEngine(Worker):
             self._fall_into_step(rank, address, store)
 
     def stop(self) -> None:
-        """Destroy the engine and give its memory back to the system. No request may be open."""
-        from vllm.distributed import cleanup_dist_env_and_memory
+        """Destroy the engine and give its memory back; `start` makes a new one in the same process.
 
-        assert not self.book.num_open, f"{self.book.num_open} requests are still open"
+        Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
+        """
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        assert not self.book.num_open, "an engine is stopped when nothing is under way"
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.leader, self.follower = None, None, None
+        self.llm, self.leader, self.follower, self.dirty = None, None, None, False
         cleanup_dist_env_and_memory()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
+        give_memory_back()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order.
@@ -147,9 +149,9 @@ class RolloutEngine(Worker):
         """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
         packets = policy_packets(self.job, self.job.load_model())
-        self.llm.init_weight_transfer_engine(
-            {"init_info": {"endpoint": endpoint, "packets": packets, "reader": reader}}
-        )
+        takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
+        channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
+        self.llm.init_weight_transfer_engine({"init_info": channel})
 
     def receive_weights(self, update: Update) -> dict[str, float]:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
@@ -158,6 +160,10 @@ class RolloutEngine(Worker):
         self.finish_update(update.version)
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def fed_checksums(self) -> list[int]:
+        """Checksums of the packets as they were fed in by the last update that went well."""
+        return list(self._transfer.receiver.checksums)
 
     def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
@@ -233,7 +239,7 @@ class RolloutEngine(Worker):
     def _obey(self, order: dict[str, Any]) -> None:
         """Do what rank 0 does: take requests in, or take a step."""
         if "enter" in order:
-            requests = [RolloutRequest(**{**fields, "prompt": tuple(fields["prompt"])}) for fields in order["enter"]]
+            requests = [RolloutRequest(**fields) for fields in order["enter"]]
             self._add(requests, self.outbox)
         else:
             self._step()

@@ -26,8 +26,8 @@ def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str 
         stop=texts or None,
         stop_token_ids=[part for part in stop if isinstance(part, int)] or None,
         include_stop_str_in_output=True,
-        max_tokens=request.max_tokens,
-        ignore_eos=ignores_eos,
+        max_tokens=request.lengths[index] if request.lengths else request.max_tokens,
+        ignore_eos=ignores_eos or bool(request.lengths),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

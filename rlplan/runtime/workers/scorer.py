@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.logprob_model import LogprobModel, judge_packed
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
 from rlplan.runtime.workers.memory_meter import storage_bytes
@@ -38,23 +38,14 @@ class Scorer(Worker):
         else:
             language_model = load_language_model(model_folder).requires_grad_(False)
             self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
-        self.pad_token = int(getattr(self.model.language_model.config, "pad_token_id", None) or 0)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
         """Of each response, micro-batch by micro-batch."""
-        micro = self.job.workload.micro_batch_size_per_gpu
-        scores: list[tuple[float, ...]] = []
-        for first in range(0, len(pairs), micro):
-            part = pairs[first : first + micro]
-            if self.role == Role.REWARD:
-                batch = whole_sequences(part, self.pad_token)
-                judged = self.model(batch)
-            else:
-                batch = make_batch(part, self.pad_token)
-                judged, _ = self.model(batch)
-            scores += [tuple(each.tolist()) for each in judged.split(batch.lengths)]
-        return scores
+        max_tokens = self.job.max_tokens_per_micro_batch
+        if self.role == Role.REWARD:
+            return judge_packed(whole_sequences(pairs), max_tokens, self.model)
+        return judge_packed(pairs, max_tokens, lambda batch: self.model(batch)[0])
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of the frozen parameters."""

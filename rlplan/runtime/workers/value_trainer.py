@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.experience import SequencePair, TrainSample
-from rlplan.runtime.logprob_model import make_batch
+from rlplan.runtime.logprob_model import judge_packed, make_batch
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.runtime.start_checkpoint import load_scalar_model
 from rlplan.runtime.value_model import ValueModel
@@ -35,19 +35,15 @@ class ValueTrainer(PolicyTrainer):
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair]) -> list[tuple[float, ...]]:
         """What the state before each response token is worth, micro-batch by micro-batch."""
-        micro = self.job.workload.micro_batch_size_per_gpu
-        scores: list[tuple[float, ...]] = []
-        for first in range(0, len(pairs), micro):
-            batch = make_batch(pairs[first : first + micro], self.pad_token)
-            scores += [tuple(part.tolist()) for part in self.engine.module(batch).split(batch.lengths)]
-        return scores
+        return judge_packed(pairs, self.job.max_tokens_per_micro_batch, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples, self.pad_token)
+        batch = make_batch(samples)
         values = self.engine(batch)
         returns = torch.tensor([value for sample in samples for value in sample.returns])
         old_values = torch.tensor([value for sample in samples for value in sample.values])
-        weights = torch.tensor(token_weights, dtype=torch.float32).repeat_interleave(torch.tensor(batch.lengths))
+        spread = [weight for s, each in zip(samples, token_weights, strict=True) for weight in s.spread(each)]
+        weights = torch.tensor(spread, dtype=torch.float32)
         loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, self.job.algorithm.value_clip)
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
         difference = (returns - values.detach()).double()

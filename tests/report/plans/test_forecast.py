@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.memory.ledger import Bound
 from rlplan.planner.budget import Budget
-from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.report import timeline
 from rlplan.report.plans.forecast import Forecast, forecast_budget, forecast_job
 from rlplan.report.plans.gantt import lanes_of

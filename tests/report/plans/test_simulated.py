@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.budget import Budget
-from rlplan.planner.gpu_remedies import find_budget
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.report import timeline
 from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.plans.simulated import Played, phase_of, read_played, simulation_page, staleness_chart

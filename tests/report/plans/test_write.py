@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlplan.errors import SpecError
+from rlplan.planner.answers.plan_file import write_gpu_plan
 from rlplan.planner.budget import Budget, Verdict
-from rlplan.planner.gpu_remedies import find_budget
-from rlplan.planner.plan_file import write_gpu_plan
+from rlplan.planner.gpu.remedies import find_budget
 from rlplan.report.plans.budget_page import budget_page
 from rlplan.report.plans.forecast import forecast_budget
 from rlplan.report.plans.job_page import job_page

@@ -1,0 +1,315 @@
+"""Weight sync, all transports side by side: 40 M parameters in bf16 from a trainer's process to an engine's.
+
+Measures, in one run: what this box copies within a process; for each transport and content, seconds until every tensor
+is readable in another process, and with vLLM in that process the whole update and the engine's own part of it. For
+deltas: the share of bytes that AdamW at a learning rate of 1e-6 changes, on fp32 master weights and bf16 copies.
+
+`python benchmarks/bench_sync.py [--write]`: a table; with `--write` also reports/runtime/sync.{md,csv,svg}.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "reports" / "runtime"
+NUM_UPDATES, NUM_DELTAS, LEARNING_RATE = 7, 4, 1e-6
+CASES = [(transport, content) for transport in ("shared_memory", "gloo", "disk") for content in ("full", "delta")]
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "OMP_NUM_THREADS": "2",
+}
+
+
+def make_policy(folder: Path) -> None:
+    """8 layers, hidden 512, vocabulary 32,768, tied: 40 M parameters, bf16, drawn at random."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=32768,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    source = ROOT / "examples" / "models" / "sorter"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (source / name).exists():
+            (folder / name).write_bytes((source / name).read_bytes())
+
+
+def make_job(folder: Path, content: str = "full") -> Any:
+    """The job of an engine with that policy."""
+    from rlplan.spec.job import load_job
+
+    overrides = ("rollout.dtype=bfloat16", "training.dtype=bfloat16", "rollout.kv_cache_memory=64MiB")
+    more = (f"policy.path={folder}", f"placement.sync_content={content}")
+    return load_job(ROOT / "examples" / "quickstart.yaml", (*overrides, *more))
+
+
+def read(pipe: Connection, folder: Path) -> None:
+    """The other process, without an engine: it opens channels and reads."""
+    import torch
+
+    from rlplan.memory.weight_sync import policy_packets
+    from rlplan.runtime.weight_sync.receiver import PolicyReceiver
+
+    torch.set_num_threads(1)
+    job = make_job(folder)
+    packets = policy_packets(job, job.load_model())
+    receivers: list[PolicyReceiver] = []
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        what, *arguments = message
+        if what == "open":
+            endpoint, takes_deltas = arguments
+            receivers = [PolicyReceiver(packets, torch.bfloat16, 0, takes_deltas=takes_deltas)]
+            receivers[0].open(endpoint)
+            pipe.send(None)
+        else:
+            total = sum(tensor.numel() for _, tensor in receivers[0].tensors(*arguments))
+            pipe.send({"readable_at": time.monotonic(), "numel": total})
+
+
+def engine(pipe: Connection, folder: Path) -> None:
+    """The other process, with vLLM in it."""
+    from rlplan.emit.vllm import engine_arguments
+    from rlplan.runtime.workers.rollout_engine import RolloutEngine
+
+    job = make_job(folder)
+    worker = RolloutEngine("rollout_engine/0", job, engine_arguments(job), 2)
+    worker.invoke("import_libraries")
+    worker.invoke("start", str(folder))
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        what, *arguments = message
+        if what == "open":
+            endpoint, takes_deltas = arguments
+            worker.job = make_job(folder, "delta" if takes_deltas else "full")
+            worker._transfer.receiver = None
+            worker.invoke("open_channel", endpoint, 0)
+            pipe.send(None)
+        else:
+            start = time.monotonic()
+            report = worker.invoke("receive_weights", *arguments)
+            pipe.send({"readable_at": time.monotonic(), "update_s": time.monotonic() - start, **report})
+
+
+class Other:
+    """The other process."""
+
+    def __init__(self, target: Any, folder: Path) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=target, args=(theirs, folder), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.wait(180)
+
+    def wait(self, seconds: float = 60.0) -> Any:
+        """Its answer."""
+        if not self.pipe.poll(seconds):
+            raise TimeoutError("the other process does not answer")
+        return self.pipe.recv()
+
+    def close(self) -> None:
+        """End it."""
+        self.pipe.send(None)
+        self.process.join(20)
+        self.process.kill()
+
+
+def copy_rate() -> float:
+    """Bytes a second of a copy between two large tensors of this process, one thread: the best of some."""
+    import torch
+
+    source, target = (torch.ones(80_000_000, dtype=torch.uint8) for _ in range(2))
+    best = float("inf")
+    for _ in range(9):
+        start = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - start)
+    return source.numel() / best
+
+
+def trained(model: Any) -> Iterator[float]:
+    """AdamW steps at the learning rate on fp32 masters; the model gets their bf16 copies. Yields the loss."""
+    import torch
+
+    masters = [parameter.detach().float().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        tokens = torch.randint(0, 32768, (2, 64), generator=generator)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+        yield float(loss)
+
+
+def measure(other: Other, folder: Path, model: Any, transport: str, content: str) -> dict[str, Any]:
+    """Medians of a transport and content."""
+    import torch
+
+    from rlplan.memory.weight_sync import policy_packets
+    from rlplan.runtime.weight_sync.channel import Endpoint, Update
+    from rlplan.runtime.weight_sync.sender import PolicySender
+    from rlplan.runtime.weight_sync.source import WeightSource
+    from rlplan.vocabulary import Transport
+
+    job = make_job(folder)
+    sender = PolicySender(policy_packets(job, job.load_model()), torch.bfloat16, sends_deltas=content == "delta")
+    path = tempfile.mkdtemp(prefix="rlplan-bench-sync-")
+    endpoint = sender.offer(Endpoint(Transport(transport), 1, dtype="bfloat16", path=path, timeout_s=60.0))
+    other.pipe.send(("open", endpoint, content == "delta"))
+    sender.open()
+    other.wait()
+    steps = trained(model)
+    rows = []
+    for serial in range(1, (NUM_DELTAS + 1 if content == "delta" else NUM_UPDATES) + 1):
+        if content == "delta" and serial > 1:
+            next(steps)
+        update = Update(serial, serial, serial == 1, 60.0)
+        start = time.monotonic()
+        other.pipe.send(("receive", update))
+        report = sender.send(WeightSource(model), update)
+        answer = other.wait()
+        seconds = answer["readable_at"] - start
+        rows.append({"seconds": seconds, "share": report.num_bytes / report.full_bytes, **answer})
+    sender.close()
+    rows = rows[1:]
+    full = sum(packet.bucket.num_bytes for packet in sender.packets)
+    result = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "readable_at"}
+    return {"transport": transport, "content": content, "full_bytes": full, **result}
+
+
+def run() -> dict[str, Any]:
+    """Everything, in one run."""
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="rlplan-bench-") as name:
+        folder = Path(name)
+        make_policy(folder)
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        answer: dict[str, Any] = {"copy_bytes_per_s": copy_rate()}
+        for key, target in (("readable", read), ("engine", engine)):
+            other = Other(target, folder)
+            answer[key] = [measure(other, folder, model, *case) for case in CASES]
+            other.close()
+        answer["copy_bytes_per_s"] = max(answer["copy_bytes_per_s"], copy_rate())
+        return answer
+
+
+def table(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row a transport and content."""
+    rows = []
+    for readable, whole in zip(answer["readable"], answer["engine"], strict=True):
+        rate = readable["full_bytes"] / readable["seconds"]
+        rows.append(
+            {
+                "transport": readable["transport"],
+                "content": readable["content"],
+                "share of bytes sent": round(readable["share"], 4),
+                "readable, ms": round(1e3 * readable["seconds"], 1),
+                "readable, GB/s": round(rate / 1e9, 2),
+                "of the copy rate": round(rate / answer["copy_bytes_per_s"], 2),
+                "whole update with vLLM, ms": round(1e3 * whole["seconds"], 1),
+                "vLLM's own part, ms": round(1e3 * whole["applied_s"], 1),
+                "ours adds": round(whole["seconds"] / whole["applied_s"] - 1, 3),
+            }
+        )
+    return rows
+
+
+def write(answer: dict[str, Any]) -> None:
+    """reports/runtime/sync.md, .csv and .svg."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    rows = table(answer)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "sync.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    names = [f"{row['transport']}\n{row['content']}" for row in rows]
+    mpl.rcParams["svg.hashsalt"] = "rlplan"
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    applied = [row["vLLM's own part, ms"] for row in rows]
+    axes.bar(names, applied, color="#5b7db1", label="vLLM's own part")
+    rest = [row["whole update with vLLM, ms"] - own for row, own in zip(rows, applied, strict=True)]
+    axes.bar(names, rest, bottom=applied, color="#d98b3a", label="the way there")
+    axes.plot(names, [row["readable, ms"] for row in rows], "k_", markersize=18, label="readable, without an engine")
+    axes.set_ylabel("milliseconds an update")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FOLDER / "sync.svg", metadata={"Date": None})
+    head = "| " + " | ".join(rows[0]) + " |\n|" + " --- |" * len(rows[0]) + "\n"
+    body = "".join("| " + " | ".join(str(value) for value in row.values()) + " |\n" for row in rows)
+    (FOLDER / "sync.md").write_text(TEXT.format(rate=answer["copy_bytes_per_s"] / 1e9, table=head + body))
+
+
+TEXT = """# Weight sync: transports side by side
+
+40 M parameters in bf16 (8 layers, hidden 512, vocabulary 32,768, tied), from a trainer's process to an engine's on
+a host of two cores; medians. In the same run this box copied {rate:.1f} GB/s within a process (80 MB, one thread).
+Written by `python benchmarks/bench_sync.py --write`.
+
+{table}
+- *readable*: from the call to send until every tensor was handed out in the other process, checksums and all.
+- *vLLM's own part*: taking the model apart, its layerwise reload, packing. *ours adds*: the rest of the whole update.
+- *delta*: after AdamW steps at a learning rate of 1e-6 on fp32 master weights; *GB/s* counts the weights brought up to
+  date, not the bytes sent.
+
+![Seconds of an update](sync.svg)
+"""
+
+
+def main() -> None:
+    """Print a table; write the report where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    answer = run()
+    print(f"copies within a process: {answer['copy_bytes_per_s'] / 1e9:.1f} GB/s")
+    for row in table(answer):
+        print(json.dumps(row))
+    if arguments.write:
+        write(answer)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

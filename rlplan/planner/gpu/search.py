@@ -1,0 +1,244 @@
+"""Search on GPUs: the best candidate whose every moment fits, with its whole ledger, and what else there was.
+
+In: a BudgetSpec and its setting. Out: a Budget: what was chosen, its ledger, verdict, seconds, runners-up and risks, or
+the nearest that does not fit. Left out: the order in which candidates are looked at (gpu_best_first.py).
+
+Where every candidate has all GPUs, seconds of a step, tokens per second and dollars per token are one order. The
+objectives `gpus` and `cost` try smaller numbers of GPUs too (gpu_counts.py).
+"""
+
+from dataclasses import replace
+from itertools import islice
+
+from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.schedule import Schedule
+from rlplan.errors import NoFeasiblePlanError
+from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
+from rlplan.memory.ledger import MemoryLedger
+from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
+from rlplan.planner.gpu.best_first import BestFirst, FrameFront
+from rlplan.planner.gpu.candidates import GpuCandidate, GpuSpace, Impossible
+from rlplan.planner.gpu.counts import on_best_count
+from rlplan.planner.gpu.rated import Rated, Rater
+from rlplan.spec.budget import BudgetSpec
+from rlplan.units import format_bytes, format_seconds
+from rlplan.vocabulary import Placement
+
+NUM_RUNNERS_UP = 5
+SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+MANY = 50_000
+"""Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
+MAX_LOOKED_AT = 100
+"""Candidates behind the best that are looked at for runners-up of other families."""
+
+
+class GpuSearch:
+    """One search of a budget."""
+
+    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
+        self.budget, self.setting = budget, setting
+        self.rater = Rater(budget, setting)
+        self.roles, self.times = self.rater.roles, self.rater.times
+        self.space = GpuSpace(budget, setting)
+        self._fronts: dict[tuple[GpuStep, int], FrameFront] = {}
+
+    def run(self, *, with_others: bool = True) -> Budget:
+        """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
+        placements would need.
+
+        Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
+        """
+        if self.budget.objective in ("gpus", "cost"):
+            chosen = on_best_count(self)
+            return chosen._run(with_others=with_others)
+        return self._run(with_others=with_others)
+
+    def on(self, num_gpus: int) -> "GpuSearch":
+        """The same search on fewer GPUs."""
+        return self if num_gpus == self.setting.num_gpus else GpuSearch(self.budget, self.setting.with_gpus(num_gpus))
+
+    def _run(self, *, with_others: bool) -> Budget:
+        if not self.space.frames:
+            raise _nothing_possible(self.space.impossible)
+        best, stream, num_rated = self.best()
+        others = self._others(best, stream) if with_others and stream is not None else ()
+        num_rated += stream.num_rated if stream is not None else 0
+        best = best.with_alternatives(others, (), SearchStats(self.space.num_candidates, num_rated))
+        if not with_others:
+            return best
+        considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
+        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        rest = (placement for placement in there if placement is not best.candidate.step.placement)
+        return best.with_considered((*considered, *(self._other(placement, best.timing.seconds) for placement in rest)))
+
+    def better_than(self, verdict: Verdict) -> Budget | None:
+        """The best candidate with a better verdict than that; None where there is none."""
+        for rank in range(verdict.rank):
+            for one in self.stream(rank):
+                budget = self.whole(one)
+                if budget.verdict.rank <= rank:
+                    return budget
+        return None
+
+    def best(self) -> "tuple[Budget, BestFirst | None, int]":
+        """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
+        num_rated = 0
+        for rank in (0, 1):
+            stream = self.stream(rank)
+            for one in stream:
+                budget = self.whole(one)
+                if budget.verdict.rank <= rank:
+                    return budget, stream, num_rated
+            num_rated += stream.num_rated
+        return self.whole(self.nearest()), None, num_rated
+
+    def pareto(self) -> tuple[Alternative, ...]:
+        """Of every share of a GPU that is left free (SPARED) the fastest candidate that surely fits, where more room
+        costs time. Exact at these shares; what KV cache a candidate gives up for its headroom is counted.
+        """
+        found: list[Alternative] = []
+        for share in SPARED:
+            spared = GpuSearch(self.budget, self.setting.with_capacity(1 - share))
+            for one in islice(spared.stream(0), 1):
+                here = self.alternative(one)
+                lost = [there for there in found if there.timing.seconds >= here.timing.seconds * (1 - 1e-9)]
+                found = [there for there in found if there not in lost]
+                found.append(here)
+        return tuple(found)
+
+    def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
+        """Candidates that fit with a rank, the best first: all, or those of a placement."""
+        frames = [frame for frame in self.space.frames if placement in (None, frame.placement)]
+        for frame in frames:
+            if (frame, rank) not in self._fronts:
+                self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
+        return BestFirst([self._fronts[frame, rank] for frame in frames])
+
+    def rate(self, candidate: GpuCandidate) -> Rated:
+        """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
+        return self.rater.rate(candidate)
+
+    def nearest(self, placement: Placement | None = None) -> Rated:
+        """Where nothing fits: the candidate that overflows least, of those that save the most memory.
+
+        Counts: of each layout the leanest chain's smallest pass, beside every engine.
+        """
+        found: list[tuple[tuple[float, float], int, GpuCandidate]] = []
+        for frame in self.space.frames:
+            if placement in (None, frame.placement):
+                chains = self.space.chains(frame)
+                leanest = max(sum(chain.lean) for chain in chains)
+                last = [chain.choices[-1] for chain in chains if sum(chain.lean) == leanest]
+                for trainer in last:
+                    for engine in self.space.engines(frame):
+                        transport = self.space.transports(frame, engine)[0]
+                        candidate = self.space.candidate(frame, trainer, engine, transport)
+                        found.append((self.rater.excess(candidate), len(found), candidate))
+        return self.rate(min(found)[2])
+
+    def whole(self, one: Rated) -> Budget:
+        """The budget of a rated candidate, with its whole ledger."""
+        candidate = one.candidate
+        schedule = build_gpu_schedule(candidate.step)
+        ledger = self._ledger(one, schedule)
+        kv = None
+        if candidate.step.has_rollouts:
+            demand, _, _ = self.roles.demand(candidate.step, candidate.engine)
+            kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
+        verdict = Verdict.of(
+            ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory
+        )
+        return Budget(
+            self.budget,
+            self.setting,
+            candidate,
+            schedule,
+            ledger,
+            verdict,
+            kv,
+            0.0 if verdict is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
+            one.timing,
+        )
+
+    def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
+        lengths = self.roles.lengths
+        three = (lengths.mean, self.roles.usual_len, float(self.budget.workload.max_response_len))
+        processes, hosts = [], self.roles.hosts(schedule)
+        for name, device in schedule.processes:
+            short, usual, longest = (self.roles.forecast(name, one.candidate, length, one.kv_cache) for length in three)
+            role = next(layout.role for layout in schedule.layouts if (name, device) in layout.processes)
+            host, alike = hosts[name]
+            processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
+        capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
+        others = self.roles.other_capacities(schedule)
+        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
+
+    def _others(self, best: Budget, stream: BestFirst) -> tuple[Alternative, ...]:
+        """The next best candidates of other families than those before them."""
+        families: set[tuple[object, ...]] = {_family(best.candidate)}
+        found: list[Alternative] = []
+        for one in islice(stream, MAX_LOOKED_AT):
+            if (family := _family(one.candidate)) not in families:
+                families.add(family)
+                found.append(self.alternative(one))
+            if len(found) == NUM_RUNNERS_UP:
+                break
+        return tuple(found)
+
+    def alternative(self, one: Rated) -> Alternative:
+        """A rated candidate that was not chosen."""
+        headroom = self.headroom(one)
+        peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
+        return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
+
+    def headroom(self, one: Rated) -> int:
+        """Bytes that the fullest moment of a GPU leaves at the high end, with the KV cache."""
+        need = self.roles.fit(one.candidate)
+        return (
+            min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
+        )
+
+    def _other(self, placement: Placement, chosen_s: float) -> Considered:
+        """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
+        if self.space.num_candidates > MANY:
+            least = min(front.first_bound for front in self.stream(1, placement).fronts)
+            words = "nothing of it that fits is faster"
+            if least[0] > chosen_s:
+                words = f"takes at least {format_seconds(least[0])} a step"
+            return Considered(placement, None, words)
+        streams = (self.stream(rank, placement) for rank in (0, 1))
+        found = next((one for stream in streams for one in islice(stream, 1)), None)
+        return self._considered(found or self.nearest(placement))
+
+    def _considered(self, one: Rated) -> Considered:
+        capacity = self.setting.capacity
+        where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
+        if one.need.slack_host < 0:
+            needed = format_bytes(one.need.host)
+            room = format_bytes(self.setting.host_capacity or 0)
+            return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")
+        if one.rank == 2 and one.need.expected <= capacity:
+            return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
+        if one.rank == 2:
+            return Considered(one.candidate.step.placement, one, f"needs {where}")
+        seconds = format_seconds(one.timing.seconds)
+        words = (
+            f"would fit too, {seconds} a step" if one.rank == 0 else f"would fit in expectation only, {seconds} a step"
+        )
+        return Considered(one.candidate.step.placement, one, f"{words} ({where})")
+
+
+def _family(candidate: GpuCandidate) -> tuple[object, ...]:
+    """What a candidate has in common with those that differ in sizes of batches and in how they hand over alone."""
+    trainer = replace(candidate.trainer, micro_batch=0, max_tokens=0)
+    return candidate.step, trainer, replace(candidate.engine, max_num_seqs=0)
+
+
+def _nothing_possible(impossible: tuple[Impossible, ...]) -> NoFeasiblePlanError:
+    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
+    return NoFeasiblePlanError(
+        "no layout can be built for this budget",
+        where="placement, training, gpus",
+        rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
+        way_out="leave the choices on auto, or change the number of GPUs",
+    )

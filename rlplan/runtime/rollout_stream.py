@@ -1,0 +1,139 @@
+"""RolloutStream: generation that goes on by itself, and what it has made, until a step takes it.
+
+In: how to ask for the n-th prompt's rollouts, and a Lead. Out: the oldest complete groups, and measurements.
+Left out: what becomes of them (steps.py). Which may be begun and which must be waited for is simulate/staleness.py's
+rule, so that a run does what was simulated.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rlplan.dataflow.graph import Lead
+from rlplan.errors import RunError
+from rlplan.runtime.experience import FinishedRequest, RolloutRequest
+from rlplan.runtime.fleet import Fleet
+from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.simulate.staleness import must_be_waited_for, num_allowed
+
+COLLECT_S = 0.05
+"""How long an engine waits for completions before it answers with none: new prompts are sent at least as often."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWork:
+    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait."""
+
+    num_prompts: int
+    num_steps: int
+    deadline_s: float
+
+
+class RolloutStream:
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
+
+    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+        self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
+        self.version = 0
+        self._num_begun = 0
+        self._open: dict[str, tuple[int, int]] = {}
+        self._complete: dict[int, FinishedRequest] = {}
+        self._measurements: list[Measurement] = []
+        self._is_held = self._is_closed = False
+        self._changed = threading.Condition()
+        self._submitting = threading.Lock()
+
+    def run(self) -> None:
+        """Begin and collect until every step's prompts are complete, or the stream is closed."""
+        while True:
+            self._begin()
+            with self._changed:
+                if self._is_closed or (
+                    not self._open and self._num_begun == self.work.num_prompts * self.work.num_steps
+                ):
+                    return
+            at_least = max(1, self.work.num_prompts // 4)
+            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
+            with self._changed:
+                for finished in collected:
+                    number, _ = self._open.pop(finished.id)
+                    self._complete[number] = finished
+                self._measurements += measurements
+                self._changed.notify_all()
+
+    def take(self, count: int) -> list[tuple[int, FinishedRequest]]:
+        """The `count` oldest complete groups by number, once none is left out that would become too old."""
+        self._wait(lambda: self._is_ready(count), f"{count} complete groups")
+        with self._changed:
+            chosen = sorted(self._complete)[:count]
+            return [(number, self._complete.pop(number)) for number in chosen]
+
+    def take_measurements(self) -> list[Measurement]:
+        """Of the engine, since the last time."""
+        with self._changed:
+            taken, self._measurements = self._measurements, []
+            return taken
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Nothing is begun inside the block. Without interruption it begins when nothing is under way any more."""
+        with self._changed:
+            self._is_held = True
+        with self._submitting:  # what is just being sent arrives first
+            pass
+        if not self.lead.interrupts:
+            self._wait(lambda: not self._open, "the end of what is under way")
+        with self.fleet.paused(self.work.deadline_s):
+            yield
+        with self._changed:
+            self.version += 1
+            self._is_held = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let `run` end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        with self._submitting:
+            with self._changed:
+                requests = [] if self._is_held else self._next_requests()
+            if requests:
+                self.fleet.submit(requests, self.work.deadline_s)
+
+    def _next_requests(self) -> Sequence[RolloutRequest]:
+        work = self.work
+        allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
+        last = min(allowed, work.num_prompts * work.num_steps)
+        requests = []
+        for number in range(self._num_begun, last):
+            request = self.request_of(number)
+            self._open[request.id] = (number, self.version)
+            requests.append(request)
+        self._num_begun = max(self._num_begun, last)
+        return requests
+
+    def _is_ready(self, count: int) -> bool:
+        begun = [version for _, version in self._open.values()]
+        late = must_be_waited_for(begun, self.version, self.lead.max_staleness)
+        return len(self._complete) >= count and not late
+
+    def _wait(self, is_over: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.work.deadline_s
+        with self._changed:
+            while not is_over():
+                if self._is_closed or not self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
+                    self._give_up(deadline, what)
+
+    def _give_up(self, deadline: float, what: str) -> None:
+        if self._is_closed or time.monotonic() > deadline:
+            raise RunError(
+                f"{what} did not come" + ("" if self._is_closed else f" within {self.work.deadline_s:.0f} s"),
+                where=", ".join(self.fleet.processes),
+                rule="generation goes on beside the steps; every wait has a deadline (limits.action_timeout_s)",
+                way_out="read the engine's log; raise the limit if rollouts are really that long",
+            )

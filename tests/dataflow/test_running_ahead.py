@@ -1,0 +1,22 @@
+"""An asynchronous step: generation waits for nothing, and a step takes what is there."""
+
+from rlplan.dataflow.build import build_step_graph
+from rlplan.dataflow.graph import Lead
+from rlplan.dataflow.running_ahead import run_ahead
+from tests.factories import make_job
+
+
+def test_nothing_in_a_step_waits_for_generation_and_it_for_nothing() -> None:
+    graph = run_ahead(build_step_graph(make_job()), 2, interrupts=True)
+    after = {call.id: call.after for call in graph.step}
+    assert after["generate"] == ()
+    assert all("generate" not in names for names in after.values())
+    assert after["verify"] == after["score/reference"] == ("take_rollouts",)
+    assert graph.lead == Lead("generate", 2, interrupts=True)
+
+
+def test_all_else_stays_as_it_is() -> None:
+    before = build_step_graph(make_job())
+    graph = run_ahead(before, 1, interrupts=False)
+    assert (graph.start, graph.finish) == (before.start, before.finish)
+    assert {call.id for call in graph.step} == {call.id for call in before.step} | {"take_rollouts"}

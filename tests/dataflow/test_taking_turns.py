@@ -1,0 +1,77 @@
+"""A colocated step: the engine goes before anybody else computes, and comes back with the new weights."""
+
+import itertools
+
+import pytest
+
+from rlplan.dataflow.build import build_step_graph
+from rlplan.dataflow.graph import StepGraph
+from rlplan.dataflow.taking_turns import Turns, take_turns
+from rlplan.vocabulary import Role
+from tests.factories import make_job
+
+ALL = (Role.POLICY, Role.REFERENCE)
+
+
+def made(sleeps: bool = False, parked: tuple[Role, ...] = (), **overrides: object) -> StepGraph:
+    return take_turns(build_step_graph(make_job(**overrides)), Turns(sleeps, parked))
+
+
+def test_a_stopped_engine_starts_again_from_the_saved_weights() -> None:
+    assert [call.id for call in made().step] == [
+        "generate",
+        "stop_engine",
+        "verify",
+        "score/reference",
+        "compute_advantages",
+        "train_forward_backward",
+        "optimizer_step",
+        "save_weights",
+        "start_engine",
+        "evaluate",
+    ]
+
+
+def test_a_sleeping_engine_wakes_for_the_weights_first_and_for_its_cache_last() -> None:
+    ids = [call.id for call in made(sleeps=True, parked=(Role.POLICY,)).step]
+    order = ["sleep_engine", "reload_role/policy", "train_forward_backward", "wake_weights", "sync_weights"]
+    assert [ids.index(name) for name in order] == sorted(ids.index(name) for name in order)
+    assert ids[-3:] == ["offload_role/policy", "wake_kv_cache", "evaluate"]
+
+
+def test_a_parked_role_is_there_only_while_it_works() -> None:
+    ids = [call.id for call in made(parked=ALL).step]
+    assert ids[ids.index("score/reference") - 1] == "reload_role/reference"
+    assert ids[ids.index("score/reference") + 1] == "offload_role/reference"
+    assert ids[ids.index("train_forward_backward") - 1] == "reload_role/policy"
+    assert ids[ids.index("save_weights") + 1] == "offload_role/policy"
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+@pytest.mark.parametrize("parked", [(), ALL])
+def test_everything_is_one_chain_but_for_what_needs_no_device(sleeps: bool, parked: tuple[Role, ...]) -> None:
+    for part in (made(sleeps, parked).step, made(sleeps, parked).finish):
+        chain = [call for call in part if call.id != "verify"]
+        for before, call in itertools.pairwise(chain):
+            assert before.id in call.after
+    beside = {call.id: call.after for call in made(sleeps, parked).step}
+    assert beside["verify"] == ("generate",)
+    assert "verify" in beside["compute_advantages"]
+
+
+def test_the_engine_comes_up_last_and_the_policy_is_written_without_it() -> None:
+    start = made(parked=ALL).start
+    assert [call.id for call in start] == [
+        "start_trainer",
+        "start_scorer/reference",
+        "offload_role/policy",
+        "offload_role/reference",
+        "start_engine",
+        "evaluate",
+    ]
+    assert [call.id for call in made(parked=ALL).finish] == [
+        "evaluate",
+        "stop_engine",
+        "reload_role/policy",
+        "checkpoint",
+    ]

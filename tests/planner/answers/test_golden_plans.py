@@ -1,0 +1,65 @@
+"""Goldens of the example budgets: what is chosen, its bytes and its seconds, as they are today.
+
+A change of a formula, a profile or an example shows here as a diff. When the diff is what you wanted, write the files
+anew with `REGENERATE_GOLDENS=1 pytest tests/planner/answers/test_golden_plans.py` and commit them with the change.
+Numbers have five digits, so that they are the same on every machine.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json, totals, write_gpu_plan
+from rlplan.planner.answers.plan_results import choice_words, differences
+from rlplan.planner.budget import Budget
+from rlplan.planner.gpu.remedies import find_budget
+from rlplan.spec.budget import load_budget
+from tests.emit.test_goldens import GOLDENS, compare, one_line_an_item
+from tests.factories import EXAMPLES
+
+NAMES = ("grpo-7b-8xh100", "ppo-70b-64xh100", "grpo-671b-1024xh200", "grpo-lora-8b-1xrtx4090", "dpo-8b-8xa100")
+STATED = ("verdict", "peak_bytes", "binding", "kv_cache", "checkpoint_bytes", "tokens_per_s", "considered", "remedies")
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def budget(name: str) -> Budget:
+    return find_budget(load_budget(EXAMPLES / f"{name}.yaml"))
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def golden_of(budget: Budget) -> dict[str, Any]:
+    results = results_as_json(budget)
+    rivals = [
+        {"seconds": one.timing.seconds, "headroom_bytes": one.headroom_bytes, "verdict": one.verdict.value}
+        | {"differs": differences(one.candidate, budget.candidate)}
+        for one in budget.runners_up
+    ]
+    stated = {key: results[key] for key in STATED}
+    return {"chosen": choice_words(budget.candidate), "totals": totals(budget), "phases": results["step"]["phases"]} | {
+        "actions": results["step"]["actions"],
+        "runners_up": rivals,
+        **stated,
+    }
+
+
+def test_the_plan_is_the_golden_one(name: str, budget: Budget) -> None:
+    compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(rounded(golden_of(budget))))
+
+
+def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(budget: Budget, tmp_path: Path) -> None:
+    assert budget.verdict.value == "fits"
+    write_gpu_plan(budget, tmp_path / "plan.json")
+    assert golden_of(read_gpu_plan(tmp_path / "plan.json")) == golden_of(budget)

@@ -1,0 +1,218 @@
+"""The search on GPUs: what it adds up is what the ledger says, and what it chooses holds."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from rlplan.planner.budget import Budget, Verdict, read_setting
+from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.gpu.search import GpuSearch
+from rlplan.spec.budget import BudgetSpec, make_budget
+from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
+
+SMALL = "Qwen/Qwen2.5-0.5B"
+
+
+def budget(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> BudgetSpec:
+    return make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides)
+
+
+def search(spec: BudgetSpec) -> GpuSearch:
+    return GpuSearch(spec, read_setting(spec))
+
+
+def found(*arguments: str) -> Budget:
+    return find_budget(budget(*arguments))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("placement", list(Placement))
+def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
+    spec = budget(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
+    one = search(spec)
+    candidates = list(one.space)
+    for candidate in candidates[:: max(7, len(candidates) // 60)]:
+        rated = replace(one.rate(candidate), kv_cache=0)
+        whole = one.whole(rated)
+        need = one.roles.fit(candidate)
+        ledger = whole.ledger
+        for bound, expected in (("expected", need.expected), ("high", need.high)):
+            peaks = [ledger.device_peak(device, bound) for device in ledger.devices]  # type: ignore[arg-type]
+            assert max(peak.num_bytes for peak in peaks) == expected
+        assert ledger.host_peak().num_bytes == need.host
+
+
+def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_there() -> None:
+    one = search(budget("Qwen/Qwen2.5-7B"))
+    candidates = list(islice(one.space, 500))
+    rated = [one.rate(candidate) for candidate in candidates]
+    a_rating = min(_seconds(one.rate, candidates) for _ in range(20)) / len(candidates)
+    a_ledger = min(_seconds(one.whole, rated[:20]) for _ in range(3)) / 20
+    assert a_rating < a_ledger / 20
+
+
+def _seconds(work: Callable[[Any], object], on: Iterable[object]) -> float:
+    start = time.process_time()
+    for each in on:
+        work(each)
+    return time.process_time() - start
+
+
+def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xH100", "ppo")
+    low, high = answer.interval()
+    assert answer.verdict is Verdict.FITS
+    assert low <= answer.binding.num_bytes <= high <= answer.setting.capacity
+    assert answer.kv is not None
+    assert answer.kv.kv_cache_memory_bytes > 0
+    assert {row.role for row in answer.ledger.rows} >= {Role.POLICY, Role.VALUE, Role.REFERENCE}
+
+
+def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
+    spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
+    answer = find_budget(spec)
+    assert answer.verdict is Verdict.DOES_NOT_FIT
+    assert answer.remedies
+    change = answer.remedies[0].change.split()
+    assert find_budget(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
+
+
+def _changed(spec: BudgetSpec, *changes: str) -> BudgetSpec:
+    data = {key: value for key, value in spec.model_dump(mode="json").items() if value is not None}
+    return make_budget(data, changes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("workload.max_response_len=2048",), ("workload.max_response_len=8192",)),
+        (("training.recompute=full",), ("training.recompute=none",)),
+        (("training.logits=fused",), ("training.logits=plain",)),
+        (("workload.micro_batch_size_per_gpu=1",), ("workload.micro_batch_size_per_gpu=4",)),
+        (("training.optimizer=adamw_8bit",), ()),
+        (("training.ulysses=2",), ()),
+    ],
+)
+def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    fixed = (
+        "training.zero_stage=2",
+        "training.offloads_optimizer=false",
+        "placement.placement=disaggregated",
+        "training.recompute=none",
+        "workload.micro_batch_size_per_gpu=1",
+    )
+
+    def training_peak(overrides: tuple[str, ...]) -> int:
+        answer = found(SMALL, "8xH200", "grpo", *fixed, *overrides)
+        return answer.ledger.process_peak("policy_trainer/0").num_bytes
+
+    assert training_peak(one) < training_peak(other)
+
+
+def test_random_lengths_may_fit_in_expectation_only() -> None:
+    fixed = ("placement.placement=disaggregated", "training.zero_stage=3", "training.recompute=none")
+    lengths = "workload.response_lengths={kind: lognormal, median: 2000, sigma: 0.8}"
+    wide = found("meta-llama/Llama-3.2-1B", "2xH100", "grpo", *fixed, lengths, "workload.max_response_len=60000",
+                 "workload.micro_batch_size_per_gpu=1", "training.logits=plain", "workload.num_prompts_per_step=2",
+                 "rollout.max_num_batched_tokens=8192", "training.offloads_optimizer=false")  # fmt: skip
+    assert wide.verdict is Verdict.IN_EXPECTATION
+    assert 0 < wide.oom_risk < 1
+
+
+def test_two_preferences_pass_twice_the_tokens() -> None:
+    fixed = ("workload.micro_batch_size_per_gpu=1", "training.recompute=none", "training.zero_stage=3",
+             "training.offloads_optimizer=false")  # fmt: skip
+
+    def activations(algorithm: str, *more: str) -> int:
+        ledger = found(SMALL, "8xH200", algorithm, *fixed, *more).ledger
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.moment == "steady"]
+        return max(row.peak_bytes for row in rows if row.kind is MemoryKind.ACTIVATIONS)
+
+    assert activations("dpo") == pytest.approx(2 * activations("grpo", "placement.placement=hybrid"), rel=0.01)
+
+
+def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
+    for row in found().ledger.rows:
+        if row.space == "device":
+            assert row.low_bytes is not None
+            assert row.high_bytes is not None
+            assert row.low_bytes <= row.peak_bytes <= row.high_bytes
+        assert row.source
+        assert row.provenance in Provenance
+
+
+def test_a_host_counts_every_process_that_runs_on_it() -> None:
+    parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.parks=true", "placement.placement=colocated")
+    host = parked.ledger.host_peak()
+    assert host.num_bytes > 8 * 2 * parked.setting.policy.num_parameters / 8 * 2  # policy and value of eight ranks
+    assert parked.setting.host_capacity == 2 << 40
+
+
+def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
+    spec = budget(SMALL)  # 14 heads
+    candidates = list(search(spec).space)
+    assert {candidate.engine.tp for candidate in candidates} == {1, 2}
+
+
+def test_one_gpu_cannot_be_disaggregated() -> None:
+    impossible = search(budget(gpus="1xH100")).space.impossible
+    assert [(one.placement, one.reason) for one in impossible] == [
+        (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
+    ]
+
+
+def test_states_on_disk_leave_buffers_and_gradients_on_the_host() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.placement=hybrid")
+    on_host = found("meta-llama/Llama-3.1-70B", "8xH200", "grpo", *fixed)
+    on_disk = found("meta-llama/Llama-3.1-70B", "8xH200", "grpo", *fixed, "training.offload_device=nvme")
+    assert on_disk.ledger.host_peak().num_bytes < on_host.ledger.host_peak().num_bytes
+    assert on_host.swap_bytes == 0
+    assert on_disk.swap_bytes == pytest.approx(12 * on_disk.setting.policy.num_parameters, rel=0.01)
+
+
+def test_master_weights_in_sixteen_bits_halve_the_states() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=false", "placement.placement=hybrid")
+
+    def states(*overrides: str) -> int:
+        ledger = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, *overrides).ledger
+        kinds = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
+        held = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == "device"]
+        return sum(max(row.resident_bytes for row in held if row.kind is kind) for kind in kinds)
+
+    assert states("training.master_dtype=bfloat16") == pytest.approx(states() / 2, rel=1e-6)
+
+
+def test_parameters_that_are_offloaded_alone_leave_the_gpu() -> None:
+    fixed = ("training.zero_stage=3", "training.offloads_optimizer=false", "placement.placement=hybrid")
+
+    def weights(space: str, *overrides: str) -> int:
+        ledger = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", *fixed, *overrides).ledger
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.space == space]
+        return max((row.resident_bytes for row in rows if row.kind is MemoryKind.WEIGHTS), default=0)
+
+    assert weights("device", "training.offloads_parameters=true") < 0.1 * weights("device")
+    assert weights("host") == 0
+    assert weights("host", "training.offloads_parameters=true") >= weights("device")
+
+
+def test_a_cache_holds_one_longest_sequence_even_where_usual_ones_ask_for_less() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xH100", "grpo", "rollout.max_num_seqs=1")
+    assert answer.verdict is Verdict.FITS
+    assert answer.kv is not None
+    assert answer.kv.kv_cache_memory_bytes >= answer.kv.least_bytes
+
+
+def test_memory_that_gpu_and_host_share_is_counted_once() -> None:
+    answer = found("Qwen/Qwen2.5-1.5B", "1xgb10", "grpo", "training.lora={rank: 16}")
+    high = answer.interval()[1]
+    assert answer.verdict is Verdict.FITS
+    assert high + answer.ledger.host_peak().num_bytes <= answer.setting.capacity
+
+
+def test_hosts_are_as_they_are_said_to_be() -> None:
+    answer = found("Qwen/Qwen2.5-7B", "8xRTX4090", "grpo", "host_memory=512GiB", "gpus_per_host=8")
+    assert (answer.setting.host_capacity, answer.setting.gpus_per_host) == (512 << 30, 8)

@@ -1,0 +1,125 @@
+"""The exact search against every combination of the raw axes (oracle.py), on random jobs of at least 10,000."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from rlplan.errors import RlplanError
+from rlplan.planner.budget import read_setting
+from rlplan.planner.budget_checks import check_budget
+from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.rated import simplicity
+from rlplan.planner.gpu.search import GpuSearch
+from rlplan.spec.budget import BudgetSpec, make_budget
+from tests.planner.gpu.oracle import Oracle, Tried
+
+LEAST = 10_000
+MOST, MOST_NIGHTLY = 12_000, 60_000
+MODELS = (
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-1.5B",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.2-3B",
+    "Qwen/Qwen2.5-7B",
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen2.5-32B",
+    "Qwen/Qwen3-30B-A3B",
+)
+GPUS = ("RTX4090", "L40S", "A100", "H100", "H200", "B200")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_finds_what_trying_everything_finds(seed: int) -> None:
+    _compare(seed, MOST)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20, 220))
+def test_the_search_finds_what_trying_everything_finds_on_more_jobs(seed: int) -> None:
+    _compare(seed, MOST_NIGHTLY)
+
+
+def _compare(seed: int, most: int) -> None:
+    spec = _job(Random(seed), most)
+    setting = read_setting(spec)
+    search = GpuSearch(spec, setting)
+    found = search.run(with_others=False)
+    tried = list(Oracle(spec, setting).run())
+    assert len(tried) >= LEAST
+    best = min(one.key for one in tried)
+    if best[0] == 2:
+        assert found.verdict.rank == 2
+        return
+    alike = [one for one in tried if one.key == best]
+    chosen = found.candidate
+    choice = chosen.step, chosen.trainer, chosen.engine, chosen.transport
+    kv_cache = found.kv.kv_cache_memory_bytes if found.kv else 0
+    busy = sum(action.cost.seconds for action in found.timing.actions)
+    mine = Tried(found.verdict.rank, found.timing.seconds, busy, choice, kv_cache)
+    assert mine.key == best, f"{spec}\n{mine}\n{alike[0]}"
+    assert (choice, kv_cache) in [(one.choice, one.kv_cache) for one in alike]
+    assert choice == min((one.choice for one in alike), key=lambda choice: simplicity(GpuCandidate(*choice)))
+    assert search.space.num_candidates <= len(tried)
+    assert found.stats.num_rated < len(tried) / 10
+
+
+def _job(random: Random, most: int) -> BudgetSpec:
+    """A job that can be asked for and has between LEAST and so many combinations."""
+    while True:
+        overrides = dict(_draw(random))
+        try:
+            top = {key: overrides.pop(key) for key in ("model", "algorithm", "gpus")}
+            spec = make_budget(top, [f"{key}={value}" for key, value in overrides.items()])
+            setting = read_setting(spec)
+            check_budget(spec, setting)
+            search = GpuSearch(spec, setting)
+        except RlplanError:
+            continue
+        if LEAST <= search.space.num_candidates <= most:
+            return spec
+
+
+def _draw(random: Random) -> Iterator[tuple[str, str]]:
+    """Keys of a budget; most choices are left open."""
+
+    def sometimes(key: str, *values: object, chance: float = 0.3) -> Iterator[tuple[str, str]]:
+        if random.random() < chance:
+            yield key, str(random.choice(values))
+
+    yield "model", random.choice(MODELS)
+    yield "gpus", f"{random.choice((2, 4, 4, 6, 8, 8, 16))}x{random.choice(GPUS)}"
+    yield "algorithm", random.choice(("grpo", "grpo", "ppo", "rloo", "dapo"))
+    target = random.choice(("rlplan", "rlplan", "rlplan", "fsdp2", "megatron"))
+    yield "target", target
+    prompts, samples = random.choice((8, 16, 32, 48, 128)), random.choice((2, 4, 8))
+    yield "workload.num_prompts_per_step", str(prompts)
+    yield "workload.num_samples_per_prompt", str(samples)
+    yield from sometimes("workload.mini_batch_size", prompts * samples // 2)
+    yield "workload.max_prompt_len", str(random.choice((256, 1024, 2048)))
+    yield "workload.max_response_len", str(random.choice((512, 2048, 8192)))
+    yield from sometimes(
+        "workload.response_lengths",
+        "{kind: lognormal, median: 600, sigma: 0.8}",
+        "{kind: uniform, low: 100, high: 500}",
+        chance=0.6,
+    )
+    for axis in ("ulysses", "tp", "pp", "cp", "ep"):
+        yield f"training.{axis}", random.choice(("auto", "auto", "auto", "1"))
+    yield "rollout.max_num_seqs", random.choice(("auto", "auto", "128"))
+    yield "rollout.has_expert_parallel", random.choice(("auto", "false"))
+    yield from sometimes("rollout.quantization", "auto")
+    yield from sometimes("training.zero_stage", *((2, 3) if target == "rlplan" else ("auto",)))
+    yield from sometimes("training.offloads_parameters", "auto")
+    yield from sometimes("training.recompute", "none", "full")
+    yield from sometimes("training.lora", "{rank: 16}", "{rank: 64, base: nf4}", chance=0.2)
+    yield from sometimes("training.offload_device", "nvme", chance=0.1)
+    yield from sometimes("placement.max_staleness", 1, 2, chance=0.4)
+    yield from sometimes("placement.placement", "colocated", "hybrid", "disaggregated", chance=0.2)
+    yield from sometimes("placement.parks", "true", "false", chance=0.2)
+    yield from sometimes("placement.reward_latency_s", 2.5, chance=0.2)
+    yield from sometimes("rollout.sleep_level", 1, 2, chance=0.2)
+    yield from sometimes("reward_model", "Qwen/Qwen2.5-0.5B", chance=0.2)
+    yield from sometimes("memory", "16GiB", "40GiB", chance=0.3)
+    yield from sometimes("host_memory", "128GiB", "256GiB", chance=0.2)
+    yield from sometimes("rollout.kv_cache_memory", "2GiB", chance=0.1)
