@@ -1,14 +1,20 @@
 """A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
 
-In: a Budget and the SimulationResult of its plan. Out: stdout.
+In: a Budget or a Plan, and the SimulationResult. Out: stdout.
 """
+
+from collections.abc import Mapping
 
 from rich.text import Text
 
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.budget import Budget
+from rlplan.planner.plan import Plan
 from rlplan.simulate.result import SimulationResult
+from rlplan.timing.cost import Cost
+from rlplan.timing.step import StepTiming
 from rlplan.units import format_rate, format_seconds
+from rlplan.vocabulary import Phase
 from rlplan_cli.render import new_table, stdout
 from rlplan_cli.render_plan import show_headline
 
@@ -16,34 +22,48 @@ from rlplan_cli.render_plan import show_headline
 def show_simulation(budget: Budget, result: SimulationResult) -> None:
     """How steps vary, what they are made of, who was busy, how old rollouts were."""
     show_headline(budget)
+    _show_steps(result)
+    _show_phases(budget.timing, phase_costs(budget.timing), result)
+    _show_groups(result, "GPUs")
+    _show_rollouts(result)
+
+
+def show_job_simulation(plan: Plan, result: SimulationResult) -> None:
+    """The same of a job's plan."""
+    assert plan.timing is not None, "what was played has its seconds"
+    _say(plan.job.name, f"{plan.schedule.placement}, {plan.job.hardware.num_devices} devices")
+    _show_steps(result)
+    _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
+    _show_groups(result, "cores")
+    _show_rollouts(result)
+
+
+def _show_steps(result: SimulationResult) -> None:
     half, most = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
     stdout.print(
         Text.assemble(
             (f"{format_seconds(result.mean_step_s)} a step", "bold"),
             f" in the mean of {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
-            f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} GPU-hours in all",
+            f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} device-hours in all",
         )
     )
-    _show_phases(budget, result)
-    _show_groups(result)
-    _show_rollouts(result)
 
 
-def _show_phases(budget: Budget, result: SimulationResult) -> None:
+def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:
     count = len(result.step_s)
     table = new_table("phase", "simulated", "formula", "of the step", title="One step, in the mean")
-    formula = {phase: cost.seconds for phase, cost in phase_costs(budget.timing).items()}
+    formula = {phase: cost.seconds for phase, cost in costs.items()}
     for phase, seconds in result.phase_s.items():
         mean = seconds / count
         if mean or phase in formula:
             share = f"{mean / result.mean_step_s:.0%}" if result.mean_step_s else "-"
             table.add_row(phase.value, format_seconds(mean), format_seconds(formula.get(phase, 0.0)), share)
-    table.add_row("step", format_seconds(result.mean_step_s), format_seconds(budget.timing.seconds), "")
+    table.add_row("step", format_seconds(result.mean_step_s), format_seconds(timing.seconds), "")
     stdout.print(table)
 
 
-def _show_groups(result: SimulationResult) -> None:
-    table = new_table("devices", "GPUs", "busy", "waiting a step", title="Who was busy")
+def _show_groups(result: SimulationResult, kind: str) -> None:
+    table = new_table("devices", kind, "busy", "waiting a step", title="Who was busy")
     for group in result.groups:
         waits = format_seconds(group.bubble_s / len(result.step_s))
         table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)

@@ -1,4 +1,4 @@
-"""`rlplan simulate`: play the steps of a plan for GPUs, with lengths that are drawn."""
+"""`rlplan simulate`: play the steps of a plan, with lengths that are drawn."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,27 +30,32 @@ def command(
 
     from rlplan.planner.answers.played import play
     from rlplan.planner.budget import Verdict
+    from rlplan.planner.played_job import play_job
+    from rlplan.planner.search import plan_from_file
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
-    from rlplan_cli.render_simulation import show_simulation
-    from rlplan_cli.sources import does_not_fit, needs_budget, read_question
+    from rlplan_cli.render_simulation import show_job_simulation, show_simulation
+    from rlplan_cli.sources import does_not_fit, read_question
     from rlplan_cli.waiting import waiting
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
-    if question.job is not None:
-        raise needs_budget("simulate", question.job)
     with waiting("playing"):
         budget = question.answered()
-        assert budget is not None, "a question that is not about a job is about a budget"
-        if budget.verdict is Verdict.DOES_NOT_FIT:
+        if budget is None:
+            plan = plan_from_file(question.needed_job, question.overrides)
+            result = play_job(plan, num_steps=steps, seed=seed)
+        elif budget.verdict is Verdict.DOES_NOT_FIT:
             raise does_not_fit(budget)
-        result = play(budget, num_steps=steps, seed=seed)
+        else:
+            result = play(budget, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
     if as_json:
         print_json(result.as_json())
+    elif budget is None:
+        show_job_simulation(plan, result)
     else:
         show_simulation(budget, result)
     if out is not None:

@@ -25,10 +25,11 @@ def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
 
 
 def parked_roles(job: JobSpec) -> tuple[Role, ...]:
-    """Roles whose states are moved away while they wait, where devices are shared in turns."""
-    if job.placement.parks == "none":
-        return ()
-    return (*job.trained_roles, *job.frozen_roles)
+    """Roles that are moved away while they wait, where devices are shared in turns: the frozen ones.
+
+    Trained roles stay: their worker cannot move its states yet.
+    """
+    return () if job.placement.parks == "none" else job.frozen_roles
 
 
 def place(

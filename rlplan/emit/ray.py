@@ -8,19 +8,19 @@ from typing import Any, Literal
 from rlplan.dataflow.layouts import Worker
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
-from rlplan.units import KIB, MIB
+from rlplan.timing.eager import MMAP_THRESHOLD
+from rlplan.units import MIB
 from rlplan.vocabulary import Role
 
-# A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
-# memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest.
-_MALLOC_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(128 * KIB),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * KIB),
-    "MALLOC_ARENA_MAX": "1",
-}
+_RELEASED = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD), "MALLOC_TRIM_THRESHOLD_": str(2 * MMAP_THRESHOLD)}
+"""A fixed mmap threshold makes glibc give every large tensor back to the system when it is freed, so that resident
+memory follows live bytes; without it glibc raises the threshold to 32 MiB as a program runs and keeps the rest."""
+_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Tensors below 32 MiB, the most that glibc accepts, come from a heap that is used again, warm, and is given back when
+an action ends. Its top is never given back by freeing: it moves all the time, and each time would fault again."""
 
 _COMMON_ENVIRONMENT = {
-    **_MALLOC_ENVIRONMENT,
+    "MALLOC_ARENA_MAX": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",
@@ -71,11 +71,13 @@ def ray_placement(plan: Plan) -> RayPlacement:
     devices = [f"cpu:{index}" for index in range(plan.job.hardware.num_devices)]
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
+    heap = _KEPT if plan.job.hardware.keeps_heap else _RELEASED
     for layout in plan.schedule.layouts:
         is_trainer = layout.worker.endswith("_trainer")
         threads = 1 if is_trainer else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
-            environment = {**_COMMON_ENVIRONMENT, **_WORKER_ENVIRONMENT[layout.worker], "OMP_NUM_THREADS": str(threads)}
+            environment = {**_COMMON_ENVIRONMENT, **heap, **_WORKER_ENVIRONMENT[layout.worker]}
+            environment["OMP_NUM_THREADS"] = str(threads)
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(
                 WorkerPlacement(

@@ -205,10 +205,16 @@ def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FL
     return block_saved_bytes(block_of(model), num_tokens, element_bytes)
 
 
-def head_saved_bytes(model: ModelSpec, num_tokens: int, num_response_tokens: int) -> int:
-    """Bytes in fp32 saved outside the layers: the last norm's input and output, the selected rows, the rotary table."""
-    rows = 3 * num_tokens * model.hidden_size + num_response_tokens * model.hidden_size
-    return FLOAT_BYTES * (rows + 2 * num_tokens * model.head_dim)
+def head_saved_bytes(
+    model: ModelSpec, num_tokens: int, num_response_tokens: int, element_bytes: int = FLOAT_BYTES
+) -> int:
+    """Bytes saved outside the layers.
+
+    Counts: the last norm's input in fp32, its normed value and its output, the selected rows, the rotary table.
+    """
+    e, h = element_bytes, model.hidden_size
+    rows = (FLOAT_BYTES + 2 * e) * num_tokens * h + e * num_response_tokens * h
+    return rows + 2 * e * num_tokens * model.head_dim
 
 
 def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:

@@ -1,20 +1,28 @@
-"""The peak inside one mini-batch's forward and backward passes under ZeRO-2: a walk from the loss to the embedding.
+"""The peak inside one mini-batch's forward and backward passes: a walk from the loss to the embedding.
 
-In: the persistent tensors of a rank and the sizes of its largest micro-batch. Out: bytes by kind at the largest moment.
+In: a rank's states and the sizes of its largest micro-batch. Out: bytes by kind at the largest moment.
 Left out: anything that overlaps.
 
-As the backward pass goes down the layers, activations are freed and gradients appear: in the reduction bucket, in a
-flat copy while it is reduced, and in this rank's own accumulator. With several micro-batches the last one holds the
-accumulated gradients beside the new ones.
+As the backward pass goes down the layers, activations are freed and gradients appear: as they are (stages 0 and 1), or
+in the reduction bucket, in a flat copy while it is reduced, and in this rank's own accumulator (stages 2 and 3). With
+several micro-batches the last one holds the accumulated gradients beside the new ones.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlplan.memory.activations import head_saved_bytes, layer_backward_bytes, layer_saved_bytes, mlp_freed_bytes
+from rlplan.memory.activations import (
+    checkpoint_bytes,
+    head_saved_bytes,
+    layer_backward_bytes,
+    layer_saved_bytes,
+    mlp_freed_bytes,
+)
+from rlplan.memory.block_families import block_of
 from rlplan.memory.logits import logits_bytes, probability_slice_bytes
-from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
+from rlplan.memory.training import TrainedRank
 from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
 
 
@@ -30,39 +38,42 @@ class MicroBatch:
 Moment = dict[MemoryKind, int]
 
 
-def forward_backward_peak(zero: ZeroTwo, micro: MicroBatch) -> Moment:
+def forward_backward_peak(rank: TrainedRank, micro: MicroBatch, *, is_first: bool = False) -> Moment:
     """Bytes by kind, beside weights, master weights and optimizer, at the largest moment of the passes.
 
+    is_first: before the first step, when stage 3's bucket is not touched yet.
     Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`).
     """
-    return max(_walk(zero, micro), key=lambda moment: sum(moment.values()))
+    return max(_walk(rank, micro, is_first=is_first and micro.count == 1), key=lambda moment: sum(moment.values()))
 
 
-def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
-    model = zero.model
-    accumulated = zero.gradient_bytes() if micro.count > 1 else 0
-    saved = layer_saved_bytes(model, micro.num_tokens)
-    head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens)
-    logits = logits_bytes(micro.num_response_tokens, model.head_width)
+def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[Moment]:
+    model, e = rank.model, rank.element_bytes
+    accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
+    layers = _Layers(rank, micro.num_tokens)
+    head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens, e)
+    logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
     slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
-    reduction = _Reduction(zero)
-    # End of the forward pass: everything saved, the last rows of logits and their exponentials.
-    yield _moment(saved * model.num_layers + head, logits + slices, accumulated, 0)
+    reduction = _reduction_of(rank, accumulates=micro.count > 1)
+    if is_first:
+        reduction.touched = 0
     table = _vocabulary_table(model)
+    whole = gathered_tensor_bytes(rank, table)
+    # End of the forward pass: everything saved, the last rows of logits and their exponentials.
+    yield _moment(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
     # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.
-    waiting = table.numel * FLOAT_BYTES
-    yield _moment(saved * model.num_layers + head, logits, accumulated + waiting, 0)
+    waiting = table.numel * e
+    yield _moment(layers.saved + head, logits, accumulated + waiting, whole + reduction.touched)
     if not model.has_tied_embeddings:
-        yield from _with_activations(reduction.add(table), saved * model.num_layers, 0, accumulated)
+        yield from _with_activations(reduction.add(table), layers.saved, 0, accumulated)
         waiting = 0
     last_norm = next(parameter for parameter in model.parameters if parameter.name == "model.norm.weight")
-    yield from _with_activations(reduction.add(last_norm), saved * model.num_layers, waiting, accumulated)
+    yield from _with_activations(reduction.add(last_norm), layers.saved, waiting, accumulated)
     for layer in reversed(range(model.num_layers)):
         for parameter in reversed(_layer_parameters(model, layer)):
-            attention_only = ".mlp." not in parameter.name
-            activations = saved * (layer + 1) + _in_flight(model, micro.num_tokens, attention_only=attention_only)
+            activations = layers.at(layer, attention_only=".mlp." not in parameter.name)
             yield from _with_activations(reduction.add(parameter), activations, waiting, accumulated)
-    table_bytes = _embedding(model).numel * FLOAT_BYTES
+    table_bytes = _embedding(model).numel * e
     if model.has_tied_embeddings:
         # The embedding's own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
         held = reduction.accumulator + accumulated + 3 * table_bytes
@@ -71,44 +82,119 @@ def _walk(zero: ZeroTwo, micro: MicroBatch) -> Iterator[Moment]:
     yield from _with_activations(reduction.flush(), 0, 0, accumulated)
 
 
-def _in_flight(model: ModelSpec, num_tokens: int, *, attention_only: bool) -> int:
-    """What the backward pass of the topmost live layer adds to its saved tensors, or takes off once its MLP is done."""
-    if attention_only:
-        return layer_backward_bytes(model, num_tokens) - mlp_freed_bytes(model, num_tokens)
-    return layer_backward_bytes(model, num_tokens)
+def gathered_tensor_bytes(rank: TrainedRank, parameter: Parameter) -> int:
+    """Bytes of one tensor while ZeRO-3 has it whole, and of what gloo receives it in.
+
+    Counts: 2 * e * its elements; nothing in other stages, on one rank, or for what stays gathered anyway.
+    Source: DeepSpeed 0.19.8, partition_parameters.py (`_all_gather_dtype`); gloo's all-gather copies out of a buffer.
+    """
+    settings = rank.states.settings
+    if settings.stage < 3 or settings.num_ranks == 1 or parameter.numel <= settings.persistence_threshold:
+        return 0
+    return 2 * rank.element_bytes * parameter.numel
+
+
+def kept_bucket_bytes(rank: TrainedRank) -> int:
+    """Bytes of the reduction bucket that stage 3 keeps between passes, as far as they were ever touched.
+
+    Counts: e * the elements of it that a whole backward pass fills. Source: stage3.py, `_setup_for_real_optimizer`.
+    """
+    settings = rank.states.settings
+    if settings.stage < 3:
+        return 0
+    fitting = sum(p.numel for p in rank.states.trainable if p.numel <= settings.reduce_bucket_size)
+    return rank.element_bytes * min(settings.reduce_bucket_size, fitting)
+
+
+class _Layers:
+    """What the decoder layers keep for the backward pass, and what is in flight inside it."""
+
+    def __init__(self, rank: TrainedRank, num_tokens: int) -> None:
+        model, e = rank.model, rank.element_bytes
+        self.num_layers = model.num_layers
+        self.one = layer_saved_bytes(model, num_tokens, e)
+        self.kept = checkpoint_bytes(block_of(model), num_tokens, e) if rank.recomputes_layers else self.one
+        self.saved = self.kept * model.num_layers
+        self.in_flight = layer_backward_bytes(model, num_tokens, e)
+        self.freed = mlp_freed_bytes(model, num_tokens, e)
+
+    def at(self, layer: int, *, attention_only: bool) -> int:
+        """Bytes while the backward pass is inside a layer: the lower ones, its own, less its MLP once that is done."""
+        return self.kept * layer + self.one + self.in_flight - (self.freed if attention_only else 0)
+
+
+class _Kept:
+    """Stages 0 and 1: gradients stay as they come until the step; later ones are added to them in place."""
+
+    def __init__(self, rank: TrainedRank) -> None:
+        self.element_bytes = rank.element_bytes
+        self.accumulator, self.touched = 0, 0
+
+    def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
+        """(gradient bytes, communication bytes) while one parameter's gradient arrives."""
+        self.accumulator += parameter.numel * self.element_bytes
+        yield self.accumulator, 0
+
+    def flush(self) -> Iterator[tuple[int, int]]:
+        """Nothing is reduced before the step."""
+        yield self.accumulator, 0
+
+
+class _AddedInPlace(_Kept):
+    """The same from the second micro-batch on: a gradient lives until it is added."""
+
+    def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
+        """(gradient bytes, communication bytes) while one parameter's gradient arrives."""
+        yield parameter.numel * self.element_bytes, 0
 
 
 class _Reduction:
-    """What DeepSpeed holds while gradients arrive: bucket, flat copy, accumulator. Bytes that were ever touched."""
+    """Stages 2 and 3, while gradients arrive: bucket, flat copy, accumulator. Bytes that were ever touched.
 
-    def __init__(self, zero: ZeroTwo) -> None:
-        self.limit = zero.bucket_size
-        self.owned = {parameter.name for parameter in zero.owned}
+    Stage 3 accumulates in the flat buffer that it keeps, and gathers a layer's tensors one after the other.
+    """
+
+    def __init__(self, rank: TrainedRank) -> None:
+        self.rank, self.element_bytes = rank, rank.element_bytes
+        self.limit = rank.states.settings.reduce_bucket_size
+        self.is_flat = rank.states.settings.stage == 3
+        self.owned = set() if self.is_flat else {parameter.name for parameter in rank.states.owned}
         self.in_bucket: list[Parameter] = []
-        self.touched = 0
+        self.touched = kept_bucket_bytes(rank)
         self.accumulator = 0
 
     def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
         """(gradient bytes, communication bytes) at each moment while one parameter's gradient arrives."""
-        own = parameter.numel * FLOAT_BYTES
+        own = parameter.numel * self.element_bytes
         if self._used() + parameter.numel > self.limit:
             yield from self.flush(own)
         self.in_bucket.append(parameter)
         if parameter.numel <= self.limit:
-            self.touched = max(self.touched, self._used() * FLOAT_BYTES)
-        yield self.accumulator + own, self.touched
+            self.touched = max(self.touched, self._used() * self.element_bytes)
+        yield self.accumulator + own, self.touched + gathered_tensor_bytes(self.rank, parameter)
 
     def flush(self, arriving: int = 0) -> Iterator[tuple[int, int]]:
-        """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept."""
-        flat = self._used() * FLOAT_BYTES
-        oversized = sum(p.numel for p in self.in_bucket if p.numel > self.limit) * FLOAT_BYTES
-        yield self.accumulator + arriving + oversized, self.touched + flat
-        self.accumulator += sum(p.numel for p in self.in_bucket if p.name in self.owned) * FLOAT_BYTES
+        """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept.
+
+        Stage 3 scatters the flat copy into parts, which gloo does through a copy of its own.
+        """
+        flat = self._used() * self.element_bytes
+        oversized = sum(p.numel for p in self.in_bucket if p.numel > self.limit) * self.element_bytes
+        ranks = self.rank.states.settings.num_ranks
+        parts = ceil_div(flat, ranks) + flat * (ranks > 1) if self.is_flat else 0
+        yield self.accumulator + arriving + oversized, self.touched + flat + parts
+        self.accumulator += sum(p.numel for p in self.in_bucket if p.name in self.owned) * self.element_bytes
         yield self.accumulator + arriving + oversized, self.touched
         self.in_bucket = []
 
     def _used(self) -> int:
         return sum(parameter.numel for parameter in self.in_bucket)
+
+
+def _reduction_of(rank: TrainedRank, *, accumulates: bool) -> _Kept | _Reduction:
+    if rank.states.settings.stage >= 2:
+        return _Reduction(rank)
+    return _AddedInPlace(rank) if accumulates else _Kept(rank)
 
 
 def _with_activations(

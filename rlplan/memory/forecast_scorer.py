@@ -23,12 +23,18 @@ class ScorerForecast:
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
-        """Held when the action has ended."""
-        return {
-            MemoryKind.WEIGHTS: parameter_bytes(self.model, self.job.training.dtype.num_bytes),
+        """Held when the action has ended: once it is parked, no model."""
+        held = {
             MemoryKind.PROCESS: self.profile.process_overheads.scorer.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
+        if action.kind is not ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = self._weight_bytes
+        return held
+
+    @property
+    def _weight_bytes(self) -> int:
+        return parameter_bytes(self.model, self.job.training.dtype.num_bytes)
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
         """Nothing is repacked."""
@@ -36,7 +42,7 @@ class ScorerForecast:
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(action, moment)
+        held = self.resident(action, moment) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
             workload = self.job.workload
             share = ceil_div(workload.num_rollouts_per_step, self.num_processes)

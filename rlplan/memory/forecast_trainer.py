@@ -3,20 +3,36 @@
 In: a job, its model and the rank. Out: bytes by kind. The formulas are in training.py, activations.py and backward.py.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
+from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.backward import MicroBatch, forward_backward_peak
+from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
 from rlplan.memory.ledger import Moment
-from rlplan.memory.logits import largest_micro_batch, num_micro_batches
+from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
-from rlplan.memory.training import FLOAT_BYTES, ZeroTwo
+from rlplan.memory.training import trained_rank
 from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import ActionKind, MemoryKind
+
+STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
+
+PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
+"""What leaves memory while a role is parked. Source: `rlplan.runtime.workers.trained_states`."""
+
+AFTER_A_STEP = (
+    *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+)
+"""What the first step does after its optimizer step."""
+
+ALL_REDUCE_NUMEL = 500_000_000
+"""Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
 
 
 class TrainerForecast:
@@ -25,16 +41,23 @@ class TrainerForecast:
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
 
-    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_ranks: int, rank: int) -> None:
+    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
-        self.num_ranks = num_ranks
-        self.zero = ZeroTwo(model, num_ranks, rank, job.training.reduce_bucket_size)
+        self.num_ranks = layout.dp
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.dp, rank)
+        self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
-        held = self._base(has_optimizer=self._has_optimizer(action, moment))
+        held = self._base(action, moment)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held = {kind: size for kind, size in held.items() if kind not in PARKED_KINDS}
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held[MemoryKind.GRADIENTS] = self.zero.gradient_bytes()
+            held[MemoryKind.GRADIENTS] = self._accumulated
+            # Small tensors that ZeRO-3 keeps whole stay so from the second micro-batch on.
+            held[MemoryKind.WEIGHTS] = max(
+                held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self._micro_batch.count > 1)
+            )
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
         return held
@@ -47,13 +70,14 @@ class TrainerForecast:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment)
         if action.kind is ActionKind.START_TRAINER:
-            # The loaded parameters and DeepSpeed's flat copy of them exist side by side while it flattens.
-            held[MemoryKind.COMM_BUFFERS] = max(0, self.zero.weight_bytes() - self.zero.master_bytes())
+            held[MemoryKind.COMM_BUFFERS] = self._loading(held)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held |= self._passes
+            held |= self._passes(is_first=not self._has_stepped(action, moment))
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
-            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, FLOAT_BYTES)
+            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
+        elif action.kind is ActionKind.OFFLOAD_ROLE:
+            held |= self._base(action, moment)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
@@ -61,60 +85,110 @@ class TrainerForecast:
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held
 
+    @property
+    def _accumulated(self) -> int:
+        """Bytes of gradients between backward and step."""
+        if self.states.settings.offloads_optimizer:
+            states = self.states.after_backward()
+            return states.device.get(MemoryKind.GRADIENTS, 0) + states.host.get(MemoryKind.GRADIENTS, 0)
+        return self.states.backward_gradient_bytes()
+
+    @property
+    def _has_late_moments(self) -> bool:
+        """Adam's moments appear in the first step, except where the engine makes an empty one while it is built."""
+        return MemoryKind.OPTIMIZER not in self.states.after_build().device
+
+    def _passes(self, *, is_first: bool) -> dict[MemoryKind, int]:
+        return forward_backward_peak(self.trained, self._micro_batch, is_first=is_first)
+
     @cached_property
-    def _passes(self) -> dict[MemoryKind, int]:
+    def _micro_batch(self) -> MicroBatch:
         workload = self.job.workload
         share = workload.mini_batch_size // self.num_ranks
         num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
-        micro = MicroBatch(
+        return MicroBatch(
             num_tokens=num_tokens,
             num_response_tokens=min(share * workload.max_response_len, num_tokens),
             count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
         )
-        return forward_backward_peak(self.zero, micro)
 
     def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
-        """(gradients, communication buffers) at the largest of three moments of the step.
+        """(gradients, communication buffers) at the largest moment of the step.
 
-        Flattening: the gradients and a flat copy of this rank's partition, before Adam's moments first appear.
-        Stepping: the flat copy, beside the moments.
+        Reducing: stages 0 and 1 reduce all gradients in the step, through flat copies.
+        Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.
+        Stepping: the copy in the master's type, beside the moments.
         Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
         """
-        flat = self.zero.partition_numel * FLOAT_BYTES
-        late = held.get(MemoryKind.OPTIMIZER, 0) if is_first else 0
-        flattening = self.zero.gradient_bytes() + flat - late
-        gathering = self.zero.weight_bytes() if self.num_ranks > 1 else 0
-        if gathering >= max(flattening, flat):
-            return 0, gathering
-        return max(flattening, flat), 0
+        states, settings = self.states, self.states.settings
+        late = held.get(MemoryKind.OPTIMIZER, 0) if is_first and self._has_late_moments else 0
+        kept = held.get(MemoryKind.COMM_BUFFERS, 0)
+        copies = states.step_copy_bytes()
+        flattening = states.gradient_bytes() + copies - late
+        stepping = settings.master_bytes * states.partition_numel if copies else 0
+        stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
+        moments = [
+            (states.backward_gradient_bytes() - late, self._reduced_at_once()),
+            (max(flattening, stepping), kept),
+            (states.kept_gradient_bytes(), kept + self._gathered_at_once()),
+        ]
+        return max(moments, key=sum)
 
-    def _base(self, *, has_optimizer: bool) -> dict[MemoryKind, int]:
-        held = {
-            MemoryKind.WEIGHTS: self.zero.weight_bytes(),
-            MemoryKind.MASTER_WEIGHTS: self.zero.master_bytes(),
+    def _reduced_at_once(self) -> int:
+        """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step."""
+        settings, e = self.states.settings, self.trained.element_bytes
+        if settings.stage == 0:
+            return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
+        return e * min(self.states.num_trainable, settings.reduce_bucket_size) if settings.stage == 1 else 0
+
+    def _gathered_at_once(self) -> int:
+        """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
+        return self.states.weight_bytes() if self.num_ranks > 1 and self.states.settings.stage in (1, 2) else 0
+
+    def _loading(self, held: Mapping[MemoryKind, int]) -> int:
+        """Bytes beside the engine's states while it is built.
+
+        Loading: a 16-bit model comes from a file of fp32 numbers, whose pages are mapped while they are cast.
+        Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
+        fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
+        empty step, with fp32 gradients, beside a copy.
+        """
+        states, e = self.states, self.trained.element_bytes
+        there = sum(held.get(kind, 0) for kind in STATE_KINDS)
+        loaded = e * states.num_trainable
+        loading = loaded + (FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0) - there
+        building = {
+            0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
+            3: max(loaded - states.master_bytes(), e * states.partition_numel),
+        }.get(states.settings.stage, max(loaded - states.master_bytes(), FLOAT_BYTES * states.partition_numel))
+        return max(0, loading, building)
+
+    def _base(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+        """The states as they lie between passes, on the device and on the host, which are one on a CPU."""
+        states = self.states.after_step() if self._has_stepped(action, moment) else self.states.after_build()
+        held = add_up(states.device, states.host)
+        if self.states.settings.stage == 3:
+            held[MemoryKind.COMM_BUFFERS] = 0 if moment == "start" else kept_bucket_bytes(self.trained)
+        return held | {
             MemoryKind.PROCESS: self.profile.process_overheads.policy_trainer.value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
         }
-        if has_optimizer:
-            held[MemoryKind.OPTIMIZER] = self.zero.optimizer_bytes()
-        return held
 
-    def _has_optimizer(self, action: Action, moment: Moment) -> bool:
+    def _has_stepped(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""
         if moment == "start":
             return False
         if moment != "first":
             return True
-        after_a_step = (
-            ActionKind.OPTIMIZER_STEP,
-            ActionKind.SYNC_WEIGHTS,
-            ActionKind.SAVE_WEIGHTS,
-            ActionKind.CHECKPOINT,
-        )
-        return action.kind in after_a_step or bool(action.mini_batch)
+        return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
     def _staging(self) -> int:
         """The first rank alone sends."""
         if self.rank or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)
+
+
+def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
+    """The sum, kind by kind."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}

@@ -18,6 +18,7 @@ from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.memory.forecast_value import ValueForecast
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.overheads import heap_bytes
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -68,7 +69,7 @@ def predict_ledger(
             order.append((moment, action.id))
             for process in processes:
                 if process.name in action.processes:
-                    rows += _rows(action, moment, process)
+                    rows += _rows(action, moment, process, keeps_heap=job.hardware.keeps_heap)
     capacity = profile.memory.value if job.hardware.memory is None else job.hardware.memory
     return MemoryLedger(
         rows=tuple(rows),
@@ -96,11 +97,11 @@ def _processes(
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
-                trainer = TrainerForecast(job, model, profile, layout.dp, rank)
+                trainer = TrainerForecast(job, model, profile, layout, rank)
                 trainer.has_arena = has_arena
                 forecast: Forecast = trainer
             elif layout.worker == "value_trainer":
-                forecast = ValueForecast(job, model, profile, layout.dp, rank)
+                forecast = ValueForecast(job, model, profile, layout, rank)
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
@@ -117,8 +118,12 @@ def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, P
     }
 
 
-def _rows(action: Action, moment: Moment, process: _Process) -> Iterator[LedgerRow]:
-    resident, peak = process.forecast.resident(action, moment), process.forecast.peak(action, moment)
+def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool) -> Iterator[LedgerRow]:
+    resident, peak = process.forecast.resident(action, moment), dict(process.forecast.peak(action, moment))
+    if keeps_heap:
+        kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
+        passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
+        peak[MemoryKind.FRAGMENTATION] = peak.get(MemoryKind.FRAGMENTATION, 0) + heap_bytes(passing)
     loaded = process.forecast.loaded(action)
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0):

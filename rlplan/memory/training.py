@@ -1,69 +1,46 @@
-"""Training: bytes of a data-parallel rank under DeepSpeed ZeRO-2 in fp32, which the CPU runtime runs.
+"""Training on the CPU runtime: what a job's `training` part means for a rank's states.
 
-In: a ModelSpec and the sizes of a mini-batch's share. Out: bytes a rank, by kind.
-Left out: other stages, dtypes and offload, which `zero.ZeroStates` counts and this rests on.
-
-Symbols: P parameters, N ranks, S partition size in elements, b bucket size in elements.
-Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py; the functions there are named in each docstring.
+In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's ZeroStates and how it computes.
+Left out: the bytes themselves (zero.py), activations (activations.py), the walk through the passes (backward.py).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from rlplan.memory.zero import ZeroSettings, ZeroStates
-from rlplan.spec.model import ModelSpec, Parameter
-
-FLOAT_BYTES = 4
+from rlplan.spec.job import TrainingSpec
+from rlplan.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class ZeroTwo:
-    """The persistent tensors of one rank. bucket_size: elements of the reduction bucket."""
+class TrainedRank:
+    """A data-parallel rank: its model and states, and whether it computes each layer anew in the backward pass."""
 
     model: ModelSpec
-    num_ranks: int
-    rank: int
-    bucket_size: int
-
-    @cached_property
-    def states(self) -> ZeroStates:
-        """The same rank as the general formulas see it."""
-        settings = ZeroSettings(
-            stage=2,
-            num_ranks=self.num_ranks,
-            weight_bytes=FLOAT_BYTES,
-            gradient_bytes=FLOAT_BYTES,
-            reduce_bucket_size=self.bucket_size,
-        )
-        return ZeroStates(settings, self.model.parameters, rank=self.rank)
+    states: ZeroStates
+    recomputes_layers: bool = False
 
     @property
-    def flat_numel(self) -> int:
-        """Elements of the flat parameter buffer."""
-        return self.states.partition_numel * self.num_ranks
+    def element_bytes(self) -> int:
+        """Bytes of an element of weights, gradients and activations."""
+        return self.states.settings.weight_bytes
 
-    @property
-    def partition_numel(self) -> int:
-        """Elements of this rank's partition, S."""
-        return self.states.partition_numel
 
-    @property
-    def owned(self) -> tuple[Parameter, ...]:
-        """Parameters with an element in this rank's partition."""
-        return self.states.owned
+def trained_rank(training: TrainingSpec, model: ModelSpec, stage: int, num_ranks: int, rank: int) -> TrainedRank:
+    """The rank that DeepSpeed makes of a job's `training` part.
 
-    def weight_bytes(self) -> int:
-        """Bytes of the flat parameter buffer, whole on every rank, always."""
-        return self.states.weight_bytes()
-
-    def master_bytes(self) -> int:
-        """Bytes of the fp32 master partition (`single_partition_of_fp32_groups`), kept beside fp32 weights too."""
-        return self.states.master_bytes()
-
-    def optimizer_bytes(self) -> int:
-        """Bytes of Adam's two moments of the partition and its step counter, from the first optimizer step on."""
-        return self.states.optimizer_bytes()
-
-    def gradient_bytes(self) -> int:
-        """Bytes of accumulated gradients between backward and step."""
-        return self.states.gradient_bytes()
+    Counts: weights, gradients and their accumulation in the training type, master weights and moments in fp32; ZeRO-3
+    gathers nothing ahead and keeps nothing for later. Source: `rlplan.emit.deepspeed`, which sets the same keys.
+    """
+    settings = ZeroSettings(
+        stage=stage,
+        num_ranks=num_ranks,
+        weight_bytes=training.dtype.num_bytes,
+        gradient_bytes=training.dtype.num_bytes,
+        reduce_bucket_size=training.reduce_bucket_size,
+        persistence_threshold=training.persistence_threshold,
+        max_reuse_distance=0,
+        prefetch_bucket_size=0,
+        offloads_optimizer=training.offloads_optimizer,
+    )
+    states = ZeroStates(settings, model.parameters, rank=rank)
+    return TrainedRank(model, states, training.gradient_checkpointing)

@@ -18,6 +18,9 @@ ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 EXECUTED_CONTENTS = (SyncContent.FULL, SyncContent.DELTA)
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
+MAX_ENGINE_LORA_RANK = 512
+"""Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -59,7 +62,16 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return _cannot_sync(job)
+    return _cannot_adapt(job) or _cannot_sync(job)
+
+
+def _cannot_adapt(job: JobSpec) -> str:
+    if job.training.quantization != "none":
+        return f"training.quantization {job.training.quantization} (bitsandbytes) needs a GPU, a CPU host has none"
+    rank = job.training.lora.rank
+    if rank is not None and job.placement.sync_content == "adapter" and rank > MAX_ENGINE_LORA_RANK:
+        return f"training.lora.rank {rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
+    return ""
 
 
 def _cannot_sync(job: JobSpec) -> str:

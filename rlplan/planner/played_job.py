@@ -21,6 +21,7 @@ from rlplan.timing.cpu_engine import CpuEngine
 from rlplan.timing.cpu_host import host_of
 from rlplan.vocabulary import ActionKind
 
+MAX_STEPS = 10_000
 _APART = (ActionKind.EVALUATE,)
 
 
@@ -35,8 +36,12 @@ class CpuSpeed:
         return self.engine.step_cost(num_seqs, num_seqs, context_tokens / max(1.0, num_seqs)).seconds
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of one prompt, behind `context_tokens` of it that are held already."""
-        return self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2).seconds
+        """So many tokens of one prompt, behind `context_tokens` of it that are held already.
+
+        Counts: a step with these tokens less an empty one, for prompts are computed beside the sequences that run.
+        """
+        step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
+        return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
 
 
 def play_job(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
@@ -57,6 +62,13 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             way_out="rlplan profiles measure makes a profile of this host",
         )
     schedule, work, rollout = _without_evaluation(plan.schedule), job.workload, job.rollout
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise SpecError(
+            f"{num_steps} steps are to be simulated",
+            where="command line: --steps",
+            rule=f"from 1 to {MAX_STEPS:,}",
+            way_out="--steps 20",
+        )
     engine: CpuEngine = CpuTimes(job, model, host, plan.schedule).engine
     blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory) - 1
     costs: dict[str, Cost] = {action.action_id: action.cost for action in timing.step.actions}

@@ -129,15 +129,17 @@ class _HeadLogprobs(torch.autograd.Function):
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if computes_entropy else 0, device=hidden.device)
+        work = _Workspace(hidden, weight, num_rows)
+        weights = torch.empty_like(work.logits)
         for rows in _row_slices(num_rows):
-            logits = _logits(hidden[rows], weight, temperature)
+            logits = work.logits_of(rows, temperature)
             largest = logits.amax(-1, keepdim=True)
-            weights = (logits - largest).exp_()
-            total = weights.sum(-1)
+            part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
+            total = part.sum(-1)
             normalizer[rows] = largest.squeeze(-1) + total.log()
             logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
             if computes_entropy:  # a product of a row and a column has no tensor of the logits' size between
-                mean = torch.bmm(weights.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
+                mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
                 entropies[rows] = normalizer[rows] - mean
         ctx.temperature = temperature
         ctx.save_for_backward(hidden, weight, targets, normalizer)
@@ -150,11 +152,12 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
+        work = _Workspace(hidden, weight, len(targets))
         for rows in _row_slices(len(targets)):
-            part = _logits(hidden[rows], weight, ctx.temperature)
-            part.sub_(normalizer[rows].unsqueeze(-1)).exp_().mul_(-scale[rows])
-            part.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
-            part = part.to(hidden.dtype)
+            logits = work.logits_of(rows, ctx.temperature)
+            logits.sub_(normalizer[rows].unsqueeze(-1)).exp_().mul_(-scale[rows])
+            logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
+            part = work.rounded(len(logits))
             torch.mm(part, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, hidden[rows])
@@ -165,6 +168,24 @@ def _row_slices(num_rows: int) -> list[slice]:
     return [slice(first, first + ROWS_AT_ONCE) for first in range(0, num_rows, ROWS_AT_ONCE)]
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Logits of some rows in fp32, over the temperature."""
-    return (hidden @ weight.T).float().div_(temperature)
+class _Workspace:
+    """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, num_rows: int) -> None:
+        self.hidden, self.weight = hidden, weight
+        shape = (min(num_rows, ROWS_AT_ONCE), weight.shape[0])
+        self.product = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        is_whole = hidden.dtype is torch.float32
+        self.logits = self.product if is_whole else torch.empty(shape, device=hidden.device)
+
+    def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
+        """Logits of some rows in fp32, over the temperature."""
+        hidden = self.hidden[rows]
+        product, logits = self.product[: len(hidden)], self.logits[: len(hidden)]
+        torch.mm(hidden, self.weight.T, out=product)
+        return logits.copy_(product).div_(temperature)
+
+    def rounded(self, num_rows: int) -> torch.Tensor:
+        """What now lies in place of the logits, in the model's type."""
+        part = self.product[:num_rows]
+        return part if self.product is self.logits else part.copy_(self.logits[:num_rows])

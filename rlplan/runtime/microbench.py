@@ -28,7 +28,6 @@ from rlplan.runtime.detect import read_host
 from rlplan.runtime.interrupts import interruptible
 from rlplan.runtime.microbench_ranks import CollectiveTimes, measure_collectives
 from rlplan.spec.hardware import ComputeDtype
-from rlplan.timing.eager import MMAP_THRESHOLD
 from rlplan.units import MIB
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 50
@@ -239,13 +238,14 @@ def measure_launch(device: str, effort: Effort) -> list[Measurement]:
 
 
 def measure_fresh_memory(effort: Effort) -> list[Measurement]:
-    """Results of one thread in memory that glibc maps anew and gives back each time, as it is told to in workers.
+    """Results of one thread in memory that glibc maps anew and gives back each time, as it does in workers
+    with tensors of 32 MiB and more.
 
-    From here on this process's allocator stays like theirs: nothing later in the measuring allocates while it is timed.
+    From here on this process's allocator stays so: nothing later in the measuring allocates while it is timed.
     """
     import ctypes
 
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, FRESH_BYTES // 32)
     left, right = torch.ones(FRESH_BYTES // 4), torch.ones(FRESH_BYTES // 4)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ In: a Hugging Face folder. Out: a module, or a folder. Weights are safetensors; 
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(str(model_folder), trust_remote_code=False)
-    save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.float32), out, model_folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    save_policy(model.config, model.named_parameters(), out, model_folder)
 
 
-def save_policy(model: Any, out: Path, tokenizer_folder: Path) -> None:
+def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> None:
     """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
 
     Each tensor is copied, for under ZeRO they are all views of one buffer, which the format refuses.
@@ -78,9 +80,9 @@ def save_policy(model: Any, out: Path, tokenizer_folder: Path) -> None:
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach().clone() for name, parameter in weights}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
-    model.config.save_pretrained(str(out))
+    config.save_pretrained(str(out))
     for name in TOKENIZER_FILES:
         if (tokenizer_folder / name).is_file():
             shutil.copyfile(tokenizer_folder / name, out / name)

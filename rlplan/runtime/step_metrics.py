@@ -79,8 +79,11 @@ class StepMetrics:
         The difference between the engine's and the trainer's log-probs is only meaningful before the first optimizer
         step on these rollouts: afterwards the policy has moved on purpose.
         """
+        self.add_value_training([_of_value(sums) for sums in ranks])
         for sums in ranks:
             for key, value in sums.items():
+                if key.startswith(_VALUE):
+                    continue
                 if key == "logprob_difference_max" and not is_first:
                     continue
                 self.training[key] = (
@@ -155,3 +158,11 @@ class StepMetrics:
             "value/explained_variance": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
+
+
+_VALUE = "value_"
+
+
+def _of_value(sums: dict[str, float]) -> dict[str, float]:
+    """What a policy's trainer says of a value head on its backbone."""
+    return {key.removeprefix(_VALUE): value for key, value in sums.items() if key.startswith(_VALUE)}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import TokenBatch, predicting_states
+from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, predicting_states
 
 
 class ValueModel(nn.Module):
@@ -24,6 +24,22 @@ class ValueModel(nn.Module):
         """The head on the hidden states that predict response tokens."""
         values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, batch))
         return values.squeeze(-1).float()
+
+
+class PolicyValueModel(LogprobModel):
+    """A policy with a value head on its backbone. `forward` gives (log-probs, entropies, values), each [tokens]."""
+
+    def __init__(self, language_model: Any, temperature: float) -> None:
+        super().__init__(language_model, temperature, computes_entropy=True)
+        weight = language_model.get_input_embeddings().weight
+        self.value_head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        """Both heads on the same hidden states."""
+        rows = predicting_states(self.language_model, batch)
+        logprobs, entropies = self.language_model.lm_head(rows, batch.targets)
+        return logprobs, entropies, self.value_head(rows).squeeze(-1).float()
 
 
 def whole_sequences(pairs: Sequence[SequencePair]) -> list[SequencePair]:

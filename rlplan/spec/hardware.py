@@ -76,13 +76,17 @@ class SourcedCount(Sourced):
 
 
 class ProcessOverheads(Spec):
-    """Resident memory of each kind of process once its libraries are imported and before it holds a model."""
+    """Resident memory of each kind of process once its libraries are imported and before it holds a model.
+
+    adapters: what PEFT adds to a trainer with adapters; a profile without it counts nothing for it.
+    """
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
     driver: SourcedBytes
     ray_system: SourcedBytes
+    adapters: SourcedBytes | None = None
 
 
 class ProcessSlack(Spec):

@@ -15,7 +15,8 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.hardware import HardwareProfile
-from rlplan.spec.model import ModelSpec, load_model
+from rlplan.spec.model import ModelSpec, Parameter, load_model
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.profiles import get_profile
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
@@ -38,21 +39,34 @@ class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
     rendezvous_port: where the trainer's ranks meet on this host's loopback; 0 takes any free port.
+    keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
+    once: faster passes, higher peaks.
     """
 
     profile: str
     num_devices: int = Field(ge=1, le=16_384)
     memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
+    keeps_heap: bool = False
+
+
+class LoraSpec(Spec):
+    """Adapters beside the policy's linear layers, trained in its place. Without a rank there are none.
+
+    alpha: what they add is scaled by alpha / rank. target_modules: such as `q_proj`, or all linear layers.
+    """
+
+    rank: int | None = Field(default=None, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
 
 class TrainingSpec(Spec):
     """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
 
-    max_tokens_per_micro_batch: tokens that are packed into one pass; null takes what
-    workload.micro_batch_size_per_gpu of the longest sequences have.
-
-    persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3.
+    persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3. quantization: of the
+    policy's frozen base beside adapters; `nf4` (QLoRA) needs a GPU. max_tokens_per_micro_batch: tokens that are packed
+    into one pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
     """
 
     dtype: Dtype = Dtype.FLOAT32
@@ -62,6 +76,19 @@ class TrainingSpec(Spec):
     persistence_threshold: int = Field(default=100_000, ge=0)
     gradient_checkpointing: bool = False
     offloads_optimizer: bool = False
+    lora: LoraSpec = LoraSpec()
+    quantization: Literal["none", "nf4"] = "none"
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the policy's base is frozen and adapters are trained."""
+        return self.lora.rank is not None
+
+    @model_validator(mode="after")
+    def _only_a_frozen_base_is_quantised(self) -> "TrainingSpec":
+        if self.quantization != "none" and not self.trains_adapters:
+            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
+        return self
 
     @model_validator(mode="after")
     def _offload_needs_partitions(self) -> "TrainingSpec":
@@ -69,6 +96,8 @@ class TrainingSpec(Spec):
             raise ValueError(
                 f"training.offloads_optimizer needs training.zero_stage 2 or 3 (or auto), not {self.zero_stage}"
             )
+        if self.quantization != "none" and not self.trains_adapters:
+            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
         return self
 
 
@@ -99,7 +128,7 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    parks: where trained and frozen roles of a colocated placement go while they wait.
+    parks: where the frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
@@ -257,7 +286,22 @@ class JobSpec(Spec):
                 rule="at most max_position_embeddings of the model's config.json",
                 way_out="shorten the lengths or take a model with a longer context",
             )
+        self.adapter_parameters(model)
         return model
+
+    def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+        """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""
+        if role is not Role.POLICY:
+            return model.parameters, ()
+        has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
+        head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
+        adapters = self.adapter_parameters(model)
+        return (*(adapters or model.parameters), *head), model.parameters if adapters else ()
+
+    def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
+        """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
+        lora = self.training.lora
+        return () if lora.rank is None else lora_parameters(model, lora.rank, lora.target_modules)
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:
@@ -282,7 +326,11 @@ class JobSpec(Spec):
 
     def holder_of(self, role: Role) -> Role:
         """The role whose processes compute this one: its own, or the policy's where it shares the policy's weights."""
-        return Role.POLICY if role is Role.VALUE and self.roles.value.shares_backbone else role
+        if role is Role.VALUE and self.roles.value.shares_backbone:
+            return Role.POLICY
+        if role is Role.REFERENCE and self.training.trains_adapters and self.roles.reference.path is None:
+            return Role.POLICY
+        return role
 
     def load_role_models(self) -> dict[Role, ModelSpec]:
         """The shape of every role's model but the policy's. Raises: SpecError."""

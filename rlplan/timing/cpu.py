@@ -9,11 +9,12 @@ vocabulary, h hidden. Compute, memory and calls follow each other: nothing is co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.training import trained_rank
 from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
 from rlplan.spec.job import JobSpec
@@ -87,6 +88,9 @@ class CpuTimes:
             return self.sync_cost(is_first=part == "start")
         if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
             return NOTHING  # the last step's own evaluation is not repeated
+        trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
+        if kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE) and trained is not None:
+            return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
         made = {
             ActionKind.GENERATE: self.generate_cost,
             ActionKind.EVALUATE: self.evaluate_cost,
@@ -96,8 +100,20 @@ class CpuTimes:
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
             ActionKind.STOP_ENGINE: self.stop_cost,
+            ActionKind.OFFLOAD_ROLE: self.park_cost,
+            ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
+
+    def move_states_cost(self, trained: RoleLayout, *, is_back: bool) -> Cost:
+        """A trained role's states to a file, or back into fresh memory: of all ranks, through one disk.
+
+        Source: `rlplan.runtime.workers.parked_states`.
+        """
+        states = trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, 0).states.after_step()
+        num_bytes = (states.device_bytes + states.host_bytes) * trained.dp
+        moved = Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
+        return moved + self._training.fresh_cost(num_bytes) if is_back else moved
 
     def generate_cost(self) -> Cost:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""
@@ -199,6 +215,15 @@ class CpuTimes:
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
 
+    def park_cost(self) -> Cost:
+        """A frozen model is let go; its pages are given back. Python's look for what is left over is not counted."""
+        return NOTHING
+
+    def load_cost(self) -> Cost:
+        """A frozen model read again: fresh memory for it, and its bytes copied there."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
+
     def stop_cost(self) -> Cost:
         """The engine is taken apart and Python looks for what is left over."""
         return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
@@ -238,7 +263,11 @@ class CpuTimes:
         def one(num_sequences: int) -> Cost:
             batch = MicroBatch(num_sequences, prompt + response, response)
             work = forward_work(self.model, batch, computes_entropy=trains)
-            return share.pass_cost(work + backward_work(self.model, batch) if trains else work)
+            work = work + backward_work(self.model, batch) if trains else work
+            if not self.job.hardware.keeps_heap:
+                return share.pass_cost(work)
+            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         return one(size).times(whole) + (one(rest) if rest else NOTHING)
 

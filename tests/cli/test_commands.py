@@ -237,3 +237,11 @@ def test_the_commands_of_the_readme_do_what_it_promises(rlplan: Call, tmp_path: 
 def test_the_version_is_the_package_s(rlplan: Call) -> None:
     answer = rlplan("--version")
     assert (answer.exit_code, answer.out) == (0, f"rlplan {version('rlplan')}\n")
+
+
+def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> None:
+    answer = rlplan("simulate", ROOT / "examples" / "maturity" / "5-async.yaml", "--steps", 4)
+    assert (answer.exit_code, answer.err) == (0, "")
+    for words in ("5-async: disaggregated, 2 devices", "in the mean of 4 simulated steps", "Who was busy", "1 old"):
+        assert words in answer.out
+    assert rlplan("simulate", ROOT / "examples" / "quickstart.yaml", "--steps", 0).exit_code == 2

@@ -10,15 +10,22 @@ from hypothesis import strategies as st
 from rlplan.memory.activations import head_saved_bytes, layer_saved_bytes
 from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.logits import logits_bytes
-from rlplan.memory.training import ZeroTwo
+from rlplan.memory.training import TrainedRank
+from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import MemoryKind
 from tests.factories import make_model
 
 BUCKET = 25_000_000
 
 
+def rank_of(model: ModelSpec, num_ranks: int, bucket: int) -> TrainedRank:
+    settings = ZeroSettings(stage=2, num_ranks=num_ranks, weight_bytes=4, gradient_bytes=4, reduce_bucket_size=bucket)
+    return TrainedRank(model, ZeroStates(settings, model.parameters))
+
+
 def peak(micro: MicroBatch, *, num_ranks: int = 1, bucket: int = BUCKET, **model: object) -> dict[str, int]:
-    zero = ZeroTwo(make_model(**{"num_layers": 1} | model), num_ranks, 0, bucket)
+    zero = rank_of(make_model(**{"num_layers": 1} | model), num_ranks, bucket)
     return {kind.value: size for kind, size in forward_backward_peak(zero, micro).items() if size}
 
 
@@ -98,7 +105,7 @@ def test_more_layers_never_need_less(num_tokens: int, num_layers: int) -> None:
 def test_the_peak_is_never_below_the_end_of_the_forward_pass(num_tokens: int, num_layers: int, count: int) -> None:
     model = make_model(num_layers=num_layers)
     forward = num_layers * layer_saved_bytes(model, num_tokens) + head_saved_bytes(model, num_tokens, num_tokens)
-    zero = ZeroTwo(model, 1, 0, BUCKET)
+    zero = rank_of(model, 1, BUCKET)
     found = forward_backward_peak(zero, MicroBatch(num_tokens, num_tokens, count))
     assert sum(found.values()) >= forward + logits_bytes(num_tokens, model.vocab_size)
     assert set(found) == {MemoryKind.ACTIVATIONS, MemoryKind.LOGITS, MemoryKind.GRADIENTS, MemoryKind.COMM_BUFFERS}

@@ -17,7 +17,8 @@ from rlplan.dataflow.schedule import build_schedule
 from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.predict import predict_ledger
-from rlplan.memory.training import ZeroTwo
+from rlplan.memory.training import trained_rank
+from rlplan.spec.job import TrainingSpec
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import make_job, make_model, make_profile
@@ -89,7 +90,7 @@ def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
 
 
 def test_the_peak_of_the_passes_is_that_of_the_walk() -> None:
-    walk = forward_backward_peak(ZeroTwo(make_model(), 2, 0, 25_000_000), MicroBatch(80, 80, count=2))
+    walk = forward_backward_peak(trained_rank(TrainingSpec(), make_model(), 2, 2, 0), MicroBatch(80, 80, count=2))
     peak = held("policy_trainer/0", "steady", "train_forward_backward", "peak_bytes")
     assert {kind: size for kind, size in peak.items() if kind in set(walk)} == {
         k.value: v for k, v in walk.items() if v

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.training import ZeroTwo
+from rlplan.memory.training import trained_rank
+from rlplan.memory.zero import ZeroStates
+from rlplan.spec.job import TrainingSpec
+from rlplan.spec.model import ModelSpec
 from tests.factories import make_model
 
-BUCKET = 25_000_000
 
-
-def rank_of(num_ranks: int, rank: int = 0) -> ZeroTwo:
-    return ZeroTwo(make_model(), num_ranks, rank, BUCKET)
+def rank_of(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> ZeroStates:
+    return trained_rank(TrainingSpec(), model or make_model(), 2, num_ranks, rank).states
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def rank_of(num_ranks: int, rank: int = 0) -> ZeroTwo:
 )
 def test_the_flat_buffer_is_a_multiple_of_twice_the_ranks(num_ranks: int, flat: int, partition: int) -> None:
     zero = rank_of(num_ranks)
-    assert (zero.flat_numel, zero.partition_numel) == (flat, partition)
+    assert (zero.partition_numel * num_ranks, zero.partition_numel) == (flat, partition)
     assert zero.weight_bytes() == 4 * flat
     assert zero.master_bytes() == 4 * partition
     assert zero.optimizer_bytes() == 8 * partition + 4
@@ -53,7 +54,7 @@ def test_the_names_at_the_border_are_on_both_sides() -> None:
 @given(st.integers(1, 64), st.integers(1, 4), st.booleans())
 def test_partitions_cover_every_parameter_and_little_more(num_ranks: int, num_layers: int, tied: bool) -> None:
     model = make_model(num_layers=num_layers, has_tied_embeddings=tied)
-    ranks = [ZeroTwo(model, num_ranks, rank, BUCKET) for rank in range(num_ranks)]
+    ranks = [rank_of(num_ranks, rank, model) for rank in range(num_ranks)]
     assert {parameter for zero in ranks for parameter in zero.owned} == set(model.parameters)
     assert sum(zero.master_bytes() for zero in ranks) == ranks[0].weight_bytes()
     assert 0 <= ranks[0].weight_bytes() - 4 * model.num_parameters < 4 * 2 * num_ranks

@@ -132,3 +132,30 @@ def other_layout_run(run_job: Runner) -> FinishedRun:
         "algorithm.learning_rate=1e-3",
         "controls.skip_sync_after_step=1",
     )
+
+
+@pytest.fixture(scope="session")
+def colocated_run(run_job: Runner) -> FinishedRun:
+    """Trainer and engine take turns; the KV cache is large enough to be seen when it goes."""
+    return run_job(
+        "examples/quickstart.yaml",
+        "placement.placement=colocated",
+        "placement.parks=disk",
+        "workload.num_steps=3",
+        "workload.evaluate_every=3",
+        "workload.num_prompts_per_step=8",
+        "workload.mini_batch_size=64",
+        "rollout.kv_cache_memory=256MiB",
+    )
+
+
+@pytest.fixture(scope="session")
+def async_run(run_job: Runner) -> FinishedRun:
+    """Generation runs ahead of training, with lengths that have a long tail."""
+    return run_job(
+        "examples/maturity/5-async.yaml",
+        "workload.num_steps=3",
+        "workload.evaluate_every=3",
+        "workload.num_prompts_per_step=8",
+        "workload.mini_batch_size=64",
+    )

@@ -56,30 +56,55 @@ def main(rank: int, num_ranks: int, port: int, folder: Path) -> None:
     """One rank, all cases."""
     answers = {}
     for name, case in json.loads((folder / "cases.json").read_text()).items():
-        trainer = make_trainer(rank, num_ranks, port, case)
-        answers[name] = EXERCISES[case["exercise"]](trainer, rank, num_ranks)
-        trainer.stop()
+        live = LiveRank(rank, num_ranks, port, case)
+        answers[name] = EXERCISES[case["exercise"]](live)
+        live.call("stop")
     (folder / f"answer-{rank}.json").write_text(json.dumps(answers))
 
 
-def make_trainer(rank: int, num_ranks: int, port: int, case: Case) -> Any:
-    """A started rank."""
-    import torch.distributed as dist
+class LiveRank:
+    """A started rank, which remembers what it held before it was started."""
 
-    from rlplan.emit.execution import execution_spec
-    from rlplan.runtime.workers.policy_trainer import PolicyTrainer
+    def __init__(self, rank: int, num_ranks: int, port: int, case: Case) -> None:
+        import torch.distributed as dist
+
+        from rlplan.emit.execution import execution_spec
+        from rlplan.runtime.workers.memory_meter import resident_bytes
+        from rlplan.runtime.workers.policy_trainer import PolicyTrainer
+
+        plan = plan_of(num_ranks, case)
+        self.job, self.rank, self.num_ranks = plan.job, rank, num_ranks
+        self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
+        self.trainer.import_libraries()
+        if rank == 0 and not dist.is_initialized():
+            self.trainer.open_rendezvous(port)
+        self.baseline = resident_bytes()
+        self.start = self.measured("start", rank, num_ranks, port, plan.job.policy.path)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method's result."""
+        return getattr(self.trainer, method)(*arguments)
+
+    def measured(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """What a method's call held beyond the baseline: its peak, its end, and components by kind."""
+        _, found = self.trainer.perform(method, *arguments)
+        kinds = {kind: size for (_, kind), size in found.components.items()}
+        return {
+            "peak": found.peak_bytes - self.baseline,
+            "resident": found.resident_bytes - self.baseline,
+            "components": kinds,
+            "seconds": found.end_s - found.start_s,
+        }
+
+
+def plan_of(num_ranks: int, case: Case) -> Any:
+    """The plan of a case."""
     from tests.factories import make_plan
 
-    plan = make_plan(**{"hardware.num_devices": num_ranks, "algorithm.kl_coef": 0.0} | case.get("overrides", {}))
-    trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
-    trainer.import_libraries()
-    if rank == 0 and not dist.is_initialized():
-        trainer.open_rendezvous(port)
-    trainer.start(rank, num_ranks, port, plan.job.policy.path)
-    return trainer
+    return make_plan(**{"hardware.num_devices": num_ranks, "algorithm.kl_coef": 0.0} | case.get("overrides", {}))
 
 
-def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
+def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[list[float]]]:
     """This rank's micro-batches of a made-up mini-batch and what their tokens count. The last one is a dummy."""
     from rlplan.runtime.experience import TrainSample
     from rlplan.runtime.packing import pack_shares
@@ -87,37 +112,78 @@ def samples_of(rank: int, num_ranks: int, count: int = 16) -> tuple[list[list[An
     samples = [
         TrainSample(
             (5, 6, 7),
-            tuple(3 + (i * j) % 12 for j in range(2 + i % 5)),
+            tuple(3 + i * j % 12 for j in range(2 + i % 5)),
             (-1.0,) * (2 + i % 5),
             (),
             ((-1.0) ** i,) * (2 + i % 5),
         )
         for i in range(count)
     ]
-    packs = [*pack_shares([3 + len(sample.response_tokens) for sample in samples], num_ranks, 30)[rank], []]
-    weights = [[1 / (count * len(samples[index].response_tokens)) for index in pack] for pack in packs]
+    return packed(samples, pack_shares([3 + len(s.response_tokens) for s in samples], live.num_ranks, 30)[live.rank])
+
+
+def packed(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
+    """Micro-batches and what their tokens count; a dummy after them."""
+    packs = [*packs, []]
+    weights = [[1 / (len(samples) * len(samples[index].response_tokens)) for index in pack] for pack in packs]
     return [[samples[index] for index in pack] for pack in packs], weights
 
 
-def train(trainer: Any, rank: int, num_ranks: int) -> dict[str, float]:
+def longest_samples_of(live: LiveRank) -> tuple[list[list[Any]], list[list[float]]]:
+    """This rank's share of a mini-batch of sequences as long as the job allows."""
+    from rlplan.runtime.experience import TrainSample
+    from rlplan.runtime.packing import pack_shares
+
+    work = live.job.workload
+    prompt, response = tuple(range(3, 3 + work.max_prompt_len)), tuple(range(5, 5 + work.max_response_len))
+    size = len(response)
+    samples = [TrainSample(prompt, response, (-1.0,) * size, (), (1.0,) * size) for _ in range(work.mini_batch_size)]
+    lengths = [work.max_seq_len] * work.mini_batch_size
+    packs = pack_shares(lengths, live.num_ranks, live.job.max_tokens_per_micro_batch)[live.rank]
+    weight = 1 / (work.mini_batch_size * size)
+    return [[samples[index] for index in pack] for pack in packs], [[weight] * len(pack) for pack in packs]
+
+
+def train(live: LiveRank) -> dict[str, float]:
     """One optimizer step."""
-    sums = trainer.forward_backward(*samples_of(rank, num_ranks))
-    return {"loss": sums["loss"], **trainer.optimizer_step()}
+    sums = live.call("forward_backward", *samples_of(live))
+    return {"loss": sums["loss"], **live.call("optimizer_step")}
 
 
-def source(trainer: Any, rank: int, num_ranks: int) -> dict[str, Any]:
+def source(live: LiveRank) -> dict[str, Any]:
     """Two steps, then the whole weights through the source: names, shapes, types and a sum of each."""
-    log = [train(trainer, rank, num_ranks) for _ in range(2)]
-    weights = trainer.weights()
+    log = [train(live) for _ in range(2)]
+    weights = live.call("weights")
     meta = {entry.name: [str(entry.dtype), *entry.shape] for entry in weights.metadata()}
     seen = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in weights}
     sums = {name: float(tensor.double().sum()) for name, tensor in weights}
     weights.take_part()
-    log.append(train(trainer, rank, num_ranks))
+    log.append(train(live))
     return {"meta": meta, "seen": seen, "sums": sums, "log": log}
 
 
-EXERCISES: dict[str, Callable[[Any, int, int], Any]] = {"source": source}
+def memory(live: LiveRank) -> dict[str, Any]:
+    """Two steps of longest sequences: what each call held."""
+    samples = longest_samples_of(live)
+    answer = {"start": live.start}
+    for name in ("first", "steady"):
+        answer[f"{name}/forward_backward"] = live.measured("forward_backward", *samples)
+        answer[f"{name}/step"] = live.measured("optimizer_step")
+    return answer
+
+
+def swap(live: LiveRank) -> dict[str, Any]:
+    """Three steps; before the last one everything is parked on disk and comes back."""
+    log = [train(live) for _ in range(2)]
+    before = live.measured("components")
+    parked = live.measured("offload", "disk")
+    back = live.measured("reload")
+    log.append(train(live))
+    sums = {name: float(tensor.double().sum()) for name, tensor in live.call("weights")}
+    return {"log": log, "sums": sums, "before": before, "parked": parked, "back": back}
+
+
+EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory, "swap": swap}
 
 
 if __name__ == "__main__":

@@ -77,3 +77,33 @@ def test_actions_that_wait_for_each_other_are_a_bug_and_not_a_hang() -> None:
                    enumerate(original.start[:2]))  # fmt: skip
     with pytest.raises(AssertionError, match="wait for each other"):
         Controller(replace(original, start=circle), lambda action, step: None, forever).run(1, lambda step: None)
+
+
+def ahead() -> Schedule:
+    return make_plan(**{"workload.num_steps": 4, "workload.evaluate_every": 2, "placement.max_staleness": 1}).schedule
+
+
+def test_an_action_that_leads_is_begun_once_beside_all_steps_and_ends_before_the_end() -> None:
+    begun, over = [], threading.Event()
+
+    def perform(action: Action, step: int) -> None:
+        begun.append((action.id, step))
+        if action.id == "generate":
+            assert over.wait(20)
+        if (action.id, step) == ("optimizer_step", 4):
+            over.set()
+
+    Controller(ahead(), perform, forever).run(4, lambda step: None)
+    assert [step for name, step in begun if name == "generate"] == [1]
+    assert [step for name, step in begun if name == "take_rollouts"] == [1, 2, 3, 4]
+    assert begun[-1] == ("checkpoint", -1)
+
+
+def test_when_the_action_that_leads_fails_the_run_fails_with_it() -> None:
+    def perform(action: Action, step: int) -> None:
+        if action.id == "generate":
+            raise RunError("the engine is gone")
+        time.sleep(0.3 if action.id == "take_rollouts" else 0)
+
+    with pytest.raises(RunError, match="the engine is gone"):
+        Controller(ahead(), perform, forever).run(4, lambda step: None)

@@ -22,6 +22,7 @@ STAGES = {
     for dtype in ("float32", "bfloat16")
     for stage in range(4)
 }
+SWAPS = {f"swapped, {name}": {**case, "exercise": "swap"} for name, case in STAGES.items()}
 
 SCRIPT = """
 import json, sys
@@ -85,7 +86,7 @@ def test_gradient_and_step_are_the_same_in_one_two_and_uneven_micro_batches() ->
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What every case gave on two ranks, in one start of the processes."""
-    return exercise(2, STAGES, Path(tmp_path_factory.mktemp("ranks")))
+    return exercise(2, STAGES | SWAPS, Path(tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -109,3 +110,11 @@ def test_every_stage_makes_the_same_steps(two_ranks: dict[str, list[Any]], dtype
             for step, expected in zip(mine["log"], other["log"], strict=True):
                 assert step == pytest.approx(expected, rel=tolerance, abs=tolerance)
             assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: dict[str, list[Any]], name: str) -> None:
+    for stayed, swapped in zip(two_ranks[name], two_ranks[f"swapped, {name}"], strict=True):
+        assert swapped["log"] == stayed["log"]
+        assert set(swapped["parked"]["components"].values()) == {0}
+        assert swapped["back"]["components"] == swapped["before"]["components"]

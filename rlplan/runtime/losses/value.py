@@ -5,6 +5,8 @@ In: predicted values and returns of response tokens, shape [tokens], fp32. Out: 
 
 import torch
 
+from rlplan.spec.algorithm import AlgorithmSpec
+
 
 def clipped_value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor, clip: float
@@ -20,3 +22,24 @@ def clipped_value_loss(
     clipped = old_values + torch.clamp(values - old_values, -clip, clip)
     clipped_loss = (clipped - returns) ** 2
     return (weights * torch.maximum(loss, clipped_loss)).sum() / 2, (clipped_loss > loss).detach()
+
+
+def value_loss_and_sums(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    weights: torch.Tensor,
+    algorithm: AlgorithmSpec,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The clipped value loss of a micro-batch, and sums over its tokens for the log."""
+    loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, algorithm.value_clip)
+    known, seen = returns.double(), values.detach().double()
+    return loss, {
+        "num_tokens": float(values.numel()),
+        "loss": float(loss.detach()),
+        "is_clipped_sum": float(is_clipped.double().sum()),
+        "value_sum": float(seen.sum()),
+        "squared_error_sum": float(((known - seen) ** 2).sum()),
+        "return_sum": float(known.sum()),
+        "squared_return_sum": float((known**2).sum()),
+    }

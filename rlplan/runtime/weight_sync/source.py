@@ -61,10 +61,18 @@ class WeightSource:
 
     def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for _, layer in groupby(names, key=layer_of):
-            members = [(name, self._parameters[name]) for name in layer]
-            with gathered([parameter for _, parameter in members]):
-                for name, parameter in members:
-                    yield name, parameter.detach()
+            members = list(layer)
+            with gathered(self.needed_for(members)):
+                for name in members:
+                    yield name, self.read(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One weight, whole; its layer is gathered."""
+        return self._parameters[name].detach()
+
+    def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
+        """The parameters that `read` reads for these weights."""
+        return [self._parameters[name] for name in names]
 
 
 def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:

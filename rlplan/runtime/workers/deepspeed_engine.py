@@ -49,6 +49,14 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
     return engine
 
 
+def offload_to_host(engine: Any) -> None:
+    """Move an engine's states from its GPU to pinned memory. Not yet run on a GPU."""
+    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+
+    engine.offload_states(device=OffloadDeviceEnum.cpu, pin_memory=True, non_blocking=False)
+    torch.cuda.empty_cache()
+
+
 def recompute_layers(language_model: Any) -> None:
     """Keep each decoder layer's input alone and compute the layer anew in the backward pass.
 
@@ -61,6 +69,17 @@ def recompute_layers(language_model: Any) -> None:
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     language_model.train()
+
+
+def largest_count(count: int) -> int:
+    """The largest of a number over all ranks: under ZeRO-3 each takes part in every pass."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return count
+    largest = torch.tensor(count)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:

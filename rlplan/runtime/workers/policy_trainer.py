@@ -6,7 +6,7 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 
 import gc
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.weight_sync import Packet, policy_packets
+from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
-from rlplan.runtime.experience import TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, judge_packed, make_batch
 from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.losses.value import value_loss_and_sums
+from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
+from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -29,9 +33,12 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
+    largest_count,
+    offload_to_host,
     recompute_layers,
 )
-from rlplan.runtime.workers.trained_states import TrainedStates
+from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -50,6 +57,7 @@ class PolicyTrainer(Worker):
         self.engine: Any = None
         self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
+        self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -63,7 +71,9 @@ class PolicyTrainer(Worker):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
-        check_deepspeed(self.config, "deepspeed/policy.json")
+        check_deepspeed(self.config, f"deepspeed/{self.role}.json")
+        if self.has_adapters:
+            import peft  # noqa: F401
 
     def open_rendezvous(self, port: int) -> int:
         """Listen on this host's loopback, where the ranks will meet; gives the port. 0 takes any free one.
@@ -89,6 +99,7 @@ class PolicyTrainer(Worker):
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, LOOPBACK, port, self.job.limits.start_timeout_s, listener)
         language_model = self.load(model_folder)
+        own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
@@ -100,12 +111,27 @@ class PolicyTrainer(Worker):
             self.engine = None
             gc.collect()
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained, and the base is frozen."""
+        return self.role is Role.POLICY and self.job.training.trains_adapters
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether the value model is one more head on the policy."""
+        return Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY
+
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
-        return load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        if self.has_adapters:
+            add_adapters(language_model, self.job)
+        return language_model
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
+        if self.has_value_head:
+            return PolicyValueModel(language_model, self.job.workload.temperature)
         return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
 
     def forward_backward(
@@ -124,7 +150,7 @@ class PolicyTrainer(Worker):
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
-        logprobs, entropies = self.engine(batch)
+        logprobs, entropies, *values = self.engine(batch)
 
         def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
             return torch.tensor([value for values in each for value in values], dtype=torch.float32)
@@ -139,14 +165,63 @@ class PolicyTrainer(Worker):
             teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
         )
         loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
+        policy_loss, more = loss.detach(), {}
+        if values:
+            returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
+            value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
+            loss = loss + self.job.algorithm.value_coef * value_loss
         # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
         self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
-        return _summarize(float(loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+        summary = _summarize(float(policy_loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+        return summary | {f"value_{name}": value for name, value in more.items()}
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+        """What a role that shares these weights says of each response: the reference is the base without adapters."""
+        if role == Role.VALUE:
+            return self._judge(pairs, lambda batch: self.engine.module(batch)[2])
+        with adapters_off(self.engine.module.language_model):
+            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
+
+    def _judge(
+        self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
+    ) -> list[tuple[float, ...]]:
+        """Numbers of each response's tokens; as many passes on every rank, for ZeRO-3 gathers in each."""
+        max_tokens = self.job.max_tokens_per_micro_batch
+        judged = judge_packed(pairs, max_tokens, judge)
+        count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+        for _ in range(largest_count(count) - count):
+            judge(make_batch([]))
+        return judged
 
     def optimizer_step(self) -> dict[str, float]:
         """Apply the accumulated gradient."""
         norm = global_norm(self.engine, self.engine.step)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
+
+    def offload(self, destination: str) -> None:
+        """Move everything that the engine holds out of the way. destination: `disk`, or `host` from a GPU.
+
+        Raises: HostError for `host` on a host without a GPU, where it would free nothing.
+        """
+        if destination == "disk":
+            held = TrainedStates(self.engine).storages()
+            self.parked.park([storage for storages in held.values() for storage in storages])
+        elif next(self.engine.module.parameters()).device.type == "cuda":
+            offload_to_host(self.engine)
+        else:
+            raise HostError(
+                f"states cannot move to '{destination}'",
+                where="placement.parks",
+                rule="host is for states on a GPU; on a CPU host they lie there already",
+                way_out="placement.parks=disk frees their memory, placement.parks=none leaves them",
+            )
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved away, bit for bit."""
+        if next(self.engine.module.parameters()).device.type == "cuda":
+            self.engine.reload_states()
+        self.parked.bring_back()
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
@@ -185,12 +260,26 @@ class PolicyTrainer(Worker):
         return policy_packets(self.job, self.job.load_model())
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout."""
-        save_policy(self.engine.module.language_model, Path(folder), Path(tokenizer_folder))
+        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        if self.engine.global_rank:
+            self.weights().take_part()
+            return
+        language_model = self.engine.module.language_model
+        save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
+        if self.has_adapters:
+            self.save_adapter(str(Path(folder) / "adapter"))
+
+    def save_adapter(self, folder: str) -> None:
+        """Write the adapters alone, in PEFT's layout."""
+        save_adapter(self.engine.module.language_model, self.job, Path(folder))
 
     def weights(self) -> WeightSource:
-        """The policy's weights by their names in the Hugging Face model. Iterating is collective under ZeRO-3."""
-        return WeightSource(self.engine.module.language_model)
+        """The policy's weights by their names in the Hugging Face model, adapters merged into them.
+
+        Iterating is collective under ZeRO-3.
+        """
+        language_model = self.engine.module.language_model
+        return MergedWeights(language_model) if self.has_adapters else WeightSource(language_model)
 
     def components(self) -> dict[tuple[str, str], int]:
         """Bytes of DeepSpeed's own partitions and buffers."""

@@ -73,6 +73,13 @@ class TrainedStates:
         return {kind: sum(storage.nbytes() for storage in held) for kind, held in self.storages().items()}
 
 
+def own_storages(module: torch.nn.Module) -> None:
+    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are parked."""
+    for parameter in module.parameters():
+        if not parameter.untyped_storage().resizable():
+            parameter.data = parameter.data.clone()
+
+
 def tensors_in(value: Any, depth: int = 0) -> list[torch.Tensor]:
     """Tensors inside lists, dictionaries and DeepSpeed's buckets."""
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes
+from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,6 +39,7 @@ class Worker:
         start = time.time()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
+        trim_heap()
         measurement = Measurement(
             process=self.process,
             start_s=start,
