@@ -10,6 +10,9 @@ from rlplan.spec.job import JobSpec
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
 
+LONGEST_NGRAM = 3
+"""Tokens that must have stood before for what followed them to be guessed again."""
+
 
 def engine_arguments(job: JobSpec) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
@@ -18,7 +21,7 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
     what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
     only to stop at texts.
     """
-    return {
+    arguments: dict[str, Any] = {
         "dtype": job.rollout.dtype.value,
         "seed": job.seed,
         "tensor_parallel_size": job.rollout.tp,
@@ -36,3 +39,12 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
     }
+    if job.rollout.quantization != "none":
+        arguments["quantization"] = job.rollout.quantization
+    if job.rollout.speculative_tokens:
+        arguments["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": job.rollout.speculative_tokens,
+            "prompt_lookup_max": LONGEST_NGRAM,
+        }
+    return arguments

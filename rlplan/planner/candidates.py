@@ -62,7 +62,13 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return _cannot_adapt(job) or _cannot_sync(job)
+    return _cannot_quantize(job) or _cannot_adapt(job) or _cannot_sync(job)
+
+
+def _cannot_quantize(job: JobSpec) -> str:
+    if job.rollout.quantization == "none":
+        return ""
+    return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
 
 
 def _cannot_adapt(job: JobSpec) -> str:

@@ -105,12 +105,15 @@ class RolloutSpec(Spec):
     """How the rollout engines are held. kv_cache_memory: bytes of KV cache, never a guessed fraction.
 
     num_engines: replicas; tp: tensor-parallel ranks of each. stop: texts and tokens that end a response.
+    quantization: of the weights while they are loaded. speculative_tokens: guessed at a time from what stands before.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
     num_engines: int = Field(default=1, ge=1, le=16_384)
     tp: int = Field(default=1, ge=1, le=64)
     stop: tuple[str | int, ...] = ()
+    quantization: Literal["none", "fp8"] = "none"
+    speculative_tokens: int = Field(default=0, ge=0, le=16)
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)

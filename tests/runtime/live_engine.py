@@ -5,11 +5,13 @@ engine: the imports take ten seconds, the engine three.
 """
 
 import copy
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -254,7 +256,50 @@ def _start_action() -> Any:
     return next(action for action in make_plan().schedule.start if action.id == "start_engine")
 
 
-SCENARIOS: dict[str, Any] = {"generation": lambda *_: generation(), "ranks": ranks}
+def guessing(*_: int) -> dict[str, Any]:
+    """An engine that guesses tokens ahead, on prompts that repeat themselves."""
+    live = Live(**{"rollout.speculative_tokens": 3})
+    asked = [dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6))]
+    finished = live.engine.invoke("generate", asked)
+    return {
+        "lengths": [len(c.tokens) for c in finished[0].completions],
+        "difference": _against_fresh(live, asked, finished),
+    }
+
+
+def adapters(*_: int) -> dict[str, Any]:
+    """An engine that gets two adapters, one after the other, and samples from each."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    live = Live()
+    live.engine.invoke("stop")
+    live.engine.arguments |= {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+    live.engine.invoke("start", str(SORTER))
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    live.model = get_peft_model(live.model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    differences, versions = [], []
+    for version in (1, 2):
+        torch.manual_seed(version)
+        for name, parameter in live.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            live.model.save_pretrained(folder)
+            live.engine.invoke("take_adapter", folder, version)
+            asked = request("a", 2, 30)
+            finished = live.engine.invoke("generate", [asked])[0]
+        differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))
+        versions += [s.version for c in finished.completions for s in c.spans]
+    return {"differences": differences, "versions": versions}
+
+
+SCENARIOS: dict[str, Any] = {
+    "generation": lambda *_: generation(),
+    "ranks": ranks,
+    "guessing": guessing,
+    "adapters": adapters,
+}
 
 if __name__ == "__main__":
     print(MARK + json.dumps(SCENARIOS[sys.argv[1]](*map(int, sys.argv[2:5]), *sys.argv[5:])), flush=True)

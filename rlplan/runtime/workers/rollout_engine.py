@@ -46,6 +46,7 @@ class RolloutEngine(Worker):
         self.book, self.outbox = RequestBook(), Outbox()
         self.listener: socket.socket | None = None
         self.leader: Any = None
+        self.adapter: Any = None
         self.follower: Any = None
         self.thread = OwnThread(process, self._work)
 
@@ -144,6 +145,36 @@ class RolloutEngine(Worker):
     def resume(self) -> None:
         """Step again."""
         self.paused = False
+
+    def sleep(self, level: int) -> None:
+        """Give device memory back and keep the process; level 2 drops the weights too. Not yet run on a GPU.
+
+        With level 2 the weights are wrong until the next whole update: the engine is dirty, and a step needs one first.
+        """
+        assert not self.book.num_open, "an engine sleeps when nothing is under way"
+        self.llm.sleep(level=level)
+        self.dirty = self.dirty or level >= 2
+
+    def wake(self, tags: list[str]) -> bool:
+        """Take memory back: `weights` before an update, `kv_cache` after it. Gives whether all is awake.
+
+        Not yet run on a GPU.
+        """
+        return bool(self.llm.wake_up(tags=tags))
+
+    def take_adapter(self, folder: str, version: int) -> None:
+        """Sample requests that come from now on from the base with the adapter in a folder (PEFT's layout).
+
+        Each version has a name and a number of its own: vLLM ignores other files under a name that it knows.
+        """
+        from vllm.lora.request import LoRARequest
+
+        old, self.adapter = self.adapter, LoRARequest(f"policy-{version}", version, folder)
+        self.llm.llm_engine.add_lora(self.adapter)
+        if old is not None and not self.book.num_open:
+            self.llm.llm_engine.remove_lora(old.lora_int_id)
+        self.llm.update_weight_version(str(version))
+        self.forget_keys_and_values()
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         """Open the channel through which weights come in; an earlier one is closed."""
@@ -261,7 +292,12 @@ class RolloutEngine(Worker):
             parameters = sampling_parameters(
                 request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
             )
-            self.llm.llm_engine.add_request(f"{name}/{index}", {"prompt_token_ids": list(request.prompt)}, parameters)
+            self.llm.llm_engine.add_request(
+                f"{name}/{index}",
+                {"prompt_token_ids": list(request.prompt)},
+                parameters,
+                lora_request=self.adapter,
+            )
 
     def _work(self) -> bool:
         """One step of the engine, where there is something to do and nobody else says when."""
