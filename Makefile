@@ -21,7 +21,7 @@ SHELL := /bin/sh
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy planner clean
+.PHONY: help setup run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -77,6 +77,9 @@ accuracy: setup ## predict the published measurements once more: reports/accurac
 planner: setup ## time plans against the number of GPUs and make their tables once more: reports/planner, docs/exercises.md
 	@$(VENV)/bin/python benchmarks/planner_evidence.py
 	exec $(VENV)/bin/python -m benchmarks.exercises
+
+trl: setup ## GRPO side by side with TRL, which gets an environment of its own: reports/runtime/trl.md
+	@exec $(VENV)/bin/python -m benchmarks.trl_comparison $(ARGS)
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

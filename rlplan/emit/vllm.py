@@ -5,7 +5,9 @@ In: a JobSpec. Out: a plain dict for `vllm.LLM(**arguments)`, without the model'
 
 from typing import Any
 
+from rlplan.memory.weight_sync import engine_lora_rank
 from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import SyncContent
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
@@ -38,6 +40,7 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
+        **_adapter_arguments(job),
     }
     if job.rollout.quantization != "none":
         arguments["quantization"] = job.rollout.quantization
@@ -48,3 +51,11 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
             "prompt_lookup_max": LONGEST_NGRAM,
         }
     return arguments
+
+
+def _adapter_arguments(job: JobSpec) -> dict[str, Any]:
+    """One slot for an adapter, where adapters alone are handed over."""
+    rank = job.training.lora.rank
+    if rank is None or job.placement.sync_content is not SyncContent.ADAPTER:
+        return {}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_lora_rank(rank)}

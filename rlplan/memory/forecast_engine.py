@@ -15,7 +15,7 @@ from rlplan.memory.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
-from rlplan.memory.weight_sync import sync_staging_bytes
+from rlplan.memory.weight_sync import adapter_slot_bytes, sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -52,6 +52,8 @@ class EngineForecast:
         }
         if action.kind is not ActionKind.START_ENGINE and self.has_arena:
             held[MemoryKind.SYNC_STAGING] = sync_staging_bytes(self.job, self.model)
+        if slots := adapter_slot_bytes(self.job, self.model):
+            held[MemoryKind.SYNC_STAGING] = slots
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:

@@ -23,8 +23,9 @@ class Loss(StrEnum):
 
     PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
     COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
-    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: rlplan's own, where the
-    gradient is written over the logits. UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
+    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
+    whole logits; an upper bound of rlplan's runtime, which takes some rows at a time. UNCAST_CHUNKED: chunks of logits
+    in the model's type, never upcast (litgpt).
     SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
     PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
     its gradient in place. NONE: no vocabulary (a value or reward head).

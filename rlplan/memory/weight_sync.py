@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from rlplan.memory.transitions import Bucket, plan_buckets, staging_bytes
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.vocabulary import SyncContent, Transport
+
+ENGINE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 PACKETS_IN_ARENA = 4
 """So many packets share the arena: while the engine loads one, the trainer already writes the next ones."""
@@ -76,12 +79,40 @@ def sync_staging_bytes(job: JobSpec, model: ModelSpec) -> int:
     differences are taken from it and laid over it. Source: `rlplan.runtime.weight_sync`.
     Assumes: shared memory counts on both sides, as the operating system counts it for each process.
     """
+    if job.placement.sync_content is SyncContent.ADAPTER:
+        return 0
     packets = policy_packets(job, model)
     largest = max(packet.bucket.num_bytes for packet in packets)
     staging = largest if job.placement.sync_transport is Transport.DISK else arena_bytes(packets)
     if job.placement.sync_content is SyncContent.DELTA:
         staging += shadow_bytes(packets)
     return staging
+
+
+def engine_lora_rank(rank: int) -> int:
+    """The smallest rank that vLLM has slots for. Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`.
+
+    >>> engine_lora_rank(8), engine_lora_rank(9)
+    (8, 16)
+    """
+    return min(size for size in ENGINE_LORA_RANKS if size >= rank)
+
+
+def adapter_slot_bytes(job: JobSpec, model: ModelSpec) -> int:
+    """Bytes of the slot into which vLLM takes an adapter, in every engine process.
+
+    Counts: A and B of the slot's rank beside every linear layer, embedding and head (r (V + h) each), whichever of them
+    are trained, in the engine's type.
+    Source: vLLM 0.32.0, `create_lora_weights` in lora/layers/base_linear.py, vocab_parallel_embedding.py and
+    logits_processor.py, with `max_loras` 1. Measured on a live engine: the same.
+    """
+    rank = job.training.lora.rank
+    if rank is None or job.placement.sync_content is not SyncContent.ADAPTER:
+        return 0
+    slot_rank = engine_lora_rank(rank)
+    linear = sum(parameter.numel for parameter in lora_parameters(model, slot_rank))
+    tables = 2 * slot_rank * (model.vocab_size + model.hidden_size)
+    return (linear + tables) * job.rollout.dtype.num_bytes
 
 
 def shadow_bytes(packets: Sequence[Packet]) -> int:

@@ -8,6 +8,7 @@ disaggregated, for it keeps every device busy in training; colocated last, for i
 from dataclasses import dataclass
 
 from rlplan.dataflow.placements import num_training_devices
+from rlplan.memory.weight_sync import ENGINE_LORA_RANKS
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, SyncContent, Transport
@@ -15,10 +16,9 @@ from rlplan.vocabulary import Placement, SyncContent, Transport
 AUTO_ZERO_STAGES = (2,)
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
-EXECUTED_CONTENTS = (SyncContent.FULL, SyncContent.DELTA)
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
 
-MAX_ENGINE_LORA_RANK = 512
+MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
@@ -62,13 +62,15 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return _cannot_quantize(job) or _cannot_adapt(job) or _cannot_sync(job)
+    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job)
 
 
-def _cannot_quantize(job: JobSpec) -> str:
-    if job.rollout.quantization == "none":
-        return ""
-    return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
+def _cannot_sample(job: JobSpec) -> str:
+    if job.rollout.quantization != "none":
+        return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
+    if job.rollout.speculative_tokens:
+        return "rollout.speculative_tokens: on a CPU the log-probs of guessed tokens were seen to be wrong"
+    return ""
 
 
 def _cannot_adapt(job: JobSpec) -> str:
@@ -84,6 +86,8 @@ def _cannot_sync(job: JobSpec) -> str:
     transport, content = job.placement.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
-    if content not in EXECUTED_CONTENTS:
-        return f"placement.sync_content {content} is not executed yet"
+    if content is SyncContent.ADAPTER and job.training.lora.rank is None:
+        return "placement.sync_content adapter hands adapters over, and training.lora.rank says that there are none"
+    if content is SyncContent.ADAPTER and job.placement.max_staleness:
+        return "placement.sync_content adapter: open requests would lose theirs, so max_staleness is 0"
     return ""

@@ -5,6 +5,7 @@ Left out: what passes between the sides (weight_sync/).
 """
 
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.vocabulary import SyncContent
 
 
 class Handover:
@@ -23,6 +26,7 @@ class Handover:
     def __init__(self, spec: ExecutionSpec, crew: Crew) -> None:
         self.spec, self.crew = spec, crew
         self.endpoint: Endpoint | None = None
+        self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
         self.is_open = False
         self.version = self.serial = self.num_resends = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
@@ -34,6 +38,8 @@ class Handover:
         Raises: RunError when that fails too; the engines then refuse to generate.
         """
         self.version += 1
+        if self.spec.job.placement.sync_content is SyncContent.ADAPTER:
+            return self._hand_adapter_over(action)
         measurements = [] if self.is_open else self._open()
         try:
             measurements += self._update(action, is_full=self.serial == 0)
@@ -49,6 +55,7 @@ class Handover:
 
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
+        shutil.rmtree(self.adapters, ignore_errors=True)
         if self.endpoint is None:
             return
         path = Path(self.endpoint.path)
@@ -79,6 +86,18 @@ class Handover:
         calls = [(process, "send_weights", update) for process in action.processes if process in self.trainers]
         calls += [(process, "receive_weights", update) for process in action.processes if process in self.engines]
         return self._measured(calls)[1]
+
+    def _hand_adapter_over(self, action: Action) -> list[Measurement]:
+        """Through a folder in shared memory, which goes when every engine has its own copy."""
+        folder = str(self.adapters / f"version-{self.version:06d}")
+        calls: list[tuple[Any, ...]] = [
+            (process, "write_adapter", folder) for process in action.processes if process in self.trainers
+        ]
+        measurements = self._measured(calls)[1]
+        calls = [(p, "load_adapter", folder, self.version) for p in action.processes if p in self.engines]
+        measurements += self._measured(calls)[1]
+        shutil.rmtree(folder)
+        return measurements
 
     def _check(self, action: Action) -> list[Measurement]:
         """Raises: RunError when an engine process was fed anything but what the trainer holds now."""

@@ -286,7 +286,7 @@ def adapters(*_: int) -> dict[str, Any]:
                 torch.nn.init.normal_(parameter, std=0.1)
         with tempfile.TemporaryDirectory() as folder:
             live.model.save_pretrained(folder)
-            live.engine.invoke("take_adapter", folder, version)
+            live.engine.invoke("load_adapter", folder, version)
             asked = request("a", 2, 30)
             finished = live.engine.invoke("generate", [asked])[0]
         differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))

@@ -25,6 +25,9 @@ from rlplan.vocabulary import Transport
 CHECKSUM_WORDS = 1 << 17
 """Words of 8 bytes that are summed up at a time: 1 MiB."""
 
+LONGEST_PAUSE_S = 1e-4
+"""Between two looks at a counter: packets take milliseconds, and a look takes microseconds."""
+
 
 class Encoding(IntEnum):
     """What the bytes of a packet are: all weights in their places, or what has changed."""
@@ -201,7 +204,7 @@ class Deadline:
             if time.monotonic() > self.end:
                 raise sync_error(f"{what} did not happen within {self.timeout_s:.1f} s")
             time.sleep(pause_s)
-            pause_s = min(1e-3, pause_s * 1.5)
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
 
 
 def packet_view(arena: torch.Tensor, packet: Packet) -> torch.Tensor:

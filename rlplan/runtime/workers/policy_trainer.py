@@ -27,7 +27,7 @@ from rlplan.runtime.start_checkpoint import load_language_model, save_policy, wa
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
-from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.runtime.weight_sync.source import WeightSource, gathered
 from rlplan.runtime.workers.deepspeed_engine import (
     TORCH_DTYPES,
     build_engine,
@@ -244,6 +244,13 @@ class PolicyTrainer(Worker):
             self._take_part()
             return None
         return self.sender.send(self.weights(), update)
+
+    def write_adapter(self, folder: str) -> None:
+        """Write the adapters for the engines: every rank helps to gather them, the first one writes."""
+        named = self.engine.module.language_model.named_parameters()
+        with gathered([parameter for name, parameter in named if ".lora_" in name]):
+            if torch.distributed.get_rank() == 0:
+                self.save_adapter(folder)
 
     def weight_checksums(self) -> list[int] | None:
         """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""

@@ -18,6 +18,7 @@ from rlplan.memory.weight_sync import policy_packets
 from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
+from rlplan.runtime.weight_sync.adapter import slot_bytes, swap_adapter
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
@@ -40,13 +41,13 @@ class RolloutEngine(Worker):
         super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
+        self.adapter: Any = None
         self.dirty = False
         self.paused = False
         self.just_started = False
         self.book, self.outbox = RequestBook(), Outbox()
         self.listener: socket.socket | None = None
         self.leader: Any = None
-        self.adapter: Any = None
         self.follower: Any = None
         self.thread = OwnThread(process, self._work)
 
@@ -109,7 +110,7 @@ class RolloutEngine(Worker):
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.leader, self.follower, self.dirty = None, None, None, False
+        self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
         cleanup_dist_env_and_memory()
         gc.collect()
         give_memory_back()
@@ -162,20 +163,6 @@ class RolloutEngine(Worker):
         """
         return bool(self.llm.wake_up(tags=tags))
 
-    def take_adapter(self, folder: str, version: int) -> None:
-        """Sample requests that come from now on from the base with the adapter in a folder (PEFT's layout).
-
-        Each version has a name and a number of its own: vLLM ignores other files under a name that it knows.
-        """
-        from vllm.lora.request import LoRARequest
-
-        old, self.adapter = self.adapter, LoRARequest(f"policy-{version}", version, folder)
-        self.llm.llm_engine.add_lora(self.adapter)
-        if old is not None and not self.book.num_open:
-            self.llm.llm_engine.remove_lora(old.lora_int_id)
-        self.llm.update_weight_version(str(version))
-        self.forget_keys_and_values()
-
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         """Open the channel through which weights come in; an earlier one is closed."""
         self.just_started = False
@@ -191,6 +178,13 @@ class RolloutEngine(Worker):
         self.finish_update(update.version)
         report = self._transfer.receiver.report
         return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+
+    def load_adapter(self, folder: str, version: int) -> None:
+        """Take a version's adapters in place of those before. No request may be open: it would lose its own."""
+        assert not self.book.num_open, "adapters are swapped when nothing is under way"
+        self.just_started = False
+        self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
+        self.forget_keys_and_values()
 
     def fed_checksums(self) -> list[int]:
         """Checksums of the packets as they were fed in by the last update that went well."""
@@ -225,7 +219,7 @@ class RolloutEngine(Worker):
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
-            MemoryKind.SYNC_STAGING: self._transfer.num_bytes,
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes + slot_bytes(runner.model),
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
