@@ -90,8 +90,10 @@ def read(pipe: Connection, folder: Path) -> None:
             receivers[0].open(endpoint)
             pipe.send(None)
         else:
-            total = sum(tensor.numel() for _, tensor in receivers[0].tensors(*arguments))
-            pipe.send({"readable_at": time.monotonic(), "numel": total})
+            total, readable_at = 0, time.monotonic()
+            for _, tensor in receivers[0].tensors(*arguments):
+                total, readable_at = total + tensor.numel(), time.monotonic()
+            pipe.send({"readable_at": readable_at, "numel": total})
 
 
 def engine(pipe: Connection, folder: Path) -> None:
@@ -305,7 +307,7 @@ bytes, one thread); every update is compared with copies right before and after 
 Written by `python benchmarks/bench_sync.py --write`.
 
 {table}
-- *readable*: from the call to send until every tensor was handed out in the other process, checksums and all.
+- *readable*: from the call to send until every tensor was handed out in the other process.
 - *vLLM's own part*: taking the model apart, its layerwise reload, packing. *ours adds*: the rest of the whole update.
 - *delta*: after AdamW steps at a learning rate of 1e-6 on fp32 master weights; *GB/s* counts the weights brought up to
   date, not the bytes sent.

@@ -25,11 +25,15 @@ def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
 
 
 def parked_roles(job: JobSpec) -> tuple[Role, ...]:
-    """Roles that are moved away while they wait, where devices are shared in turns: the frozen ones.
+    """Roles that are moved away while they wait, where devices are shared in turns.
 
-    Trained roles stay: their worker cannot move its states yet.
+    Frozen roles are read from their own files again. Trained states go to disk, or from a GPU to its host: on a host
+    without one, memory for memory would free nothing, so that they stay.
     """
-    return () if job.placement.parks == "none" else job.frozen_roles
+    if job.placement.parks == "none":
+        return ()
+    moves_states = job.placement.parks == "disk" or job.load_profile().kind != "cpu"
+    return (*(job.trained_roles if moves_states else ()), *job.frozen_roles)
 
 
 def place(

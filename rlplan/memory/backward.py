@@ -9,7 +9,7 @@ several micro-batches the last one holds the accumulated gradients beside the ne
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.memory.activations import (
     checkpoint_bytes,
@@ -19,6 +19,8 @@ from rlplan.memory.activations import (
     mlp_freed_bytes,
 )
 from rlplan.memory.block_families import block_of
+from rlplan.memory.frozen import frozen_layer_bytes
+from rlplan.memory.gpu.states import frozen_of
 from rlplan.memory.logits import logits_bytes, probability_slice_bytes
 from rlplan.memory.training import TrainedRank
 from rlplan.spec.model import ModelSpec, Parameter
@@ -48,6 +50,9 @@ def forward_backward_peak(rank: TrainedRank, micro: MicroBatch, *, is_first: boo
 
 
 def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[Moment]:
+    if rank.adapters:
+        yield from _walk_adapters(rank, micro)
+        return
     model, e = rank.model, rank.element_bytes
     accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
     layers = _Layers(rank, micro.num_tokens)
@@ -82,6 +87,32 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     yield from _with_activations(reduction.flush(), 0, 0, accumulated)
 
 
+def _walk_adapters(rank: TrainedRank, micro: MicroBatch) -> Iterator[Moment]:
+    """The same where adapters alone are trained: no table has a gradient, and only adapters' are reduced."""
+    model, e = rank.model, rank.element_bytes
+    accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
+    layers = _Layers(rank, micro.num_tokens)
+    head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens, e)
+    logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
+    slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
+    reduction = _reduction_of(rank, accumulates=micro.count > 1)
+    yield _moment(layers.saved + head, logits + slices, accumulated, reduction.touched)
+    for layer in reversed(range(model.num_layers)):
+        prefix = f"model.layers.{layer}."
+        for parameter in reversed([adapter for adapter in rank.adapters if adapter.name.startswith(prefix)]):
+            activations = layers.at(layer, attention_only=False)
+            yield from _with_activations(reduction.add(parameter), activations, 0, accumulated)
+    yield from _with_activations(reduction.flush(), 0, 0, accumulated)
+
+
+def _adapted_layer_bytes(rank: TrainedRank, num_tokens: int) -> int:
+    """Bytes that a frozen layer with adapters saves: inputs of A in the model's type, and what A gives B, e*r each."""
+    model, e = rank.model, rank.element_bytes
+    first = [a for a in rank.adapters if a.name.startswith("model.layers.0.") and ".lora_A." in a.name]
+    beside = replace(frozen_of(rank.adapters), adapter_bytes=e, more_token_bytes=e * sum(a.shape[0] for a in first))
+    return frozen_layer_bytes(block_of(model), beside, num_tokens, e)
+
+
 def gathered_tensor_bytes(rank: TrainedRank, parameter: Parameter) -> int:
     """Bytes of one tensor while ZeRO-3 has it whole, and of what gloo receives it in.
 
@@ -112,10 +143,12 @@ class _Layers:
     def __init__(self, rank: TrainedRank, num_tokens: int) -> None:
         model, e = rank.model, rank.element_bytes
         self.num_layers = model.num_layers
-        self.one = layer_saved_bytes(model, num_tokens, e)
+        self.one = _adapted_layer_bytes(rank, num_tokens) if rank.adapters else layer_saved_bytes(model, num_tokens, e)
         self.kept = checkpoint_bytes(block_of(model), num_tokens, e) if rank.recomputes_layers else self.one
         self.saved = self.kept * model.num_layers
         self.in_flight = layer_backward_bytes(model, num_tokens, e)
+        if rank.adapters:  # its output and a scaled copy, at most as wide as the MLP
+            self.in_flight += 2 * e * num_tokens * model.intermediate_size
         self.freed = mlp_freed_bytes(model, num_tokens, e)
 
     def at(self, layer: int, *, attention_only: bool) -> int:

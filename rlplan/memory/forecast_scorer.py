@@ -16,6 +16,17 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
+def judging_peak(job: JobSpec, model: ModelSpec, num_processes: int) -> dict[MemoryKind, int]:
+    """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head."""
+    workload = job.workload
+    share = ceil_div(workload.num_rollouts_per_step, num_processes)
+    num_tokens = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+    layer = forward_working_bytes(model, num_tokens)
+    head = logits_bytes(num_tokens, model.head_width)
+    head += probability_slice_bytes(num_tokens, model.head_width)
+    return {MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS: max(layer, head)}
+
+
 class ScorerForecast:
     """One scorer process. See `memory.predict.Forecast`."""
 
@@ -44,13 +55,7 @@ class ScorerForecast:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, moment) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
-            workload = self.job.workload
-            share = ceil_div(workload.num_rollouts_per_step, self.num_processes)
-            num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
-            layer = forward_working_bytes(self.model, num_tokens)
-            head = logits_bytes(num_tokens, self.model.head_width)
-            head += probability_slice_bytes(num_tokens, self.model.head_width)
-            held[MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS] = max(layer, head)
+            held |= judging_peak(self.job, self.model, self.num_processes)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
         return held

@@ -9,11 +9,12 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
-from rlplan.memory.training import trained_rank
+from rlplan.memory.training import merging_bytes, trained_rank
 from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
@@ -31,6 +32,9 @@ AFTER_A_STEP = (
 )
 """What the first step does after its optimizer step."""
 
+HANDS_WEIGHTS_ON = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.CHECKPOINT)
+"""Actions in which adapters are merged into the weights, one after the other."""
+
 ALL_REDUCE_NUMEL = 500_000_000
 """Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
 
@@ -44,7 +48,8 @@ class TrainerForecast:
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.num_ranks = layout.dp
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.dp, rank)
+        parameters = job.trained_parameters(layout.role, model)
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.dp, rank, parameters)
         self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
@@ -73,6 +78,8 @@ class TrainerForecast:
             held[MemoryKind.COMM_BUFFERS] = self._loading(held)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= self._passes(is_first=not self._has_stepped(action, moment))
+        elif action.kind is ActionKind.SCORE:
+            held |= judging_peak(self.job, self.model, self.num_ranks)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
@@ -81,6 +88,8 @@ class TrainerForecast:
         elif action.kind is ActionKind.OPTIMIZER_STEP:
             gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
+        if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
+            held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held
@@ -143,7 +152,8 @@ class TrainerForecast:
 
     def _gathered_at_once(self) -> int:
         """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
-        return self.states.weight_bytes() if self.num_ranks > 1 and self.states.settings.stage in (1, 2) else 0
+        trained = self.trained.element_bytes * self.states.partition_numel * self.num_ranks
+        return trained if self.num_ranks > 1 and self.states.settings.stage in (1, 2) else 0
 
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
@@ -170,9 +180,21 @@ class TrainerForecast:
         if self.states.settings.stage == 3:
             held[MemoryKind.COMM_BUFFERS] = 0 if moment == "start" else kept_bucket_bytes(self.trained)
         return held | {
-            MemoryKind.PROCESS: self.profile.process_overheads.policy_trainer.value,
+            MemoryKind.PROCESS: self._imports,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
         }
+
+    def _merges(self, action: Action) -> bool:
+        """Whether adapters are merged into weights in the action: not where the engine takes them as they are."""
+        is_sync = action.kind is ActionKind.SYNC_WEIGHTS
+        return bool(self.trained.adapters) and not (is_sync and self.job.placement.sync_content == "adapter")
+
+    @property
+    def _imports(self) -> int:
+        """Bytes of the libraries, PEFT among them where adapters are trained."""
+        overheads = self.profile.process_overheads
+        peft = overheads.adapters.value if self.trained.adapters and overheads.adapters else 0
+        return overheads.policy_trainer.value + peft
 
     def _has_stepped(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""

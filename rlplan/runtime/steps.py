@@ -235,7 +235,7 @@ class ActionRunner:
         """Hand the policy over, unless the job leaves this step's sync out on purpose."""
         if step and step == self.job.controls.skip_sync_after_step:
             return []
-        if self.stream is None:
+        if self.stream is None or not step:  # the first hand-over comes before anything is begun
             return self.handover.sync(action)
         with self.stream.handing_over():
             return self.handover.sync(action)

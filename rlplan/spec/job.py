@@ -131,7 +131,7 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    parks: where the frozen roles of a colocated placement go while they wait.
+    parks: where trained and frozen roles of a colocated placement go while they wait.
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """

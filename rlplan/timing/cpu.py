@@ -142,35 +142,62 @@ class CpuTimes:
         return passes + self._python(2 * work.num_rollouts_per_step)
 
     def train_cost(self) -> Cost:
-        """Forward and backward passes of a mini-batch on n ranks at once, and the reduction of each micro-batch.
+        """Forward and backward passes of a mini-batch on n ranks at once, and what each micro-batch sends.
 
-        Counts: each backward pass copies 4P bytes of gradients into a bucket (16P read and written with the way
-        back), and all-reduces 4P; a rank keeps 4S of it. Hooks: once a parameter.
-        Source: DeepSpeed 0.19.8, stage_1_and_2.py: `reduce_ready_partitions_and_remove_grads`, `average_tensor`.
+        Counts: stages 2 and 3 reduce in every backward pass (`_reduction_cost`), others in the step; stage 3 gathers
+        all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
         """
         num_rollouts = self.job.workload.mini_batch_size // self._num_ranks
-        gradients = FLOAT_BYTES * self.model.num_parameters
-        share = self._training
-        reduction = share.touch_cost(4 * gradients) + share.fresh_cost(gradients / self._num_ranks)
-        reduction += share.all_reduce_cost(gradients)
-        reduction += share.latency_cost(self.host.latencies.gradient.value, len(self.model.parameters))
+        share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
-        passes = self._passes(share, num_rollouts, trains=True)
-        return passes + reduction.times(num_passes) + self._python(2 * num_rollouts)
+        cost = self._passes(share, num_rollouts, trains=True) + self._python(2 * num_rollouts)
+        if self.job.training.gradient_checkpointing:
+            cost += self._passes(share, num_rollouts, trains=False)
+        if stage >= 2:
+            cost += self._reduction_cost().times(num_passes)
+        if stage == 3 and self._num_ranks > 1:
+            cost += (share.all_gather_cost(self._weight_bytes) + share.touch_cost(2 * self._weight_bytes)).times(
+                2 * num_passes
+            )
+        return cost
+
+    def _reduction_cost(self) -> Cost:
+        """One reduction of all gradients.
+
+        Counts: P e bytes copied into a bucket (4 P e read and written with the way back) and all-reduced; a rank keeps
+        S e of it. Hooks: once a parameter.
+        Source: DeepSpeed 0.19.8, stage_1_and_2.py: `reduce_ready_partitions_and_remove_grads`, `average_tensor`.
+        """
+        share, gradients = self._training, self._weight_bytes
+        cost = share.touch_cost(4 * gradients) + share.fresh_cost(gradients / self._num_ranks)
+        cost += share.all_reduce_cost(gradients)
+        return cost + share.latency_cost(self.host.latencies.gradient.value, len(self.model.parameters))
 
     def optimizer_cost(self) -> Cost:
         """Norm, clipping, Adam on a rank's part, and the all-gather of what it made.
 
         Counts: gradients flattened (4S fresh, 8S), norm 4S, scaled 8S, Adam 28S (four read, three written), weights
-        copied 8S; all-gather of 4P into a fresh buffer of 4P, copied out 8P; nothing to gather for one rank.
+        copied 8S, where stage 0 has S = P; stages 0 and 1 reduce here; stages 1 and 2 all-gather P e into a fresh
+        buffer as large, copied out 2 P e; nothing to gather for one rank.
         Source: DeepSpeed 0.19.8 `step`; the buffer is gloo's (docs/decisions.md).
         """
-        share, part = self._training, self.model.num_parameters / self._num_ranks
+        share, stage, whole = self._training, self._zero_stage, self._weight_bytes
+        part = self.model.num_parameters / (self._num_ranks if stage else 1)
         cost = share.touch_cost((8 + 4 + 8 + 28 + 8) * part) + share.fresh_cost(FLOAT_BYTES * part)
-        if self._num_ranks > 1:
-            whole = FLOAT_BYTES * self.model.num_parameters
+        if stage < 2:
+            cost += self._reduction_cost()
+        if self._num_ranks > 1 and stage in (1, 2):
             cost += share.all_gather_cost(whole) + share.fresh_cost(whole) + share.touch_cost(2 * whole)
         return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
+
+    @property
+    def _weight_bytes(self) -> int:
+        """P e: the weights in the training type."""
+        return self.job.training.dtype.num_bytes * self.model.num_parameters
+
+    @cached_property
+    def _zero_stage(self) -> int:
+        return self.schedule.layout("policy_trainer").zero_stage
 
     def sync_cost(self, *, is_first: bool = False) -> Cost:
         """From the trainer's memory into vLLM's layerwise reload.

@@ -32,6 +32,8 @@ def samples() -> list[TrainSample]:
     return made
 
 
+PREDICTED: dict[str, int] = {}
+"""Bytes that the plan says the trainer holds after a step, by kind."""
 PAIRS = [SequencePair(sample.prompt_tokens, sample.response_tokens) for sample in samples()]
 
 
@@ -40,6 +42,11 @@ def started(**overrides: Any) -> PolicyTrainer:
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
     trainer.import_libraries()
     trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
+    PREDICTED.update(
+        (row.kind.value, row.resident_bytes)
+        for row in plan.ledger.rows
+        if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", "policy_trainer/0")
+    )
     return trainer
 
 
@@ -79,7 +86,9 @@ def with_peft(trainer: PolicyTrainer, folder: Path) -> list[float]:
 
 
 def adapters(folder: Path) -> dict[str, Any]:
-    trainer = started(**{"training.lora": {"rank": 4, "alpha": 8.0}, "algorithm.learning_rate": 1e-3})
+    stage = int(os.environ.get("ZERO_STAGE", "2"))
+    lora = {"rank": 4, "alpha": 8.0}
+    trainer = started(**{"training.lora": lora, "training.zero_stage": stage, "algorithm.learning_rate": 1e-3})
     base = scored(trainer, trainer.job.policy.path)
     before = flat(trainer.score(PAIRS, Role.REFERENCE))
     train(trainer, 3)
@@ -91,6 +100,7 @@ def adapters(folder: Path) -> dict[str, Any]:
         "merged": scored(trainer, str(folder)),
         "peft": with_peft(trainer, folder),
         "components": {kind: size for (_, kind), size in trainer.components().items()},
+        "predicted": PREDICTED,
         "names": [name for name, _ in trainer.weights()],
     }
 
@@ -101,7 +111,8 @@ def value_head() -> dict[str, Any]:
     train(trainer, 5)
     components = {kind: size for (_, kind), size in trainer.components().items()}
     names = [name for name, _ in trainer.weights()]
-    return {"values": [first, flat(trainer.score(PAIRS, Role.VALUE))], "components": components, "names": names}
+    values = [first, flat(trainer.score(PAIRS, Role.VALUE))]
+    return {"values": values, "components": components, "names": names, "predicted": PREDICTED}
 
 
 if __name__ == "__main__":

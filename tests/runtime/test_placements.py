@@ -4,6 +4,7 @@ import pytest
 
 from tests.runtime.conftest import FinishedRun
 from tests.runtime.test_runs import ROUNDING
+from tests.runtime.test_runs import _process_peaks as process_peaks
 
 pytestmark = pytest.mark.engine
 
@@ -46,3 +47,8 @@ def test_training_and_generation_overlap(async_run: FinishedRun) -> None:
     training, generating = spans[("train_forward_backward", 1)], spans[("generate", 2)]
     assert generating.start_s < training.end_s
     assert generating.end_s > training.start_s
+
+
+def test_drawn_lengths_never_take_more_than_the_longest_that_was_planned_for(async_run: FinishedRun) -> None:
+    for process, (predicted, measured) in process_peaks(async_run).items():
+        assert measured <= predicted, (process, predicted, measured)

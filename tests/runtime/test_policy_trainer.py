@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.live_trainer import exercise
+from rlplan.memory.forecast_trainer import TrainerForecast
+from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind
+from tests.runtime.live_trainer import exercise, plan_of
 
 pytestmark = pytest.mark.engine
 
@@ -118,3 +120,16 @@ def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: dict[s
         assert swapped["log"] == stayed["log"]
         assert set(swapped["parked"]["components"].values()) == {0}
         assert swapped["back"]["components"] == swapped["before"]["components"]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: dict[str, list[Any]], name: str) -> None:
+    plan = plan_of(2, STAGES[name])
+    action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)
+    for rank, answer in enumerate(two_ranks[f"swapped, {name}"]):
+        forecast = TrainerForecast(
+            plan.job, plan.job.load_model(), plan.job.load_profile(), plan.schedule.layout("policy_trainer"), rank
+        )
+        held = forecast.resident(action, "steady")
+        for kind in PERSISTENT_KINDS:
+            assert answer["before"]["components"].get(kind.value, 0) == held.get(kind, 0), (rank, kind)

@@ -1,4 +1,4 @@
-"""Whole runs with every set of roles: value, reward model, teacher, adapters; their states are predicted exactly."""
+"""Whole runs with every set of roles: value, reward model, teacher, adapters; their states predicted to the byte."""
 
 import json
 import shutil

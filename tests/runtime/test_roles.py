@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind, Role
 from tests.factories import ROOT, make_job
 
 pytestmark = pytest.mark.engine
@@ -69,6 +69,7 @@ def test_adapters_are_trained_alone_and_their_states_are_counted_to_the_byte(ada
     assert held[MemoryKind.WEIGHTS] == 4 * (frozen + trained)
     assert held[MemoryKind.MASTER_WEIGHTS] == 4 * trained
     assert held[MemoryKind.OPTIMIZER] == 8 * trained + 4
+    assert all(adapters["predicted"].get(kind, 0) == held[kind] for kind in PERSISTENT_KINDS if kind in held)
     assert adapters["names"] == [parameter.name for parameter in model.parameters]
 
 
@@ -78,4 +79,6 @@ def test_a_value_head_on_the_backbone_starts_at_zero_learns_and_is_not_handed_ov
     assert min(later) > 0.1  # every return is 1
     model = make_job().load_model()
     assert value_head["names"] == [parameter.name for parameter in model.parameters]
-    assert value_head["components"][MemoryKind.WEIGHTS] == 4 * (model.num_parameters + model.hidden_size)
+    held = value_head["components"]
+    assert held[MemoryKind.WEIGHTS] == 4 * (model.num_parameters + model.hidden_size)
+    assert all(value_head["predicted"].get(kind, 0) == held[kind] for kind in PERSISTENT_KINDS if kind in held)

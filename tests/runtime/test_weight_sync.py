@@ -155,15 +155,18 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
         from dataclasses import replace
 
         if header.index == 1:
-            if what == "a flipped bit":
+            if what == "a flipped bit" and not outlet.confirms_later:
                 outlet.buffer(1)[100] ^= 1
             elif what == "a truncated packet":
                 header = replace(header, num_bytes=header.num_bytes - 64)
-            else:
+            elif what != "a flipped bit":
                 header = replace(header, version=header.version + 1)
         publish(header)
 
     outlet.publish = damaged  # type: ignore[method-assign]
+    if what == "a flipped bit" and outlet.confirms_later:
+        confirm = outlet.confirm
+        outlet.confirm = lambda index, said: confirm(index, said ^ (index == 1))  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])

@@ -19,7 +19,7 @@ from rlplan.units import round_up
 SHARED_FOLDER = "/dev/shm"
 FAILED, PUBLISHED, FIRST_READER, FIRST_HEADER = 0, 1, 2, 64
 MAX_READERS = FIRST_HEADER - FIRST_READER
-HEADER_STRIDE = 8
+HEADER_STRIDE, CHECKSUM = 8, 6
 
 
 def control_bytes(packets: Sequence[Packet]) -> int:
@@ -66,6 +66,10 @@ class ControlPage:
         for position, word in enumerate(header):
             self._words[first + position] = word
         self._words[PUBLISHED] = self.count(serial, index + 1)
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """Write the last word of a header: the checksum that was pending."""
+        self._words[FIRST_HEADER + HEADER_STRIDE * index + CHECKSUM] = checksum
 
     def header(self, index: int) -> list[int]:
         """The words of a packet's header."""

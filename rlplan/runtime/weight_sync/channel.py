@@ -14,19 +14,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync import Packet
 from rlplan.vocabulary import Transport
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKSUM_WORDS = 1 << 17
 """Words of 8 bytes that are summed up at a time: 1 MiB."""
 
 LONGEST_PAUSE_S = 1e-4
 """Between two looks at a counter: packets take milliseconds, and a look takes microseconds."""
+
+
+PENDING = 0
+"""The checksum of a packet that may be read already, while its checksum is still being taken."""
 
 
 class Encoding(IntEnum):
@@ -86,11 +91,13 @@ class Endpoint:
 class Outlet(Protocol):
     """The trainer's side of a transport. Packets are written in order, each exactly once an update.
 
-    num_bytes: of the memory that payloads take on this side. endpoint: what readers open.
+    num_bytes: of the memory that payloads take on this side. endpoint: what readers open. confirms_later: whether a
+    packet may be published with its checksum pending, so that the readers need not wait for it.
     """
 
     num_bytes: int
     endpoint: Endpoint
+    confirms_later: bool
 
     def open(self) -> None:
         """Wait for the readers, where the transport has to."""
@@ -100,12 +107,16 @@ class Outlet(Protocol):
         """An update follows."""
         ...
 
-    def buffer(self, index: int) -> torch.Tensor:
+    def buffer(self, index: int) -> "torch.Tensor":
         """The packet's memory, as bytes, as soon as nobody needs what was in it."""
         ...
 
     def publish(self, header: Header) -> None:
         """The packet is written: let the readers have it."""
+        ...
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """The checksum of a packet that was published without it."""
         ...
 
     def finish(self) -> None:
@@ -130,12 +141,16 @@ class Inlet(Protocol):
         """An update follows."""
         ...
 
-    def take(self, index: int) -> tuple[Header, torch.Tensor]:
+    def take(self, index: int) -> "tuple[Header, torch.Tensor]":
         """Wait for a packet: its header, and its bytes, which stay until `release`."""
         ...
 
     def release(self, index: int) -> None:
         """The packet has been read; its memory may be written again."""
+        ...
+
+    def confirmed(self, index: int) -> int:
+        """Wait for the checksum of a packet that came without it."""
         ...
 
     def abort(self) -> None:
@@ -147,20 +162,22 @@ class Inlet(Protocol):
         ...
 
 
-def checksum(payload: torch.Tensor) -> int:
+def checksum(payload: "torch.Tensor") -> int:
     """64 bits over a payload of whole 64-byte lines: sums of each MiB, in order.
 
     Assumes: what goes wrong is a truncated, stale, torn or misplaced part. Words that change places within one MiB go
     unnoticed: a sum reads 28 GB/s on one core here, where zlib's CRC reads 3.
     """
+    import torch
+
     parts = payload.view(torch.int64).split(CHECKSUM_WORDS)
     sums = torch.stack([part.sum() for part in parts]).tolist()
     digest = hashlib.blake2b(struct.pack(f"<{len(sums)}q", *sums), digest_size=8, key=str(payload.numel()).encode())
-    return int.from_bytes(digest.digest(), "little", signed=True)
+    return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
 
-def check_packet(header: Header, payload: torch.Tensor, update: Update, index: int) -> None:
-    """Raises: RunError when a packet is not the one that is due, or was changed on its way."""
+def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
+    """Raises: RunError when a packet is not the one that is due, or is not whole."""
     if (header.serial, header.version, header.index) != (update.serial, update.version, index):
         raise sync_error(
             f"packet {header.index} of update {header.serial} (version {header.version}) came where packet {index} of "
@@ -168,11 +185,14 @@ def check_packet(header: Header, payload: torch.Tensor, update: Update, index: i
         )
     if header.num_bytes != payload.numel():
         raise sync_error(f"packet {index} has {payload.numel()} of {header.num_bytes} bytes")
-    found = checksum(payload)
-    if found != header.checksum:
+
+
+def check_checksum(found: int, said: int, index: int) -> None:
+    """Raises: RunError when a packet was changed on its way."""
+    if found != said:
         raise sync_error(
             f"packet {index} arrived with checksum {found & (1 << 64) - 1:016x}, it left with "
-            f"{header.checksum & (1 << 64) - 1:016x}"
+            f"{said & (1 << 64) - 1:016x}"
         )
 
 
@@ -207,6 +227,6 @@ class Deadline:
             pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
 
 
-def packet_view(arena: torch.Tensor, packet: Packet) -> torch.Tensor:
+def packet_view(arena: "torch.Tensor", packet: Packet) -> "torch.Tensor":
     """A packet's bytes in an arena."""
     return arena[packet.start : packet.start + packet.bucket.num_bytes]

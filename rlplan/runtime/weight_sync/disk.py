@@ -59,6 +59,8 @@ class DiskSide:
 class DiskOutlet(DiskSide):
     """The trainer's side. See `channel.Outlet`."""
 
+    confirms_later = False
+
     def open(self) -> None:
         """Readers may come at any time."""
 
@@ -88,6 +90,10 @@ class DiskOutlet(DiskSide):
             for part in (struct.pack("<Q", len(text)), text, *(memoryview(data.numpy()) for *_, data in pieces)):
                 _write_all(file.fileno(), memoryview(part))
         path.with_suffix(".part").rename(path)
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """Packets leave with their checksums."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Files stay until the next update."""
@@ -127,6 +133,10 @@ class DiskInlet(DiskSide):
                     raise sync_error(f"{name} in {path.name} has {end - begin} bytes, {data.numel()} were due")
                 _read_all(file.fileno(), memoryview(data.numpy()), 8 + size + begin, path.name)
         return header, self.arena[: header.num_bytes]
+
+    def confirmed(self, index: int) -> int:
+        """Packets come with their checksums."""
+        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """Files stay until the next update."""

@@ -90,6 +90,8 @@ class GlooSide:
 class GlooOutlet(GlooSide):
     """The trainer's side. See `channel.Outlet`."""
 
+    confirms_later = False
+
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Listen at the sender's address, and nowhere else, at a free port."""
         listener = socket.socket()
@@ -126,6 +128,10 @@ class GlooOutlet(GlooSide):
         words = torch.tensor(header.words(), dtype=torch.int64)
         payload = packet_view(self.arena, self.packets[header.index])[: header.num_bytes]
         self._sent.append(((self._broadcast(words), words), (self._broadcast(payload), payload)))
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """Packets leave with their checksums."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Wait until everything has been read."""
@@ -169,6 +175,10 @@ class GlooInlet(GlooSide):
         if isinstance(header, BaseException):
             raise header
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
+
+    def confirmed(self, index: int) -> int:
+        """Packets come with their checksums."""
+        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """The packet has been read; after the last one the sender hears of it."""

@@ -74,6 +74,8 @@ class NcclSide:
 class NcclOutlet(NcclSide):
     """The trainer's side. See `channel.Outlet`."""
 
+    confirms_later = False
+
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Choose a port; the store itself listens when the channel is opened."""
         with socket.socket() as probe:
@@ -101,6 +103,10 @@ class NcclOutlet(NcclSide):
         """Send the packet; returns at once."""
         self._sent.append(self._broadcast(header, header.index)[2])
 
+    def confirm(self, index: int, checksum: int) -> None:
+        """Packets leave with their checksums."""
+        raise NotImplementedError
+
     def finish(self) -> None:
         """Wait until everything has been read."""
         for position, event in enumerate(self._sent):
@@ -120,6 +126,10 @@ class NcclInlet(NcclSide):
         header, payload, event = self._broadcast(None, index)
         self.deadline.wait(event.query, f"arrival of packet {index}")
         return header, payload
+
+    def confirmed(self, index: int) -> int:
+        """Packets come with their checksums."""
+        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """The packet has been read; after the last one the sender hears of it."""

@@ -13,11 +13,13 @@ import torch
 from rlplan.memory.transitions import BucketEntry
 from rlplan.memory.weight_sync import Packet
 from rlplan.runtime.weight_sync.channel import (
+    PENDING,
     Encoding,
     Endpoint,
     Header,
     Inlet,
     Update,
+    check_checksum,
     check_packet,
     checksum,
     sync_error,
@@ -64,7 +66,7 @@ class PolicyReceiver:
         """All weights of an update. Raises: RunError when a packet is late, wrong or not the one that is due."""
         assert self.inlet is not None, "the channel is opened first"
         inlet, self.report, sums = self.inlet, ReceiveReport(), []
-        self.checksums = []
+        self.checksums, pending = [], []
         try:
             inlet.begin(update)
             for index in range(len(self.packets)):
@@ -72,18 +74,26 @@ class PolicyReceiver:
                 header, payload = inlet.take(index)
                 came = time.perf_counter()
                 check_packet(header, payload, update, index)
+                if header.checksum != PENDING:
+                    check_checksum(checksum(payload), header.checksum, index)
                 checked = time.perf_counter()
                 source, entries = self._lay_over(header, payload, index)
                 ready = time.perf_counter()
-                sums.append(checksum(source) if header.encoding == Encoding.DELTA else header.checksum)
                 yield from named(source, entries, self.dtype)
                 applied = time.perf_counter()
+                if header.checksum == PENDING:
+                    pending.append(index)
+                is_known = header.encoding == Encoding.FULL and header.checksum != PENDING
+                sums.append(header.checksum if is_known else checksum(source))
+                summed = time.perf_counter()
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes
                 self.report.waited_s += came - start
-                self.report.verified_s += checked - came
+                self.report.verified_s += checked - came + summed - applied
                 self.report.unpacked_s += ready - checked
                 self.report.applied_s += applied - ready
+            for index in pending:
+                check_checksum(sums[index], inlet.confirmed(index), index)
         except BaseException:
             inlet.abort()
             if self.held is not None:
@@ -102,6 +112,10 @@ class PolicyReceiver:
             if self.held is None or header.base != self.held.serial or not header.base:
                 raise sync_error(f"packet {index} is laid over update {header.base}, which is not held here")
             return self.held.copies[index], self.held.apply(index, payload)
+        if payload.numel() != self.packets[index].bucket.num_bytes:
+            raise sync_error(
+                f"packet {index} has {payload.numel()} of {self.packets[index].bucket.num_bytes} bytes, and is no delta"
+            )
         if self.held is None:
             return payload, everything
         self.held.take(index, payload)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rlplan.memory.weight_sync import Packet
-from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, Update, checksum
+from rlplan.runtime.weight_sync.channel import PENDING, Encoding, Endpoint, Header, Outlet, Update, checksum
 from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import fill
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -58,11 +58,13 @@ class PolicySender:
         """One whole update. Raises: RunError when a reader gives up or time is up; other ranks are not left waiting."""
         assert self.outlet is not None, "the channel is opened first"
         outlet, position = self.outlet, 0
+        pending: dict[int, torch.Tensor] = {}
         base = 0 if update.is_full or self.sent is None else self.sent.serial
         waited_s, filled_s, num_bytes = 0.0, 0.0, 0
         try:
             outlet.begin(update)
             for position in range(len(self.packets)):
+                self._confirm(pending, self.packets[position].after)
                 start = time.perf_counter()
                 buffer = outlet.buffer(position)
                 ready = time.perf_counter()
@@ -71,6 +73,9 @@ class PolicySender:
                 waited_s += ready - start
                 num_bytes += header.num_bytes
                 outlet.publish(header)
+                if header.checksum == PENDING:
+                    pending[position] = buffer[: header.num_bytes]
+            self._confirm(pending, len(self.packets))
             start = time.perf_counter()
             outlet.finish()
             waited_s += time.perf_counter() - start
@@ -110,4 +115,13 @@ class PolicySender:
             encoding, size = self.sent.encode(index, buffer, tensors)
         else:
             self.sent.put(index, buffer, tensors)
-        return Header(update.serial, update.version, index, encoding, base, size, checksum(buffer[:size]))
+        assert self.outlet is not None, "the channel is opened first"
+        is_pending = self.outlet.confirms_later and encoding == Encoding.FULL
+        found = PENDING if is_pending else checksum(buffer[:size])
+        return Header(update.serial, update.version, index, encoding, base, size, found)
+
+    def _confirm(self, pending: dict[int, torch.Tensor], num_packets: int) -> None:
+        """Take the checksums that are still pending of the first packets, before others are written over them."""
+        assert self.outlet is not None, "the channel is opened first"
+        for index in [index for index in pending if index < num_packets]:
+            self.outlet.confirm(index, checksum(pending.pop(index)))

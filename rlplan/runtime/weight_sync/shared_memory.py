@@ -11,9 +11,17 @@ from pathlib import Path
 import torch
 
 from rlplan.memory.weight_sync import Packet, arena_bytes
-from rlplan.runtime.weight_sync.arena import MAX_READERS, SHARED_FOLDER, ControlPage, control_bytes, create_arena
+from rlplan.runtime.weight_sync.arena import (
+    CHECKSUM,
+    MAX_READERS,
+    SHARED_FOLDER,
+    ControlPage,
+    control_bytes,
+    create_arena,
+)
 from rlplan.runtime.weight_sync.channel import (
     HEADER_WORDS,
+    PENDING,
     Deadline,
     Endpoint,
     Header,
@@ -60,6 +68,8 @@ class SharedPages:
 class SharedMemoryOutlet(SharedPages):
     """The trainer's side. See `channel.Outlet`."""
 
+    confirms_later = True
+
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
         if endpoint.num_readers > MAX_READERS:
@@ -90,6 +100,10 @@ class SharedMemoryOutlet(SharedPages):
     def publish(self, header: Header) -> None:
         """Let the readers have the packet."""
         self.control.publish(header.serial, header.index, header.words())
+
+    def confirm(self, index: int, checksum: int) -> None:
+        """Add the checksum."""
+        self.control.confirm(index, checksum)
 
     def finish(self) -> None:
         """Wait until everything has been read."""
@@ -126,6 +140,16 @@ class SharedMemoryInlet(SharedPages):
         self.deadline.wait(is_published, f"arrival of packet {index}")
         header = Header(*self.control.header(index)[:HEADER_WORDS])
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
+
+    def confirmed(self, index: int) -> int:
+        """Wait for the checksum."""
+
+        def is_confirmed() -> bool:
+            self._stop_if_failed()
+            return self.control.header(index)[CHECKSUM] != PENDING
+
+        self.deadline.wait(is_confirmed, f"the checksum of packet {index}")
+        return self.control.header(index)[CHECKSUM]
 
     def release(self, index: int) -> None:
         """The packet has been read."""

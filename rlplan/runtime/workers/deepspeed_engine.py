@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlplan.errors import HostError
 from rlplan.vocabulary import Dtype
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
@@ -41,9 +42,19 @@ def join_ranks(
 
 
 def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
-    """DeepSpeed's engine around a model, all trainable parameters of which are trained."""
+    """DeepSpeed's engine around a model, all trainable parameters of which are trained.
+
+    Raises: HostError for fp16 where DeepSpeed does not know it.
+    """
     import deepspeed
 
+    if "fp16" in config and not deepspeed.get_accelerator().is_fp16_supported():
+        raise HostError(
+            "DeepSpeed does not train in float16 on this host",
+            where="training.dtype",
+            rule="a GPU, or a CPU with float16 matrix units",
+            way_out="training.dtype=bfloat16 or float32",
+        )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=config)
     return engine

@@ -115,6 +115,20 @@ class RolloutEngine(Worker):
         gc.collect()
         give_memory_back()
 
+    def sleep(self, level: int) -> None:
+        """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.
+
+        Not yet run on a GPU; on a CPU vLLM only changes its state.
+        """
+        assert not self.book.num_open, "an engine sleeps when nothing is under way"
+        self.llm.sleep(level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
+        self.llm.wake_up(tags=tags)
+        if "kv_cache" in tags:
+            self.forget_keys_and_values()
+
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
         """Complete the requests, and wait for it. Results stand in the requests' order.
 
@@ -146,22 +160,6 @@ class RolloutEngine(Worker):
     def resume(self) -> None:
         """Step again."""
         self.paused = False
-
-    def sleep(self, level: int) -> None:
-        """Give device memory back and keep the process; level 2 drops the weights too. Not yet run on a GPU.
-
-        With level 2 the weights are wrong until the next whole update: the engine is dirty, and a step needs one first.
-        """
-        assert not self.book.num_open, "an engine sleeps when nothing is under way"
-        self.llm.sleep(level=level)
-        self.dirty = self.dirty or level >= 2
-
-    def wake(self, tags: list[str]) -> bool:
-        """Take memory back: `weights` before an update, `kv_cache` after it. Gives whether all is awake.
-
-        Not yet run on a GPU.
-        """
-        return bool(self.llm.wake_up(tags=tags))
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         """Open the channel through which weights come in; an earlier one is closed."""
