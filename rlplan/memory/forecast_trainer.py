@@ -158,7 +158,7 @@ class TrainerForecast:
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
 
-        Loading: a 16-bit model comes from a file of fp32 numbers, whose pages are mapped while they are cast.
+        Loading: the start checkpoint's pages, fp32, are mapped while they are copied or cast.
         Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
         fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
         empty step, with fp32 gradients, beside a copy.
@@ -166,7 +166,7 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        loading = loaded + (FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0) - there
+        loading = loaded + FLOAT_BYTES * states.num_trainable - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),

@@ -116,3 +116,9 @@ def test_every_emitted_key_is_known_to_the_pinned_engines() -> None:
     assert known["deepspeed"]["version"].startswith("deepspeed ")
     assert known["vllm"]["version"].startswith("vllm ")
     assert len(known["vllm"]["engine_arguments"]) > 100
+
+
+def test_a_heap_that_is_kept_is_not_trimmed_by_freeing() -> None:
+    (kept, *_) = placement(**{"hardware.keeps_heap": True}).workers
+    assert kept.environment["MALLOC_MMAP_THRESHOLD_"] == str(32 * 2**20)
+    assert int(kept.environment["MALLOC_TRIM_THRESHOLD_"]) > 2**32

@@ -294,3 +294,18 @@ def test_a_larger_micro_batch_never_needs_less_while_gradients_are_accumulated(s
     assert small.host_peak().num_bytes <= large.host_peak().num_bytes
     for process in small.processes:
         assert small.process_peak(process).num_bytes <= large.process_peak(process).num_bytes
+
+
+def test_a_heap_that_is_kept_has_holes_at_the_peak_and_none_between_actions() -> None:
+    released, kept = make_ledger(), make_ledger(**{"hardware.keeps_heap": True})
+    for before, after in zip(released.rows, kept.rows, strict=True):
+        assert (before.kind, before.resident_bytes) == (after.kind, after.resident_bytes)
+        if before.kind is not MemoryKind.FRAGMENTATION:
+            assert before.peak_bytes == after.peak_bytes
+    passes = [
+        (row.peak_bytes, again.peak_bytes)
+        for row, again in zip(released.rows, kept.rows, strict=True)
+        if row.kind is MemoryKind.FRAGMENTATION and row.action_id == "train_forward_backward"
+    ]
+    assert passes
+    assert all(after > before for before, after in passes)

@@ -24,7 +24,8 @@ STAGES = {
     for dtype in ("float32", "bfloat16")
     for stage in range(4)
 }
-SWAPS = {f"swapped, {name}": {**case, "exercise": "swap"} for name, case in STAGES.items()}
+SWAPPED = ("float32, stage 0", "bfloat16, stage 1", "float32, stage 2", "bfloat16, stage 3")
+SWAPS = {f"swapped, {name}": {**STAGES[name], "exercise": "swap"} for name in SWAPPED}
 
 SCRIPT = """
 import json, sys
@@ -114,7 +115,7 @@ def test_every_stage_makes_the_same_steps(two_ranks: dict[str, list[Any]], dtype
             assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SWAPPED)
 def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: dict[str, list[Any]], name: str) -> None:
     for stayed, swapped in zip(two_ranks[name], two_ranks[f"swapped, {name}"], strict=True):
         assert swapped["log"] == stayed["log"]
@@ -122,7 +123,7 @@ def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: dict[s
         assert swapped["back"]["components"] == swapped["before"]["components"]
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SWAPPED)
 def test_the_states_after_a_step_are_predicted_to_the_byte(two_ranks: dict[str, list[Any]], name: str) -> None:
     plan = plan_of(2, STAGES[name])
     action = next(action for action in plan.schedule.step if action.kind is ActionKind.OPTIMIZER_STEP)

@@ -268,13 +268,13 @@ class PolicyTrainer(Worker):
 
     def save(self, folder: str, tokenizer_folder: str) -> None:
         """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+        if self.has_adapters:
+            self.write_adapter(str(Path(folder) / "adapter"))
         if self.engine.global_rank:
             self.weights().take_part()
             return
         language_model = self.engine.module.language_model
         save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
-        if self.has_adapters:
-            self.save_adapter(str(Path(folder) / "adapter"))
 
     def save_adapter(self, folder: str) -> None:
         """Write the adapters alone, in PEFT's layout."""
