@@ -41,9 +41,9 @@ def place(
 ) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
     """Groups and layouts for a placement.
 
-    hybrid, colocated: every role on the same devices; the trainer has a rank on each, engine and scorers one process
-    each. disaggregated: the last devices generate, those before them score (with num_scoring_devices 0: those that
-    train do), the others train.
+    hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process, engines a
+    process on each of the last. disaggregated: the last devices generate, those before them score (with
+    num_scoring_devices 0: those that train do), the others train.
     """
     devices = tuple(f"cpu:{index}" for index in range(job.hardware.num_devices))
     if placement is Placement.DISAGGREGATED:
@@ -61,7 +61,14 @@ def place(
             dp=len(training.devices),
             zero_stage=zero_stage,
         ),
-        RoleLayout(Role.POLICY, "rollout_engine", generation.name, generation.devices[-1:]),
+        RoleLayout(
+            Role.POLICY,
+            "rollout_engine",
+            generation.name,
+            generation.devices[-job.rollout.num_processes :],
+            dp=job.rollout.num_engines,
+            tp=job.rollout.tp,
+        ),
     ]
     for role in job.trained_roles[1:]:
         layouts.append(
@@ -76,7 +83,8 @@ def place(
 
 def num_training_devices(job: JobSpec, placement: Placement) -> int:
     """Devices that train."""
-    apart = job.placement.num_generation_devices + job.placement.num_scoring_devices
+    generating = max(job.placement.num_generation_devices, job.rollout.num_processes)
+    apart = generating + job.placement.num_scoring_devices
     return job.hardware.num_devices - (apart if placement is Placement.DISAGGREGATED else 0)
 
 

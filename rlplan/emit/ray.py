@@ -78,7 +78,8 @@ def ray_placement(plan: Plan) -> RayPlacement:
     workers = []
     heap = _KEPT if plan.job.hardware.keeps_heap else _RELEASED
     for layout in plan.schedule.layouts:
-        threads = 1 if layout.worker.endswith("_trainer") else group_sizes[layout.group]
+        is_trainer = layout.worker.endswith("_trainer")
+        threads = 1 if is_trainer else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
             environment = {**_COMMON_ENVIRONMENT, **heap, **_WORKER_ENVIRONMENT[layout.worker]}
             environment["OMP_NUM_THREADS"] = str(threads)

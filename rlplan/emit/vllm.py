@@ -12,6 +12,9 @@ from rlplan.vocabulary import SyncContent
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
 
+LONGEST_NGRAM = 3
+"""Tokens that must have stood before for what followed them to be guessed again."""
+
 
 def engine_arguments(job: JobSpec) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
@@ -21,13 +24,15 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
     generator on a CPU has not.
 
     `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
-    what the ratio needs.
+    what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
+    only to stop at texts.
     """
-    return {
+    arguments: dict[str, Any] = {
         "dtype": job.rollout.dtype.value,
         "seed": job.seed,
-        "tensor_parallel_size": 1,
-        "skip_tokenizer_init": True,
+        "tensor_parallel_size": job.rollout.tp,
+        "distributed_executor_backend": "uni" if job.rollout.tp == 1 else "external_launcher",
+        "skip_tokenizer_init": not any(isinstance(part, str) for part in job.rollout.stop),
         "load_format": "auto",
         "max_model_len": job.workload.max_seq_len,
         "max_num_seqs": job.rollout.max_num_seqs,
@@ -42,6 +47,15 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
         **_adapter_arguments(job),
     }
+    if job.rollout.quantization != "none":
+        arguments["quantization"] = job.rollout.quantization
+    if job.rollout.speculative_tokens:
+        arguments["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": job.rollout.speculative_tokens,
+            "prompt_lookup_max": LONGEST_NGRAM,
+        }
+    return arguments
 
 
 def _adapter_arguments(job: JobSpec) -> dict[str, Any]:

@@ -28,12 +28,12 @@ def _stops(action: Action) -> bool:
 
 
 class EngineForecast:
-    """One engine process. See `memory.predict.Forecast`."""
+    """One rank of an engine. See `memory.predict.Forecast`."""
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
         """has_arena: whether weights come through shared memory; otherwise the engine is started anew with them."""
         self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
-        self.element_bytes = job.rollout.dtype.num_bytes
+        self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
@@ -41,10 +41,12 @@ class EngineForecast:
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads()
         held = {
-            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes),
-            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(self.model, self.element_bytes, self.profile.weight_packing),
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes, self.tp),
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(
+                self.model, self.element_bytes, self.profile.weight_packing, self.tp
+            ),
             MemoryKind.KV_CACHE: kv_cache_bytes(
-                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory
+                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory, self.tp
             ),
             **self._overheads(),
         }
@@ -58,14 +60,14 @@ class EngineForecast:
         """Every parameter, as loaded."""
         if action.kind is not ActionKind.START_ENGINE:
             return {}
-        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes)}
+        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes, self.tp)}
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, moment)
-        largest = largest_linear_bytes(self.model, self.element_bytes)
+        largest = largest_linear_bytes(self.model, self.element_bytes, self.tp)
         if action.kind is ActionKind.START_ENGINE:
-            loading = engine_parameter_bytes(self.model, self.element_bytes)
+            loading = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
             if loading + largest > settled:
                 # Every parameter as loaded, and the first pack; the KV cache comes later.

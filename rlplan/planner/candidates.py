@@ -47,6 +47,10 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
 
 
 def _cannot(job: JobSpec, placement: Placement) -> str:
+    if job.rollout.num_processes > job.hardware.num_devices:
+        return (
+            f"{job.rollout.num_engines} engine(s) of {job.rollout.tp} rank(s) need {job.rollout.num_processes} devices"
+        )
     if job.placement.max_staleness and placement is not Placement.DISAGGREGATED:
         return "generation runs beside training (placement.max_staleness) only on devices of its own"
     num_training = num_training_devices(job, placement)
@@ -58,7 +62,15 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
             f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
             f"training device(s)"
         )
-    return _cannot_adapt(job) or _cannot_sync(job) or _cannot_share(job)
+    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job) or _cannot_share(job)
+
+
+def _cannot_sample(job: JobSpec) -> str:
+    if job.rollout.quantization != "none":
+        return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
+    if job.rollout.speculative_tokens:
+        return "rollout.speculative_tokens: on a CPU the log-probs of guessed tokens were seen to be wrong"
+    return ""
 
 
 def _cannot_adapt(job: JobSpec) -> str:

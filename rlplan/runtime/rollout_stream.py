@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
+from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.simulate.staleness import must_be_waited_for, num_allowed
 
@@ -34,10 +34,8 @@ class StreamWork:
 class RolloutStream:
     """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
 
-    def __init__(
-        self, crew: Crew, engine: str, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork
-    ) -> None:
-        self.crew, self.engine, self.request_of, self.lead, self.work = crew, engine, request_of, lead, work
+    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+        self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
         self._num_begun = 0
         self._open: dict[str, tuple[int, int]] = {}
@@ -57,10 +55,9 @@ class RolloutStream:
                 ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
-            call = self.crew.perform(self.engine, "collect", COLLECT_S, at_least)
-            results, measurements = self.crew.measured([call], self.work.deadline_s)
+            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
             with self._changed:
-                for finished in results[0]:
+                for finished in collected:
                     number, _ = self._open.pop(finished.id)
                     self._complete[number] = finished
                 self._measurements += measurements
@@ -88,7 +85,8 @@ class RolloutStream:
             pass
         if not self.lead.interrupts:
             self._wait(lambda: not self._open, "the end of what is under way")
-        yield
+        with self.fleet.paused(self.work.deadline_s):
+            yield
         with self._changed:
             self.version += 1
             self._is_held = False
@@ -105,8 +103,7 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                call = self.crew.submit(self.engine, "submit", requests)
-                self.crew.gather([call], self.work.deadline_s)
+                self.fleet.submit(requests, self.work.deadline_s)
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work
@@ -136,7 +133,7 @@ class RolloutStream:
         if self._is_closed or time.monotonic() > deadline:
             raise RunError(
                 f"{what} did not come" + ("" if self._is_closed else f" within {self.work.deadline_s:.0f} s"),
-                where=self.engine,
+                where=", ".join(self.fleet.processes),
                 rule="generation goes on beside the steps; every wait has a deadline (limits.action_timeout_s)",
                 way_out="read the engine's log; raise the limit if rollouts are really that long",
             )

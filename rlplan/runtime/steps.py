@@ -13,6 +13,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
+from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.packing import pack_shares
@@ -53,7 +54,7 @@ class ActionRunner:
         self.rollouts: list[Rollout] = []
         self.handover = Handover(spec, crew)
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
-        self.engine = next(worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine")
+        self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
         takes_turns = any(action.kind.value in FREEING for action in spec.schedule.step)
         has_adapter = spec.job.placement.sync_content is SyncContent.ADAPTER
         can_restart = not takes_turns and not has_adapter and spec.schedule.lead is None
@@ -67,8 +68,7 @@ class ActionRunner:
         if spec.schedule.lead is not None:
             work = spec.job.workload
             self.stream = RolloutStream(
-                crew,
-                self.engine,
+                self.fleet,
                 self.requests.rollouts,
                 spec.schedule.lead,
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
@@ -116,14 +116,16 @@ class ActionRunner:
 
     def _revive(self, process: str, action: Action, step: int) -> None:
         """Start a lost engine or scorer as it was; an engine gets the policy's weights of now."""
-        self.crew.restart(process)
         folder, timeout_s = self._folder_of(action.role), self.job.limits.start_timeout_s
-        for call in (("import_libraries",), ("start", folder)):
-            self.crew.gather([self.crew.submit(process, *call)], timeout_s)
-        if process in self.handover.engines:
+        if process in self.fleet.processes:
+            self.fleet.revive(process, folder, 0, timeout_s)
             self.handover.forget()
             if action.kind is not ActionKind.SYNC_WEIGHTS:
                 self.handover.resend()
+            return
+        self.crew.restart(process)
+        for call in (("import_libraries",), ("start", folder)):
+            self.crew.gather([self.crew.submit(process, *call)], timeout_s)
 
     def deadline_s(self, action: Action) -> float:
         """Seconds that an action may take."""
@@ -151,9 +153,10 @@ class ActionRunner:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
         self.handover.forget()
         if step == 0 or self.switches.saved is None:
-            return self._start_scorer(action, step)
-        folder = str(self.switches.saved)
-        return self._everywhere(action, lambda rank: ("start", folder))[1]
+            imported, folder = self._import_libraries(action), self._folder_of(action.role)
+        else:
+            imported, folder = [], str(self.switches.saved)
+        return imported + self.fleet.start(folder, self.handover.version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -298,9 +301,8 @@ class ActionRunner:
         return self._everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
-        call = self.crew.perform(self.engine, "generate", requests)
-        results, measurements = self.crew.measured([call], self.deadline_s(action))
-        return [list(finished.completions) for finished in results[0]], measurements
+        finished, measurements = self.fleet.generate(requests, self.deadline_s(action))
+        return [list(done.completions) for done in finished], measurements
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._decoder is None:

@@ -119,13 +119,27 @@ class TrainingSpec(Spec):
 
 
 class RolloutSpec(Spec):
-    """How the rollout engine is held. kv_cache_memory: bytes of KV cache, never a guessed fraction."""
+    """How the rollout engines are held. kv_cache_memory: bytes of KV cache, never a guessed fraction.
+
+    num_engines: replicas; tp: tensor-parallel ranks of each. stop: texts and tokens that end a response.
+    quantization: of the weights while they are loaded. speculative_tokens: guessed at a time from what stands before.
+    """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
+    num_engines: int = Field(default=1, ge=1, le=16_384)
+    tp: int = Field(default=1, ge=1, le=64)
+    stop: tuple[str | int, ...] = ()
+    quantization: Literal["none", "fp8"] = "none"
+    speculative_tokens: int = Field(default=0, ge=0, le=16)
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
     block_size: Literal[16, 32, 64, 128] = 32
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks of all engines: each is a process on a device of its own."""
+        return self.num_engines * self.tp
 
 
 class PlacementSpec(Spec):

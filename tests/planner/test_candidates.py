@@ -40,6 +40,15 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
             "disaggregated needs at least 4 devices: 3 generate or score, the others train",
         ),
         (
+            {"rollout.num_engines": 2, "rollout.tp": 2, "placement": {"placement": "hybrid"}},
+            "2 engine(s) of 2 rank(s) need 4 devices",
+        ),
+        ({"rollout.speculative_tokens": 3}, "log-probs of guessed tokens were seen to be wrong"),
+        (
+            {"rollout.quantization": "fp8"},
+            "rollout.quantization fp8: vLLM quantises on CUDA devices, a CPU host has none",
+        ),
+        (
             {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}},
             "workload.mini_batch_size 16 does not divide by the 3 training device(s)",
         ),

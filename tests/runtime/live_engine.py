@@ -5,12 +5,15 @@ engine: the imports take ten seconds, the engine three.
 """
 
 import copy
+import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +35,31 @@ ENVIRONMENT = {
 SORTER = EXAMPLES / "models" / "sorter"
 
 
-def ask(scenario: str) -> dict[str, Any]:
-    """What a scenario says, run in a process of its own."""
-    command = [sys.executable, "-m", "tests.runtime.live_engine", scenario]
-    done = subprocess.run(
-        command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
+    """What each rank of a scenario says, each run in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [_start(scenario, [rank, num_ranks, port], more) for rank in range(num_ranks)]
+    try:
+        return [_answer(rank) for rank in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def _start(scenario: str, place: list[int], more: tuple[str, ...]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.runtime.live_engine", scenario, *map(str, place), *more]
+    return subprocess.Popen(
+        command, env=os.environ | ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    assert lines, f"exit status {done.returncode}: {done.stderr[-3000:]}"
+
+
+def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, errors = process.communicate(timeout=DEADLINE_S)
+    lines = [line for line in out.splitlines() if line.startswith(MARK)]
+    assert lines, f"exit status {process.returncode}: {errors[-3000:]}"
     answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     return answer
 
@@ -47,36 +67,40 @@ def ask(scenario: str) -> dict[str, Any]:
 class Live:
     """An engine with a small policy, and the same policy on plain transformers to compare with."""
 
-    def __init__(self, **overrides: Any) -> None:
+    def __init__(self, rank: int = 0, address: tuple[str, int] | None = None, **overrides: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         from rlplan.emit.vllm import engine_arguments
         from rlplan.runtime.workers.rollout_engine import RolloutEngine
 
         self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
-        self.engine = RolloutEngine("rollout_engine/0", self.job, engine_arguments(self.job), 2)
+        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), 2)
         self.engine.invoke("import_libraries")
-        self.engine.invoke("start", str(SORTER))
-        self.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype="float32").eval()
+        if address and rank == 0:
+            self.engine.invoke("open_rendezvous", *address)
+        self.engine.invoke("start", str(SORTER), rank, address)
+        dtype = self.job.rollout.dtype.value
+        self.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=dtype).eval()
 
     def update(self, version: int) -> None:
         """Hand the comparison model's weights over, as a run does it."""
-        from rlplan.memory.transitions import plan_buckets, staging_bytes
-        from rlplan.runtime.weight_sync.arena import create_arena
-        from rlplan.runtime.weight_sync.shared_memory import BucketWriter
+        from rlplan.memory.weight_sync import policy_packets
+        from rlplan.runtime.weight_sync.channel import Endpoint, Update
+        from rlplan.runtime.weight_sync.sender import PolicySender
+        from rlplan.runtime.weight_sync.source import WeightSource
 
-        buckets = plan_buckets(self.job.load_model().parameters, 4, 1 << 30)
-        path = f"/dev/shm/rlplan-test-{uuid.uuid4().hex}"
-        create_arena(path, staging_bytes(buckets))
-        writer = BucketWriter(path, staging_bytes(buckets))
-        self.engine.invoke("open_arena", path, staging_bytes(buckets))
-        Path(path).unlink()
-        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
-        self.engine.invoke("begin_update")
-        for bucket in buckets:
-            writer.write(bucket, parameters)
-            self.engine.invoke("load_bucket", bucket)
-        self.engine.invoke("finish_update", version)
+        sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
+        endpoint = sender.offer(Endpoint(self.job.placement.sync_transport, num_readers=1))
+        opening = threading.Thread(target=sender.open, args=(endpoint,))
+        opening.start()
+        self.engine.invoke("open_channel", endpoint, 0)
+        opening.join()
+        update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
+        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
+        sending.start()
+        self.engine.invoke("receive_weights", update)
+        sending.join()
+        sender.close()
 
     def perturb(self) -> None:
         """Change every weight of the comparison model a little."""
@@ -120,7 +144,35 @@ def generation() -> dict[str, Any]:
         "differ": len({c.tokens for c in first[0].completions}),
         "difference": max(max(live.difference(asked[i].prompt, c)) for i, f in enumerate(first) for c in f.completions),
     }
-    return answer | _updates_in_flight(live)
+    return answer | _updates_in_flight(live) | _stopped_and_started(live)
+
+
+def _stopped_and_started(live: Live) -> dict[str, Any]:
+    """What an engine holds before and after it is destroyed, and whether it comes back the same."""
+    from rlplan.runtime.workers.memory_meter import resident_bytes
+
+    engine, asked = live.engine, [request("a", 2, 20)]
+    held, before = sum(engine.components().values()), resident_bytes()
+    engine.invoke("stop")
+    freed = before - resident_bytes()
+    engine.invoke("start", str(SORTER), 0, None, 9)
+    once = engine.invoke("generate", asked)
+    return {
+        "held": held,
+        "freed": freed,
+        "restarted_version": [s.version for s in once[0].completions[0].spans],
+        "restarted_difference": _against_fresh(live, asked, once),
+    }
+
+
+def _against_fresh(live: Live, asked: list[Any], finished: list[Any]) -> float:
+    """The largest difference to the model as it is on disk."""
+    from transformers import AutoModelForCausalLM
+
+    live.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=live.job.rollout.dtype.value).eval()
+    return max(
+        max(live.difference(one.prompt, c)) for one, f in zip(asked, finished, strict=True) for c in f.completions
+    )
 
 
 def _updates_in_flight(live: Live) -> dict[str, Any]:
@@ -161,7 +213,93 @@ def _updates_in_flight(live: Live) -> dict[str, Any]:
     }
 
 
-SCENARIOS = {"generation": generation}
+def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[str, Any]:
+    """An engine of several ranks: rank 0 is asked, requests arrive while it works; and once more after a stop."""
+    from rlplan.emit.vllm import engine_arguments
+    from rlplan.memory.forecast_engine import EngineForecast
+
+    address = ("127.0.0.1", port)
+    live = Live(rank, address, **{"rollout.tp": num_ranks, "rollout.dtype": dtype, "training.dtype": dtype})
+    engine, asked = live.engine, [request("a", 3, 20), request("b", 2, 7)]
+    assert engine_arguments(live.job)["tensor_parallel_size"] == num_ranks
+    answer: dict[str, Any] = {"components": {kind: size for (_, kind), size in engine.components().items()}}
+    finished = engine.invoke("generate", asked)
+    profile = live.job.load_profile()
+    forecast = EngineForecast(live.job, live.job.load_model(), profile)
+    answer["forecast"] = {
+        "loaded": forecast.loaded(_start_action())["weights"],
+        **{str(kind): size for kind, size in forecast.resident(_start_action(), "start").items()},
+    }
+    answer["loaded"] = engine.packing.loaded_bytes
+    late = [request("late", 2, 40)]
+    if rank == 0:
+        engine.invoke("submit", [request("early", 2, 90)])
+        time.sleep(0.1)
+        engine.invoke("submit", late)
+        got: dict[str, Any] = {}
+        while len(got) < 2:
+            got |= {f.id: f for f in engine.invoke("collect", 60.0)}
+        answer["difference"] = _against_fresh(live, asked + late, [*finished, got["late"]])
+        answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
+    else:
+        answer["nothing"] = finished
+        while engine.book.num_open or "late" not in {f.id for f in engine.invoke("collect", 60.0)}:
+            time.sleep(0.01)
+    answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
+    engine.invoke("stop")
+    return answer
+
+
+def _start_action() -> Any:
+    from tests.factories import make_plan
+
+    return next(action for action in make_plan().schedule.start if action.id == "start_engine")
+
+
+def guessing(*_: int) -> dict[str, Any]:
+    """An engine that guesses tokens ahead, on prompts that repeat themselves."""
+    live = Live(**{"rollout.speculative_tokens": 3})
+    asked = [dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6))]
+    finished = live.engine.invoke("generate", asked)
+    return {
+        "lengths": [len(c.tokens) for c in finished[0].completions],
+        "difference": _against_fresh(live, asked, finished),
+    }
+
+
+def adapters(*_: int) -> dict[str, Any]:
+    """An engine that gets two adapters, one after the other, and samples from each."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    live = Live()
+    live.engine.invoke("stop")
+    live.engine.arguments |= {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+    live.engine.invoke("start", str(SORTER))
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    live.model = get_peft_model(live.model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    differences, versions = [], []
+    for version in (1, 2):
+        torch.manual_seed(version)
+        for name, parameter in live.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            live.model.save_pretrained(folder)
+            live.engine.invoke("load_adapter", folder, version)
+            asked = request("a", 2, 30)
+            finished = live.engine.invoke("generate", [asked])[0]
+        differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))
+        versions += [s.version for c in finished.completions for s in c.spans]
+    return {"differences": differences, "versions": versions}
+
+
+SCENARIOS: dict[str, Any] = {
+    "generation": lambda *_: generation(),
+    "ranks": ranks,
+    "guessing": guessing,
+    "adapters": adapters,
+}
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(SCENARIOS[sys.argv[1]]()), flush=True)
+    print(MARK + json.dumps(SCENARIOS[sys.argv[1]](*map(int, sys.argv[2:5]), *sys.argv[5:])), flush=True)

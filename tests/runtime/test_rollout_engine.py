@@ -13,7 +13,12 @@ ROUNDING = 1e-4
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    return ask("generation")
+    return ask("generation")[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return ask("ranks", 2)
 
 
 def test_every_request_comes_back_with_all_its_samples_in_order(said: dict[str, Any]) -> None:
@@ -47,3 +52,45 @@ def test_tokens_after_an_update_are_those_of_the_new_weights_alone(said: dict[st
     assert said["old_difference"] < ROUNDING
     assert said["new_difference"] < ROUNDING
     assert said["late_difference"] < ROUNDING
+
+
+def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str, Any]) -> None:
+    assert said["freed"] >= 0.9 * said["held"]
+    assert said["restarted_version"] == [9]
+    assert said["restarted_difference"] < ROUNDING
+
+
+def test_two_ranks_take_the_same_requests_into_the_same_steps(two_ranks: list[dict[str, Any]]) -> None:
+    leader, follower = two_ranks
+    assert leader["lengths"] == [[20, 20, 20], [7, 7]]
+    assert leader["difference"] < ROUNDING
+    assert follower["nothing"] == []
+
+
+def test_an_engine_of_several_ranks_leaves_no_name_in_shared_memory(two_ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["shared_names"] == [] for rank in two_ranks)
+
+
+def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert rank["loaded"] == rank["forecast"]["loaded"]
+        assert rank["components"]["weights"] == rank["forecast"]["weights"]
+        assert rank["components"]["kv_cache"] == rank["forecast"]["kv_cache"]
+        assert rank["components"]["packed_weights"] <= rank["forecast"]["packed_weights"]
+
+
+@pytest.mark.nightly
+def test_two_ranks_in_16_bits_hold_what_is_predicted_and_agree_to_16_bits() -> None:
+    leader, follower = ask("ranks", 2, "bfloat16")
+    for rank in (leader, follower):
+        assert rank["loaded"] == rank["forecast"]["loaded"]
+        assert rank["components"]["weights"] == rank["forecast"]["weights"]
+        assert rank["components"]["kv_cache"] == rank["forecast"]["kv_cache"]
+    assert leader["difference"] < 0.1
+
+
+@pytest.mark.nightly
+def test_each_adapter_that_an_engine_takes_is_the_one_that_it_samples_from() -> None:
+    (said,) = ask("adapters")
+    assert max(said["differences"]) < ROUNDING
+    assert said["versions"] == [1, 1, 2, 2]

@@ -2,21 +2,28 @@
 
 In: token ids of prompts. Out: sampled tokens with their log-probs and the weights that each came from. New weights come
 through `weight_sync/`; requests may arrive, and weights may change, between any two steps of the engine.
-Left out: tensor parallelism, sleep (CUDA only).
+With tensor parallelism each rank is such a process; rank 0 is asked, and leads the others step by step (`lock_step`).
 """
 
+import dataclasses
+import gc
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 from rlplan.memory.weight_sync import policy_packets
 from rlplan.runtime.engine_keys import check_vllm
-from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
+from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.adapter import slot_bytes, swap_adapter
 from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
+from rlplan.runtime.workers.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -40,6 +47,9 @@ class RolloutEngine(Worker):
         self.just_started = False
         self.book, self.outbox = RequestBook(), Outbox()
         self.num_steps = 0
+        self.listener: socket.socket | None = None
+        self.leader: Any = None
+        self.follower: Any = None
         self.thread = OwnThread(process, self._work)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
@@ -68,8 +78,18 @@ class RolloutEngine(Worker):
         warm_up(architecture, backward=False)
         check_vllm(self.arguments, "vllm/policy.json")
 
-    def start(self, model_folder: str) -> None:
-        """Load the model and allocate the KV cache."""
+    def open_rendezvous(self, address: str, port: int) -> int:
+        """Listen where the ranks of this engine will meet; gives the port. 0 takes any free one."""
+        self.listener = socket.socket()
+        self.listener.bind((address, port))
+        self.listener.listen()
+        return int(self.listener.getsockname()[1])
+
+    def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
+        """Load the model and allocate the KV cache; also again, after `stop`.
+
+        address: where the ranks meet, when there are several. version: that of the weights in the folder.
+        """
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
@@ -77,22 +97,26 @@ class RolloutEngine(Worker):
 
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-        with watch_weight_packing() as packing:
+        store = self._join(rank, address) if address else None
+        with watch_weight_packing() as packing, self._meeting(address):
             self.llm = LLM(model=model_folder, **arguments)
-        self.packing, self.just_started = packing, True
+        self.packing, self.just_started, self.dirty = packing, True, False
+        self.llm.update_weight_version(str(version))
+        if address:
+            self._fall_into_step(rank, address, store)
 
     def stop(self) -> None:
         """Destroy the engine and give its memory back; `start` makes a new one in the same process.
 
         Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
         """
-        import gc
-
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         assert not self.book.num_open, "an engine is stopped when nothing is under way"
+        if self.follower is not None:
+            self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.adapter, self.dirty = None, None, False
+        self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
         cleanup_dist_env_and_memory()
         gc.collect()
         give_memory_back()
@@ -112,7 +136,15 @@ class RolloutEngine(Worker):
             self.forget_keys_and_values()
 
     def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
-        """Complete the requests, and wait for it. Results stand in the requests' order."""
+        """Complete the requests, and wait for it. Results stand in the requests' order.
+
+        A rank that is led waits until it has taken part in all of it, and gives nothing.
+        """
+        if self.follower is not None:
+            missing = {request.id for request in requests}
+            while missing:
+                missing -= {finished.id for finished in self.outbox.take(1, None)}
+            return []
         outbox = Outbox()
         self.thread.run(lambda: self._enter(requests, outbox))
         finished = {request.id: request for request in outbox.take(len(requests), None)}
@@ -166,6 +198,8 @@ class RolloutEngine(Worker):
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
         if self.dirty and not update.is_full:
             raise sync_error("the last update failed: only a full one makes this engine clean")
+        is_stepping = bool(self.book.num_open) and not self.paused
+        assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True
         self.llm.start_weight_update()
 
@@ -205,7 +239,47 @@ class RolloutEngine(Worker):
     def _transfer(self) -> Any:
         return self._vllm_worker.weight_transfer_engine
 
+    def _join(self, rank: int, address: tuple[str, int]) -> Any:
+        """Meet the engine's other ranks. vLLM takes the group that it finds, and the environment's ranks."""
+        from rlplan.runtime.workers.lock_step import join
+
+        world_size = int(self.arguments["tensor_parallel_size"])
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
+        listener = self.listener.detach() if self.listener is not None else None
+        self.listener = None
+        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
+        return join(rank, world_size, address, timeout, listener)
+
+    def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
+        from rlplan.runtime.workers.lock_step import named_by_port
+
+        return named_by_port(address[1]) if address else nullcontext()
+
+    def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
+        from rlplan.runtime.workers.lock_step import Follower, Leader
+
+        if rank == 0:
+            self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
+        else:
+            self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        """Do what rank 0 does: take requests in, or take a step."""
+        if "enter" in order:
+            requests = [RolloutRequest(**fields) for fields in order["enter"]]
+            self._add(requests, self.outbox)
+        else:
+            self._step()
+
     def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        assert self.follower is None, "rank 0 of an engine is asked, and leads the others"
+        if self.leader is not None:
+            self.leader.tell({"enter": [dataclasses.asdict(request) for request in requests]})
+        self._add(requests, outbox)
+
+    def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
         if self.dirty:
             raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
@@ -213,54 +287,32 @@ class RolloutEngine(Worker):
         by_id = {request.id: request for request in requests}
         for name, index in self.book.enter(requests, outbox):
             request = by_id[name]
-            prompt = {"prompt_token_ids": list(request.prompt)}
+            parameters = sampling_parameters(
+                request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
+            )
             self.llm.llm_engine.add_request(
-                f"{name}/{index}", prompt, self._parameters(request, index), lora_request=self.adapter
+                f"{name}/{index}",
+                {"prompt_token_ids": list(request.prompt)},
+                parameters,
+                lora_request=self.adapter,
             )
 
-    def _parameters(self, request: RolloutRequest, index: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            temperature=request.temperature,
-            top_p=1.0,
-            top_k=-1,
-            seed=request.seed + index,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            max_tokens=request.lengths[index] if request.lengths else request.max_tokens,
-            ignore_eos=self.job.workload.ignores_eos or bool(request.lengths),
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
     def _work(self) -> bool:
-        """One step of the engine; what has ended goes into the book. False when there is nothing to do."""
-        if self.paused or self.dirty or not self.book.num_open:
+        """One step of the engine, where there is something to do and nobody else says when."""
+        if self.paused or self.dirty or not self.book.num_open or self.follower is not None:
             return False
+        if self.leader is not None:
+            self.leader.tell({"step": True})
+        self._step()
+        return True
+
+    def _step(self) -> None:
+        """One step; what has ended goes into the book."""
         try:
             self.num_steps += 1
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
-                self.book.finish(name, int(index), _completion(output.outputs[0]))
+                self.book.finish(name, int(index), completion_of(output.outputs[0]))
         except BaseException as error:
             self.book.fail(error)
             raise
-        return True
-
-
-def _completion(candidate: Any) -> Completion:
-    """Of each position the first log-prob is the sampled token's."""
-    flat = candidate.logprobs
-    return Completion(
-        tokens=tuple(candidate.token_ids),
-        logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
-        finish_reason=str(candidate.finish_reason),
-        spans=tuple(WeightSpan(_version(s.version), s.start, s.end) for s in candidate.weight_versions or ()),
-    )
-
-
-def _version(label: str) -> int:
-    """vLLM calls the weights that it has loaded itself `default`: version 0."""
-    return int(label) if label.isdigit() else 0
