@@ -15,6 +15,7 @@ from typing import Any
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
+from rlplan.runtime.workers.network import own_addresses
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
@@ -87,16 +88,18 @@ class Cluster:
 
 
 def list_hosts() -> list[Host]:
-    """The living hosts of the cluster that this process has joined."""
+    """The living hosts of the cluster that this process has joined: this one first, the others by address."""
     import ray
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    return [
+    mine = own_addresses()
+    hosts = [
         Host(node["NodeID"], node["NodeManagerAddress"], free.get(node["NodeID"], {}), node["Resources"])
         for node in ray.nodes()
         if node["Alive"]
     ]
+    return sorted(hosts, key=lambda host: (host.address not in mine, host.address, host.node))
 
 
 def _prepare_environment() -> None:
