@@ -143,10 +143,10 @@ def broken(name: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(path: Path) -> SpecError:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(SpecError) as caught:
         read_model(path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     error = caught.value
     assert error.exit_code == 2
     assert all((error.what, error.where, error.rule, error.way_out))

@@ -227,8 +227,8 @@ def test_an_engine_s_whole_experts_take_what_their_slices_take(overheads: GpuOve
 
 def test_a_choice_of_a_very_large_model_takes_milliseconds(overheads: GpuOverheads) -> None:
     def seconds(ranks: int) -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         peak(trainer(overheads, choice(tp=4, pp=16, ep=8, cp=2), ranks, model=V3))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert min(seconds(128 * copies) for copies in range(1, 9)) < 5e-3
