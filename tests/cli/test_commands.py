@@ -20,6 +20,7 @@ from rlplan.planner.search import find_plan
 from rlplan.spec.job import load_job
 from rlplan.spec.profiles import get_profile, load_profiles
 from rlplan.units import format_bytes
+from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
 
@@ -164,8 +165,9 @@ def test_the_plan_s_tables_name_every_action_and_every_rejection(rlplan: Call) -
     out = rlplan("plan", QUICKSTART).out
     assert all(action.id in out for action in plan.schedule.step)
     assert "evaluate, every 10" in out
-    assert "colocated, ZeRO-2" in out
-    assert "sleeps (CUDA)" in out
+    for rejection in plan.rejected:
+        assert f"{rejection.placement}, ZeRO-{rejection.zero_stage}" in out
+    assert {rejection.placement for rejection in plan.rejected} == set(Placement) - {plan.schedule.placement}
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,8 @@ def test_a_plan_takes_no_changes(rlplan: Call, plan: Path, verb: str) -> None:
     assert "cannot change the plan" in answer.err
 
 
-@pytest.mark.parametrize("verb", ["explain", "simulate"])
-def test_jobs_have_no_times_yet(rlplan: Call, verb: str) -> None:
-    answer = rlplan(verb, QUICKSTART)
+def test_a_job_s_few_layouts_are_not_explained(rlplan: Call) -> None:
+    answer = rlplan("explain", QUICKSTART)
     assert (answer.exit_code, answer.out) == (2, "")
     assert "goes with a budget" in answer.err
 
