@@ -78,10 +78,13 @@ def _deepspeed_step(case: Case, device: torch.device) -> Callable[[], None]:
     """A DeepSpeed engine of one rank, with torch's fused AdamW: in place as DeepSpeed's own, without its compiler."""
     import deepspeed
 
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = torch.distributed.TCPStore("127.0.0.1", 0, 1, is_master=True)  # a free port, taken at once
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ["MASTER_PORT"] = str(store.port)
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
     model, tokens = trained_model(case, device), random_tokens(case, device)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=deepspeed_config(case))
@@ -108,11 +111,3 @@ def deepspeed_config(case: Case) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "torch_adam": True, "fused": True}},
         "zero_optimization": zero,
     }
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

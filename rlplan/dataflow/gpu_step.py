@@ -13,6 +13,7 @@ cache and new weights never lie beside the trainer's states at once.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
@@ -121,6 +122,7 @@ def _place(step: GpuStep) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ..
     return tuple(groups), tuple(layouts)
 
 
+@lru_cache(maxsize=64)
 def _devices(first: int, count: int) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in range(first, first + count))
 

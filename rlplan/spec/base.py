@@ -24,7 +24,7 @@ MAX_SPEC_BYTES = 1 << 20
 class Spec(BaseModel):
     """Frozen, and strict about keys: a wrong key is an error, never ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 ByteCount = Annotated[int, BeforeValidator(parse_bytes)]

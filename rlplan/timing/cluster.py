@@ -30,9 +30,12 @@ ANY_HOST = NodeEfficiencies.model_validate(
 """Of a single host that no node profile describes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cluster:
-    """GPUs of one kind. node: the machine they sit in, None where it is not known (then one host at most)."""
+    """GPUs of one kind. node: the machine they sit in, None where it is not known (then one host at most).
+
+    Compared by identity, so that what was worked out of one can be kept.
+    """
 
     gpu: GpuProfile
     num_gpus: int

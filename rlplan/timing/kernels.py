@@ -7,6 +7,7 @@ Symbols: T rows (tokens), n columns of a product, w waves of tiles over the chip
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.budget import Target
@@ -49,6 +50,7 @@ class Kernels:
     repeats_keys: bool = False
 
 
+@lru_cache(maxsize=8)
 def kernels_of(target: Target) -> Kernels:
     """What a target runs by default: transformers' modules, or Megatron's with Transformer Engine."""
     if target == "megatron":
@@ -86,6 +88,7 @@ def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
     return product_flops_per_s(cluster) * share
 
 
+@lru_cache(maxsize=4096)
 def product_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
     """FLOP per second of large matrix products. Raises: SpecError where the chip has no such type.
 

@@ -8,6 +8,7 @@ that t groups lie between each other and share the network.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Resource
@@ -26,6 +27,7 @@ class Link:
     resource: Resource
 
 
+@lru_cache(maxsize=4096)
 def link(cluster: Cluster, num_ranks: int, stride: int = 1) -> Link:
     """The link of a group of `num_ranks`, `stride` ranks apart.
 

@@ -51,7 +51,7 @@ class TrainSetting:
     target: Target = "rlplan"
     kernels: Kernels | None = None
 
-    @property
+    @cached_property
     def runs(self) -> Kernels:
         """The kernels that run."""
         return self.kernels or kernels_of(self.target)

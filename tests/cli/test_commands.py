@@ -231,7 +231,8 @@ def test_the_commands_of_the_readme_do_what_it_promises(rlplan: Call, tmp_path: 
     commands = readme_commands()
     assert commands
     for command in commands:
-        arguments = [a if a != "plan.json" else str(tmp_path / "plan.json") for a in shlex.split(command)[1:]]
+        words = shlex.split(command)[1:]
+        arguments = [str(tmp_path / word) if re.fullmatch(r"\w+\.json", word) else word for word in words]
         answer = rlplan(*arguments)
         assert answer.exit_code == 0, f"{command}\n{answer.err}"
 
