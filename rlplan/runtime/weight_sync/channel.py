@@ -2,7 +2,8 @@
 
 In: packets, each with a place in a bounded memory (memory/weight_sync.py). Out: the same bytes on the other side, with
 their version and a checksum that was taken before they left.
-Left out: what the bytes mean (full_content.py, delta_content.py).
+Left out: what the bytes mean (full_content.py, delta_content.py). The driver reads this module, so that it imports no
+torch by itself.
 
 An update is one pass over all packets. The driver numbers updates (`serial`), so that what is left over from one that
 failed is never taken for a part of the next.
@@ -49,6 +50,16 @@ class Update:
     version: int
     is_full: bool
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """What an update took here. num_bytes: sent; waited_s: for readers; filled_s: copying and checksums."""
+
+    num_bytes: int
+    full_bytes: int
+    waited_s: float
+    filled_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,15 @@ driver in between. Left out: adapters (adapter.py).
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from rlplan.memory.weight_sync import Packet
-from rlplan.runtime.weight_sync.channel import PENDING, Encoding, Endpoint, Header, Outlet, Update, checksum
+from rlplan.runtime.weight_sync.channel import PENDING, Encoding, Endpoint, Header, Outlet, SendReport, Update, checksum
 from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import fill
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.weight_sync.transports import make_outlet
-
-
-@dataclass(frozen=True, slots=True)
-class SendReport:
-    """What an update took here. num_bytes: sent; waited_s: for readers; filled_s: copying and checksums."""
-
-    num_bytes: int
-    full_bytes: int
-    waited_s: float
-    filled_s: float
 
 
 class PolicySender:

@@ -25,8 +25,8 @@ from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.value_model import PolicyValueModel
-from rlplan.runtime.weight_sync.channel import Endpoint, Update
-from rlplan.runtime.weight_sync.sender import PolicySender, SendReport
+from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
+from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource, gathered
 from rlplan.runtime.workers.deepspeed_engine import (
     TORCH_DTYPES,
