@@ -3,12 +3,14 @@
 In: queries, keys and values of one row, and the sequences' lengths. Out: what each sequence alone would have given.
 Left out: sliding windows shorter than a sequence, capped scores, dropout: refused.
 
-Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU each
-sequence goes through torch's own flash kernel, one call a sequence, without a tensor of T squared and without padding.
+Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU
+sequences go through torch's own flash kernel, neighbours of one length in one call, without a tensor of T squared and
+without padding.
 On CUDA `torch.nn.attention.varlen` does all sequences in one call: not yet run on a GPU.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ def packed_attention(
     _check(module, query, lens, options)
     if query.device.type == "cuda":
         return _varlen(query, key, value, lens, scaling), None
-    return _PerSequence.apply(query, key, value, lens, scaling), None
+    return _PerLength.apply(query, key, value, lens, scaling), None
 
 
 def _check(module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -55,11 +57,11 @@ def _check(module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dic
         raise ValueError(f"packed attention has no capped scores, sinks or dropout, which {type(module).__name__} uses")
 
 
-class _PerSequence(torch.autograd.Function):
-    """One call of torch's CPU flash kernel for each sequence; outputs and gradients are written in place.
+class _PerLength(torch.autograd.Function):
+    """One call of torch's CPU flash kernel for each run of sequences of one length; results are written in place.
 
-    Grouped heads: the kernel takes as many key heads as query heads, so keys and values of one sequence are repeated
-    for its call, and their gradients summed after it.
+    Grouped heads: the kernel takes as many key heads as query heads, so keys and values of a run are repeated for its
+    call, and their gradients summed after it.
     """
 
     @staticmethod
@@ -72,7 +74,7 @@ class _PerSequence(torch.autograd.Function):
             result, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, 0.0, True, scale=scale
             )
-            output[:, part] = result.transpose(1, 2)
+            output[0, part] = result.transpose(1, 2).flatten(0, 1)
             sums.append(log_sum)
         ctx.save_for_backward(query, key, value, output, *sums)
         ctx.lens, ctx.scale = lens, scale
@@ -82,42 +84,50 @@ class _PerSequence(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, *sums = ctx.saved_tensors
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        gradient = gradient.transpose(1, 2)
+        gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
         groups = query.shape[1] // key.shape[1]
         for (part, (q, k, v)), log_sum in zip(_parts(query, key, value, ctx.lens), sums, strict=True):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[:, :, part].float(),
+                _cut(gradient, part, len(q)),
                 q,
                 k,
                 v,
-                output[:, part].transpose(1, 2).float(),
+                _cut(output, part, len(q)),
                 log_sum,
                 0.0,
                 True,
                 scale=ctx.scale,
             )
-            grads[0][:, :, part] = parts[0]
-            for whole, one in zip(grads[1:], parts[1:], strict=True):
-                whole[:, :, part] = one if groups == 1 else one.unflatten(1, (-1, groups)).sum(2)
+            for whole, one in zip(grads, parts, strict=True):
+                summed = one if one.shape[1] == whole.shape[1] else one.unflatten(1, (-1, groups)).sum(2)
+                whole[0, :, part] = summed.transpose(0, 1).flatten(1, 2)
         return (*grads, None, None)
 
 
 def _parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...]
 ) -> Iterator[tuple[slice, _Tensors]]:
-    """(where, tensors) of each sequence in fp32, keys and values repeated to the queries' heads.
+    """(where, tensors [n, heads, length, d]) of each run of n neighbours of one length, in fp32.
+
+    Keys and values are repeated to the queries' heads.
 
     In fp32 the kernel is twice as fast backward as in bf16 on a CPU without tiles, as fast forward, and exact.
     """
     groups = query.shape[1] // key.shape[1]
     first = 0
-    for length in lens:
-        part = slice(first, first + length)
-        k, v = key[:, :, part].float(), value[:, :, part].float()
+    for length, run in groupby(lens):
+        count = len(list(run))
+        part = slice(first, first + count * length)
+        q, k, v = (_cut(tensor, part, count) for tensor in (query, key, value))
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        yield part, (query[:, :, part].float(), k, v)
-        first += length
+        yield part, (q, k, v)
+        first = part.stop
+
+
+def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
+    """[1, heads, T, d] to [count, heads, length, d] in fp32."""
+    return rows[0, :, part].unflatten(1, (count, -1)).transpose(0, 1).float()
 
 
 def _varlen(

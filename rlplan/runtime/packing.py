@@ -30,8 +30,10 @@ def pack_best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
     Source: Johnson 1973 (best-fit decreasing): at most 11/9 of the fewest micro-batches, and one.
 
+    A pack's sequences stand by length, for attention takes neighbours of one length together.
+
     >>> pack_best_fit([5, 4, 3, 2, 2], 8)
-    [[0, 2], [1, 3, 4]]
+    [[2, 0], [3, 4, 1]]
     """
     packs: list[list[int]] = []
     rooms: list[int] = []
@@ -45,7 +47,7 @@ def pack_best_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             rooms.append(max_tokens)
         packs[best].append(index)
         rooms[best] -= lengths[index]
-    return [sorted(pack) for pack in packs]
+    return [sorted(pack, key=lambda index: (lengths[index], index)) for pack in packs]
 
 
 def pack_shares(lengths: Sequence[int], num_shares: int, max_tokens: int) -> list[list[list[int]]]:

@@ -42,4 +42,4 @@ def test_passes_are_at_most_eleven_ninths_of_the_fewest(lengths: list[int], limi
 
 
 def test_a_sequence_that_is_too_long_has_a_pass_of_its_own() -> None:
-    assert pack_best_fit([9, 3, 2], 6) == [[0], [1, 2]]
+    assert pack_best_fit([9, 3, 2], 6) == [[0], [2, 1]]
