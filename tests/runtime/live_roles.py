@@ -41,7 +41,7 @@ def started(**overrides: Any) -> PolicyTrainer:
     plan = make_plan(**{"hardware.num_devices": 1, **overrides})
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
     trainer.import_libraries()
-    trainer.start(0, 1, trainer.open_rendezvous(0), plan.job.policy.path)
+    trainer.start(0, 1, trainer.open_rendezvous("127.0.0.1", 0), plan.job.policy.path)
     PREDICTED.update(
         (row.kind.value, row.resident_bytes)
         for row in plan.ledger.rows

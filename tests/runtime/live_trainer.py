@@ -77,7 +77,7 @@ class LiveRank:
         self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
         self.trainer.import_libraries()
         if rank == 0 and not dist.is_initialized():
-            self.trainer.open_rendezvous(port)
+            self.trainer.open_rendezvous("127.0.0.1", port)
         self.baseline = resident_bytes()
         self.start = self.measured("start", rank, num_ranks, port, plan.job.policy.path)
 

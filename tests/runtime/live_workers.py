@@ -20,11 +20,12 @@ START_S = 200.0
 
 
 class LiveCrew:
-    """What `runtime.crew.Crew` is to those who call workers: `perform`, `gather` and `measured`, with deadlines."""
+    """What `runtime.crew.Crew` is to those who call workers: `perform`, `gather`, `measured` and `addresses`, with deadlines."""
 
     def __init__(self, folder: Path) -> None:
         self.log_folder = folder / "logs"
         self.log_folder.mkdir()
+        self.addresses: dict[str, str] = {}
         self._pipes: dict[str, Connection] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -41,7 +42,7 @@ class LiveCrew:
                 stderr=log,
             )
         theirs.close()
-        self._pipes[process] = mine
+        self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
         mine.send((class_path, (process, *arguments)))
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:

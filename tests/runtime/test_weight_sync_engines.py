@@ -113,7 +113,7 @@ class Case:
             self.crew.call(name, "__setattr__", "job", spec.job)
             self.crew.call(name, "__setattr__", "config", spec.deepspeed["policy"])
             self.crew.call(name, "__setattr__", "sender", None)
-        setup.port = setup.port or self.crew.call(self.trainers[0], "open_rendezvous", 0)
+        setup.port = setup.port or self.crew.call(self.trainers[0], "open_rendezvous", "127.0.0.1", 0)
         calls = [
             self.crew.submit(name, "invoke", "start", rank, NUM_RANKS, setup.port, SORTER)
             for rank, name in enumerate(self.trainers)
