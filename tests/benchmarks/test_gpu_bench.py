@@ -1,6 +1,7 @@
 """The GPU benchmark, dry-run on a CPU: every part that can run there does, and what needs CUDA says so."""
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -118,14 +119,14 @@ def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(
 
 
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
-    children = pytest.importorskip("benchmarks.gpu.children")
+    children = importlib.import_module("benchmarks.gpu.children")
     case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)
     result = children.run_case(case, "cpu", None, 60, tmp_path / "log")
     assert result.status == "out_of_memory", result
 
 
 def test_a_case_that_does_not_answer_is_ended(tmp_path: Path) -> None:
-    children = pytest.importorskip("benchmarks.gpu.children")
+    children = importlib.import_module("benchmarks.gpu.children")
     result = children.run_case(cases_of("zero", is_tiny=True)[0], "cpu", None, 0.01, tmp_path / "log")
     assert result.status == "timed_out"
 
@@ -164,14 +165,14 @@ def cases_running(folder: Path) -> list[str]:
 
 
 def test_without_a_gpu_the_command_says_what_to_do(tmp_path: Path) -> None:
-    run = pytest.importorskip("benchmarks.gpu.run")
+    run = importlib.import_module("benchmarks.gpu.run")
     found = dataclasses.replace(run.detect(), gpus=())
     with pytest.raises(run.HostError, match="no CUDA device answered"):
         run.machine_of(found, "cuda")
 
 
 def test_a_case_that_is_predicted_not_to_fit_is_not_tried() -> None:
-    run = pytest.importorskip("benchmarks.gpu.run")
+    run = importlib.import_module("benchmarks.gpu.run")
     profile = get_gpu("h100-sxm", where="test")
     machine = {"total_bytes": profile.memory.value, "host_bytes": 1 << 40}
     assert "on the device, which has" in run.why_it_will_not_fit(EIGHT_BILLION, profile, machine)
@@ -194,7 +195,7 @@ def test_every_case_has_a_name_of_its_own_and_what_uses_a_model_has_a_prediction
 
 
 def test_what_was_measured_of_a_device_is_a_hardware_profile(tmp_path: Path) -> None:
-    device = pytest.importorskip("benchmarks.gpu.device")
+    device = importlib.import_module("benchmarks.gpu.device")
     measured = {
         "total_bytes": 85_017_493_504,
         "context_with_cublas_bytes": 600 << 20,

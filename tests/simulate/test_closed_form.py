@@ -11,10 +11,9 @@ from rlplan.simulate.setting import RolloutWork, SimulationSetting
 from rlplan.spec.budget import make_budget
 from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 from rlplan.spec.profiles import get_gpu
+from rlplan.timing import generation
 from rlplan.timing.cluster import Cluster
 from rlplan.vocabulary import Placement
-
-generation = pytest.importorskip("rlplan.timing.generation")
 
 CONSTANT = ConstantLengths(value=1000)
 UNIFORM = UniformLengths(kind="uniform", low=100, high=3000)

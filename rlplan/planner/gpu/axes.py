@@ -8,7 +8,7 @@ ranks. Megatron-Core has its distributed optimizer and tensor, pipeline, context
 Sizes that are left open are powers of two. What runs beside every layer (tp, ulysses, cp) stays within MAX_BESIDE.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -50,13 +50,19 @@ def powers(largest: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(largest.bit_length()))
 
 
-def parallel_axes(budget: BudgetSpec, model: ModelSpec, training: int) -> tuple[Axes, ...]:
-    """Every layout over at most `training` GPUs that the target has and the model divides by."""
+def parallel_axes(budget: BudgetSpec, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
+    """Every layout over at most `training` GPUs that the target has and the policy, the first model, divides by.
+
+    All roles are cut alike: an open tp divides every model's heads.
+    """
     wanted = budget.training
     ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
     has_adapters = wanted.lora is not None
     most_parts = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
-    return tuple(_axes(model, budget.target, training, has_adapters, most_parts, ways))
+    found = _axes(models[0], budget.target, training, has_adapters, most_parts, ways)
+    if wanted.tp != "auto":
+        return tuple(found)
+    return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))
 
 
 @lru_cache(maxsize=256)

@@ -82,6 +82,7 @@ class GpuSpace:
 
     def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
         self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+        self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
@@ -215,7 +216,7 @@ class GpuSpace:
         """Sizes of a training group that divide the mini-batch in some layout."""
         rollouts = self.budget.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.budget, self.model, self.num_gpus)}
+        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.budget, self.models, self.num_gpus)}
         sizes = {divisor * way for divisor in divisors for way in ways}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
@@ -226,7 +227,7 @@ class GpuSpace:
         training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
         rollouts = budget.workload.rollouts_per_mini_batch
-        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(budget, self.model, training)})
+        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(budget, self.models, training)})
         if all(training % way for way in ways):
             return f"{_words(ways)} ranks that share a sequence do not divide the {training} GPUs that train"
         if generation % tp:
@@ -246,7 +247,7 @@ class GpuSpace:
         wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
         recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
         leans = list(product(recomputes, options(wanted.offloads_optimizer), options(wanted.offloads_parameters)))
-        for axes in parallel_axes(self.budget, self.model, training):
+        for axes in parallel_axes(self.budget, self.models, training):
             way = axes.ranks_per_sequence
             if training % way or rollouts % (training // way):
                 continue

@@ -165,6 +165,8 @@ class Oracle:
                 continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
                 continue
+            if wants.tp == "auto" and any(model.num_heads % tp for model in self.setting.models.values()):
+                continue
             if experts % ep or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep)):
                 continue
             if self.work.rollouts_per_mini_batch % (ranks // ways):
