@@ -20,7 +20,7 @@ START_S = 200.0
 
 
 class LiveCrew:
-    """What `runtime.crew.Crew` is to those who call workers: `perform`, `gather`, `measured` and `addresses`, with deadlines."""
+    """What `runtime.crew.Crew` is to those who call workers: `perform`, `gather`, `measured`, `addresses`."""
 
     def __init__(self, folder: Path) -> None:
         self.log_folder = folder / "logs"
