@@ -206,8 +206,8 @@ class JobSpec(Spec):
     def _something_is_rewarded(self) -> "JobSpec":
         if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
             raise ValueError(
-                "rewards: at least one, unless there is a reward model (roles.reward.path) or a teacher "
-                "(roles.teacher.path)"
+                "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
+                "(roles.teacher.path): one of the three is needed"
             )
         return self
 
