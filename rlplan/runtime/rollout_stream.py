@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
@@ -32,7 +33,10 @@ class StreamWork:
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
+
+    watch: makes a call to the engines, again when one was lost and is there again.
+    """
 
     def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
@@ -42,6 +46,7 @@ class RolloutStream:
         self._complete: dict[int, FinishedRequest] = {}
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
+        self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
 
@@ -55,7 +60,9 @@ class RolloutStream:
                 ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
-            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
+            collected, measurements = self.watch(
+                lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
+            )
             with self._changed:
                 for finished in collected:
                     number, _ = self._open.pop(finished.id)
@@ -103,7 +110,7 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                self.fleet.submit(requests, self.work.deadline_s)
+                self.watch(lambda: self.fleet.submit(requests, self.work.deadline_s))
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work

@@ -58,6 +58,11 @@ class StepMetrics:
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
 
+    def add_begun_anew(self, num_requests: int) -> None:
+        """Requests that a lost engine had begun; a row only where there were any."""
+        if num_requests:
+            self.learning["rollouts/begun_anew"] = num_requests
+
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together."""
         rewards = [rollout.reward for rollout in rollouts]

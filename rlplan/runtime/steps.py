@@ -20,15 +20,16 @@ from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker, end_tokens
+from rlplan.runtime.revival import Revival
 from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.step_metrics import StepMetrics
-from rlplan.runtime.supervision import FREEING, Restart, Supervisor
+from rlplan.runtime.supervision import Handler, Restart, Supervisor
 from rlplan.runtime.switches import Switches
 from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.vocabulary import ActionKind, Role, SyncContent
+from rlplan.vocabulary import ActionKind, Role
 
 LOGPROB_TOLERANCE = {2: 0.25, 4: 1e-3}
 """Rounding between two implementations, by bytes of the coarser one's numbers: 1e-5 to 1e-4 was seen in fp32, up to
@@ -56,15 +57,14 @@ class ActionRunner:
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self._layouts = spec.schedule.layouts
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
-        takes_turns = any(action.kind.value in FREEING for action in spec.schedule.step)
-        has_adapter = spec.job.placement.sync_content is SyncContent.ADAPTER
-        can_restart = not takes_turns and not has_adapter and spec.schedule.lead is None
-        max_restarts = spec.job.limits.max_restarts if can_restart else 0
-        self.supervisor = Supervisor(max_restarts, self._revive, announce)
         self._decoder: Any = None
         self.requests = RequestMaker(spec.job, prompts)
         self._end_tokens = end_tokens(Path(spec.job.policy.path))
         self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
+        self.revival = Revival(spec, crew, self.fleet, self.handover, self.switches, self._folder_of)
+        max_restarts = spec.job.limits.max_restarts if self.revival.is_possible else 0
+        self.supervisor = Supervisor(max_restarts, self.revival.revive, announce)
+        self.supervisor.is_replaced, self.supervisor.num_open = crew.is_replaced, self._num_open
         self.stream: RolloutStream | None = None
         if spec.schedule.lead is not None:
             work = spec.job.workload
@@ -74,6 +74,7 @@ class ActionRunner:
                 spec.schedule.lead,
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
             )
+            self.stream.watch = self._watch_stream
         self._readers = RoleReaders(spec.job)
 
     def perform(self, action: Action, step: int) -> None:
@@ -99,7 +100,7 @@ class ActionRunner:
         }.get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
         with self.metrics.timing(action.id):
-            measurements, attempt = self.supervisor.perform(handler, action, step)
+            measurements, attempt = self.supervisor.perform(self._alone(handler, action), action, step)
         self.recorder.record(action, step, measurements, attempt)
         if not action.processes:
             self.recorder.record_own(action, step, start_s, time.time())
@@ -115,18 +116,25 @@ class ActionRunner:
                 self._everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
 
-    def _revive(self, process: str, action: Action, step: int) -> None:
-        """Start a lost engine or scorer as it was; an engine gets the policy's weights of now."""
-        folder, timeout_s = self._folder_of(action.role), self.job.limits.start_timeout_s
-        if process in self.fleet.processes:
-            self.fleet.revive(process, folder, 0, timeout_s)
-            self.handover.forget()
-            if action.kind is not ActionKind.SYNC_WEIGHTS:
-                self.handover.resend()
-            return
-        self.crew.restart(process)
-        for call in (("import_libraries",), ("start", folder)):
-            self.crew.gather([self.crew.submit(process, *call)], timeout_s)
+    def _watch_stream(self, call: Callable[[], Any]) -> Any:
+        leading = self.spec.schedule.leading
+        assert leading is not None, "generation leads"
+        return self.supervisor.watch(call, leading, self.handover.version)
+
+    def _num_open(self, process: str) -> int:
+        return self.fleet.num_open(process) if process in self.fleet.processes else 0
+
+    def _alone(self, handler: Handler, action: Action) -> Handler:
+        """The same, while nobody beside the steps asks the trainers: their ranks must hear everything in one order."""
+        is_trainers = any("_trainer/" in process for process in action.processes)
+        if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
+            return handler
+
+        def alone(action: Action, step: int) -> list[Measurement]:
+            with self.revival.trainers:
+                return handler(action, step)
+
+        return alone
 
     def deadline_s(self, action: Action) -> float:
         """Seconds that an action may take."""
@@ -187,6 +195,8 @@ class ActionRunner:
         taken = self.stream.take(self.job.workload.num_prompts_per_step)
         self._keep((number, finished.completions) for number, finished in taken)
         self.metrics.add_staleness(self.rollouts, self.handover.version)
+        self.metrics.add_begun_anew(self.fleet.num_begun_anew)
+        self.fleet.num_begun_anew = 0
         leading = self.spec.schedule.leading
         if leading is not None:
             self.recorder.record(leading, step, self.stream.take_measurements())
@@ -278,7 +288,7 @@ class ActionRunner:
             return []
         if self.stream is None or not step:  # the first hand-over comes before anything is begun
             return self.handover.sync(action)
-        with self.stream.handing_over():
+        with self.stream.handing_over(), self.revival.trainers:
             return self.handover.sync(action)
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
