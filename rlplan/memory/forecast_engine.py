@@ -85,7 +85,9 @@ class EngineForecast:
         elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             rollout = self.job.rollout
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
-            held[MemoryKind.LOGITS] = sampler_bytes(self.model.vocab_size, rollout.max_num_seqs)
+            held[MemoryKind.LOGITS] = sampler_bytes(
+                self.model.vocab_size, rollout.max_num_seqs, rollout.speculative_tokens
+            )
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
         held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, moment)

@@ -59,7 +59,7 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
         return f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
     return (
         _cannot_divide(job, num_training)
-        or _cannot_sample(job)
+        or _cannot_sample(job, placement)
         or _cannot_adapt(job)
         or _cannot_sync(job)
         or _cannot_share(job)
@@ -79,11 +79,14 @@ def _cannot_divide(job: JobSpec, num_training: int) -> str:
     return ""
 
 
-def _cannot_sample(job: JobSpec) -> str:
+def _cannot_sample(job: JobSpec, placement: Placement) -> str:
     if job.rollout.quantization != "none":
         return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
-    if job.rollout.speculative_tokens:
-        return "rollout.speculative_tokens: on a CPU the log-probs of guessed tokens were seen to be wrong"
+    if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
+        return (
+            "rollout.speculative_tokens: on a CPU a colocated engine is made anew in its process, which vLLM cannot do "
+            "once it has guessed (Numba is loaded then)"
+        )
     return ""
 
 

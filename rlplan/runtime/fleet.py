@@ -74,6 +74,7 @@ class Fleet:
         self.num_begun_anew = 0
         self._open: dict[str, tuple[RolloutRequest, str]] = {}
         self._collected: list[FinishedRequest] = []
+        self._homes: dict[str, str] = {}
         self._num_pauses = 0
 
     @property
@@ -152,15 +153,21 @@ class Fleet:
         """Begin to complete requests beside those under way. What has been submitted already is left as it is."""
         with self.changing:
             new = [request for request in requests if request.id not in self._open]
-            shares = {ranks[0]: share for share, ranks in zip(self._shares(new), self.engines, strict=True) if share}
-            self._open |= {new[i].id: (new[i], name) for name, share in shares.items() for i in share}
-            calls = [self.crew.submit(name, "submit", [new[i] for i in share]) for name, share in shares.items()]
+            shares: dict[str, list[RolloutRequest]] = {}
+            for request, leader in zip(new, self._leaders(new), strict=True):
+                shares.setdefault(leader, []).append(request)
+                self._open[request.id] = (request, leader)
+            calls = [self.crew.submit(leader, "submit", share) for leader, share in shares.items()]
         self.crew.gather(calls, timeout_s)
+
+    def leave_home(self, home: str) -> None:
+        """Nothing more of a home will come."""
+        self._homes.pop(home, None)
 
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
-        """What was submitted and is finished; each engine waits at most `max_wait_s` for its share of `at_least`.
+        """What was submitted and has been finished; each engine waits at most `max_wait_s` for its share of `at_least`.
 
         When an engine is lost, what the others gave is kept for the next time.
         """
@@ -179,7 +186,9 @@ class Fleet:
             raise losses[0]
         finished, self._collected = self._collected, []
         for done in finished:
-            self.lengths.learn(self._open.pop(done.id)[0], done)
+            request = self._open.pop(done.id)[0]
+            if not request.home:  # a turn says little about the whole
+                self.lengths.learn(request, done)
         return finished, measurements
 
     @contextmanager
@@ -209,9 +218,27 @@ class Fleet:
     def _ask_leaders(self, method: str, timeout_s: float) -> None:
         self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
 
+    def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
+        """The engine of each request: where its home is, or the least loaded; a new home counts as one request."""
+        members: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            members.setdefault(request.home or request.id, []).append(index)
+        new = {home: indices for home, indices in members.items() if home not in self._homes}
+        weights = [sum(self._weight(requests[index]) for index in indices) for indices in new.values()]
+        names = list(new)
+        leaders = {
+            names[index]: ranks[0]
+            for share, ranks in zip(deal(weights, len(self.engines)), self.engines, strict=True)
+            for index in share
+        }
+        self._homes |= {home: leader for home, leader in leaders.items() if requests[new[home][0]].home}
+        return [(leaders | self._homes)[request.home or request.id] for request in requests]
+
+    def _weight(self, request: RolloutRequest) -> float:
+        return request.num_samples * self.lengths.of(request)
+
     def _shares(self, requests: Sequence[RolloutRequest]) -> list[list[int]]:
-        weights = [request.num_samples * self.lengths.of(request) for request in requests]
-        return deal(weights, len(self.engines))
+        return deal([self._weight(request) for request in requests], len(self.engines))
 
 
 def _blend(before: float | None, new: float) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -38,7 +39,9 @@ class RolloutStream:
     watch: makes a call to the engines, again when one was lost and is there again.
     """
 
-    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+    def __init__(
+        self, fleet: Fleet | Conversations, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork
+    ) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
         self._num_begun = 0

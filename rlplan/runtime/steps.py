@@ -12,6 +12,8 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.environments.conversations import Conversations, Words
+from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
@@ -21,7 +23,7 @@ from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker, end_tokens
 from rlplan.runtime.revival import Revival
-from rlplan.runtime.rewards.total import finish_rewards
+from rlplan.runtime.rewards.total import add_environment, finish_rewards
 from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
@@ -60,6 +62,7 @@ class ActionRunner:
         self._decoder: Any = None
         self.requests = RequestMaker(spec.job, prompts)
         self._end_tokens = end_tokens(Path(spec.job.policy.path))
+        self.generation = self._with_turns() if spec.job.has_turns else self.fleet
         self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
         self.revival = Revival(spec, crew, self.fleet, self.handover, self.switches, self._folder_of)
         max_restarts = spec.job.limits.max_restarts if self.revival.is_possible else 0
@@ -69,7 +72,7 @@ class ActionRunner:
         if spec.schedule.lead is not None:
             work = spec.job.workload
             self.stream = RolloutStream(
-                self.fleet,
+                self.generation,
                 self.requests.rollouts,
                 spec.schedule.lead,
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
@@ -116,6 +119,13 @@ class ActionRunner:
                 self._everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
 
+    def _with_turns(self) -> Conversations:
+        """The engines, and between the policy's turns the job's environment."""
+        environment = self.job.rollout.environment
+        words = Words(str(Path(self.job.policy.path) / "tokenizer.json"))
+        pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
+        return Conversations(self.fleet, pool, environment, words, self.requests.named)
+
     def _watch_stream(self, call: Callable[[], Any]) -> Any:
         leading = self.spec.schedule.leading
         assert leading is not None, "generation leads"
@@ -145,6 +155,8 @@ class ActionRunner:
         """Let the stream end; remove what weight sync may have left behind."""
         if self.stream is not None:
             self.stream.close()
+        if isinstance(self.generation, Conversations):
+            self.generation.close()
         self.handover.close()
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
@@ -207,15 +219,16 @@ class ActionRunner:
         self.rollouts = []
         for group, (number, completions) in enumerate(groups):
             for completion in completions:
-                learned = self._num_learned(completion)
-                text, ignored = self._decode(completion.tokens[:learned]), len(completion.tokens) - learned
+                chosen = completion.chosen
+                learned = self._num_learned(chosen)
+                text, ignored = self._decode(chosen[:learned]), len(chosen) - learned
                 self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored))
         self.metrics.add_rollouts(self.rollouts)
 
-    def _num_learned(self, completion: Completion) -> int:
+    def _num_learned(self, chosen: Sequence[int]) -> int:
         """Tokens up to the first end of sequence, which a forced length goes beyond."""
-        ends = [index for index, token in enumerate(completion.tokens) if token in self._end_tokens]
-        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(completion.tokens)
+        ends = [index for index, token in enumerate(chosen) if token in self._end_tokens]
+        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
 
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         for rollout in self.rollouts:
@@ -242,12 +255,27 @@ class ActionRunner:
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
         finish_rewards(self.rollouts, self.job, step)
+        self._say_failures(step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
         compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
         for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
             rollout.advantages, rollout.returns = judged.advantages, judged.returns
         self.metrics.add_rewards(self.rollouts)
         return []
+
+    def _say_failures(self, step: int) -> None:
+        """Rollouts that are masked must not go unseen. Raises: RunError when none is left."""
+        failed = [rollout.completion.failure for rollout in self.rollouts if rollout.has_failed]
+        if len(failed) == len(self.rollouts):
+            raise RunError(
+                f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
+                where=f"step {step}, rollout.environment",
+                rule="an environment answers",
+                way_out="read logs/environment.log in the run folder",
+            )
+        if failed:
+            text = f"{len(failed)} of {len(self.rollouts)} rollouts are masked, such as: {failed[0]}"
+            self.recorder.write_alarm(step, "environment", text, num_masked=len(failed))
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
         """Deal the mini-batch out over the ranks by length and pack it into passes.
@@ -301,11 +329,12 @@ class ActionRunner:
             return []
         groups, measurements = self._complete(action, self.requests.evaluation())
         rollouts = [
-            Rollout(prompt, index, completions[0], self._decode(completions[0].tokens))
+            Rollout(prompt, index, completions[0], self._decode(completions[0].chosen))
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
         for rollout in rollouts:
             score_rollout(rollout, self.job.rewards)
+        add_environment(rollouts, self.job)
         self.metrics.add_evaluation(rollouts)
         return measurements
 
@@ -315,7 +344,7 @@ class ActionRunner:
         return self._everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
-        finished, measurements = self.fleet.generate(requests, self.deadline_s(action))
+        finished, measurements = self.generation.generate(requests, self.deadline_s(action))
         return [list(done.completions) for done in finished], measurements
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -360,6 +389,7 @@ def _train_sample(rollout: Rollout) -> TrainSample:
         values=rollout.scores.get(Role.VALUE, ()),
         returns=rollout.returns,
         num_ignored=rollout.num_ignored,
+        observed=rollout.completion.observed,
     )
 
 

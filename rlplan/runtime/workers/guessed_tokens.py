@@ -2,8 +2,8 @@
 
 vLLM 0.32 spreads each request's temperature over its guessed tokens with `expand_kernel`. Its stand-in for CPUs
 (`cpu_triton_utils._expand_kernel_impl`) writes into an int64 copy of the result and drops it, and reads temperatures as
-whole numbers: logits of guessed tokens are divided by whatever lay in fresh memory, so that both what is sampled and its
-log-prob are wrong. Greedy requests have no temperature and are right. CUDA has the real kernel.
+whole numbers. So logits of guessed tokens are divided by whatever lay in fresh memory, and both what is sampled and its
+log-prob are wrong. Greedy requests have no temperature and are right; CUDA has the real kernel.
 In: nothing. Out: vLLM with a stand-in that works, by the means that vLLM has for stand-ins (`KernelOverride`).
 """
 

@@ -103,6 +103,10 @@ class RolloutEngine(Worker):
         with watch_weight_packing() as packing, self._meeting(address):
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
+        if "speculative_config" in arguments:
+            from rlplan.runtime.workers.guessed_tokens import mend_expansion
+
+            mend_expansion()
         self.llm.update_weight_version(str(version))
         if address:
             self._fall_into_step(rank, address, store)
