@@ -115,7 +115,7 @@ def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
     elif short := [
         index
         for index, cpus in enumerate(room)
-        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus
+        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus + 1e-9
     ]:
         what, rule = f"bundle {short[0]} offers {room[short[0]]} CPU", "a bundle offers what its workers take together"
     else:
