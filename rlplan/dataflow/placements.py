@@ -45,8 +45,8 @@ def place(
     """Groups and layouts for a placement.
 
     hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process (or one on
-    each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score (with
-    num_scoring_devices 0: those that train do), the others train.
+    each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score
+    (with num_scoring_devices 0: those that train do), the others train.
     """
     devices = tuple(f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices))
     if placement is Placement.DISAGGREGATED:

@@ -1,11 +1,10 @@
 """From a plan for GPUs to a job with every choice fixed, and to the plan of that job, which a bundle is made of.
 
-In: a Budget whose `job:` says what a run trains on. Out: a JobSpec and its Plan, through the same builder as every job's.
+In: a Budget whose `job:` says what a run trains on. Out: a JobSpec and its Plan, through the builder of every job's.
 Left out: the choice itself (gpu/search.py), and targets other than rlplan's own runtime.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def job_of(budget: Budget) -> JobSpec:
         raise SpecError(
             "the budget says what it may take, and not what is trained on",
             where="job",
-            rule="`job:` holds the parts of a job file that a run needs beside: workload.prompts, rewards, algorithm ...",
+            rule="`job:` holds the parts of a job file that a run needs beside: workload.prompts, rewards ...",
             way_out="docs/budgets.md shows one",
         )
     for holds, key, rule, way_out in _beyond(budget):
@@ -97,7 +96,7 @@ def _chosen(budget: Budget) -> dict[str, Any]:
 
 def _folder(name: str) -> str:
     path = model_path(name)
-    return os.path.join(MODELS, name) if path is None else str(path.resolve())
+    return f"{MODELS}/{name}" if path is None else str(path.resolve())
 
 
 def _roles(budget: Budget) -> dict[str, Any]:
@@ -193,7 +192,12 @@ def _beyond(budget: Budget) -> Iterator[tuple[bool, str, str, str]]:
     uneven = pool.num_hosts > 1 and pool.num_gpus % pool.gpus_per_host > 0
     yield uneven, f"gpus {spec.gpus}", f"hosts are filled with {pool.gpus_per_host} GPUs each", "whole hosts"
     nvme = training.offload_device == "nvme" and candidate.trainer.offloads_optimizer
-    yield nvme, "training.offload_device nvme", "states are offloaded to the host's memory", "training.offload_device=cpu"
+    yield (
+        nvme,
+        "training.offload_device nvme",
+        "states are offloaded to the host's memory",
+        "training.offload_device=cpu",
+    )
     yield training.optimizer == "muon", "training.optimizer muon", "AdamW", "training.optimizer=adamw"
     low = training.master_dtype.num_bytes < 4
     yield low, "training.master_dtype bfloat16", "fp32 master weights", "training.master_dtype=float32"
@@ -202,7 +206,12 @@ def _beyond(budget: Budget) -> Iterator[tuple[bool, str, str, str]]:
     awake = step.placement.value == "colocated" and not candidate.engine.sleep_level
     yield awake, "rollout.sleep_level 0", "a colocated engine sleeps", "rollout.sleep_level=2, or placement hybrid"
     words = candidate.engine.quantization
-    yield words not in (None, "fp8"), f"rollout.quantization {words}", "fp8, made while loading", "rollout.quantization=fp8"
+    yield (
+        words not in (None, "fp8"),
+        f"rollout.quantization {words}",
+        "fp8, made while loading",
+        "rollout.quantization=fp8",
+    )
 
 
 def _check_shapes(job: JobSpec, budget: Budget) -> None:

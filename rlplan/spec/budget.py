@@ -205,7 +205,7 @@ class BudgetSpec(Spec):
     kl_coef: 0 does without a reference, None is as usual.
     target: who trains: rlplan's own runtime (DeepSpeed), or what a plan is exported to. objective: what is made small,
     or large (tokens per second). price_per_gpu_hour: in dollars, of each group of GPUs alike.
-    job: the parts of a job file (docs/job.md) that a run needs beside: what is trained on, how it is rewarded and learned.
+    job: the parts of a job file (docs/job.md) that a run needs beside: what is trained on, how it is rewarded.
     folder: what its paths are relative to, the file's own unless given.
     memory: bytes of one GPU that may be used, None for all that the driver reports. host_memory, gpus_per_host: of one
     host, None as in the node that is named, or the first bundled one with this GPU.

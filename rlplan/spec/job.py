@@ -40,8 +40,8 @@ class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
     profile: of a CPU host, whose devices are process slots, or of a GPU or a node of GPUs, whose devices these are.
-    num_hosts: the devices lie on so many hosts, dealt out in order and evenly. memory: of each host, on GPUs of each GPU;
-    host_memory: on GPUs of each host.
+    num_hosts: the devices lie on so many hosts, dealt out in order and evenly. memory: of each host, on GPUs of each
+    GPU; host_memory: on GPUs of each host.
     rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
     0 takes any free port.
     keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at

@@ -50,7 +50,7 @@ def _engines(job: JobSpec, placement: Placement) -> str:
     for engine in range(rollout.num_engines):
         ranks = range(first + engine * rollout.tp, first + (engine + 1) * rollout.tp)
         if rollout.tp <= hardware.num_devices // hardware.num_hosts and len({*map(hardware.host_of, ranks)}) > 1:
-            return f"engine {engine} (GPUs {ranks[0]} to {ranks[-1]}) would lie on two hosts: rollout.tp divides those of one"
+            return f"engine {engine} (GPUs {ranks[0]} to {ranks[-1]}) would lie on two hosts: rollout.tp divides one's"
     if placement is Placement.COLOCATED and not job.load_gpu().supports_sleep:
         return f"colocated: an engine does not sleep on {job.load_gpu().name}"
     if rollout.speculative_tokens:
@@ -76,7 +76,9 @@ def _sync(job: JobSpec, placement: Placement, num_training: int) -> str:
     on_own = placement is Placement.DISAGGREGATED
     if transport not in (ON_OWN if on_own else ON_SHARED):
         where = "GPUs of their own" if on_own else "shared GPUs"
-        return f"placement.transport {transport}: on {where} weights go by {' or '.join(ON_OWN if on_own else ON_SHARED)}"
+        return (
+            f"placement.transport {transport}: on {where} weights go by {' or '.join(ON_OWN if on_own else ON_SHARED)}"
+        )
     needs_each = transport is Transport.CUDA_IPC and num_training > 1
     if needs_each != (job.placement.sync_senders == "each"):
         wanted = "each" if needs_each else "one"

@@ -3,8 +3,8 @@
 In: a JobSpec whose profile is a GPU's. Out: the candidate that it names, its ledger and its seconds, on any schedule of
 the job. Left out: which candidate is best (search.py). The first rank of each layout stands for all of its ranks.
 
-Assumes: the loss over whole logits (`in_place`), an upper bound of what the runtime holds; starting, evaluating and what
-the driver does take no time here.
+Assumes: the loss over whole logits (`in_place`), an upper bound of what the runtime holds; starting, evaluating and
+what the driver does take no time here.
 """
 
 from functools import cached_property
