@@ -24,8 +24,8 @@ class DeviceGroup:
 class RoleLayout:
     """How one role's worker processes lie on a device group, one process a device from the first on.
 
-    dp: data-parallel ranks; tp: tensor-parallel ranks of one replica; zero_stage: of a role that is not trained 3 where
-    its ranks share the weights, else 0.
+    dp: groups that compute passes of their own; tp: tensor-parallel ranks of one replica; zero_stage: of a role that is
+    not trained 3 where its ranks share the weights, else 0. A group's ranks follow one another.
     """
 
     role: Role
@@ -40,6 +40,16 @@ class RoleLayout:
     def shares_frozen_weights(self) -> bool:
         """Whether these are ranks of a frozen role among which its weights are cut."""
         return self.worker == "scorer" and self.zero_stage == 3
+
+    @property
+    def num_ranks_per_pass(self) -> int:
+        """Ranks that compute one pass together: those of a group."""
+        return len(self.devices) // self.dp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks over which ZeRO shares a state out: all that hold the same part of it, those of one sequence too."""
+        return len(self.devices) // self.tp
 
     @property
     def processes(self) -> tuple[tuple[str, str], ...]:

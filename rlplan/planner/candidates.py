@@ -58,14 +58,24 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
     if num_training < 1:
         needed = job.hardware.num_devices + 1 - num_training
         return f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
-    if job.workload.mini_batch_size % num_training:
-        return (
-            f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
-            f"training device(s)"
-        )
+    if reason := _cannot_divide(job, num_training):
+        return reason
     if job.device_kind == "cuda":
         return cannot_on_gpus(job, placement, num_training)
     return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
+
+
+def _cannot_divide(job: JobSpec, num_training: int) -> str:
+    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
+    ways, size = job.training.num_ranks_per_pass, job.workload.mini_batch_size
+    if job.training.tp > 1:
+        return "training.tp: DeepSpeed's AutoTP is not driven by the runtime yet"
+    if num_training % ways:
+        return f"{ways} ranks share a pass (training.ulysses, training.tp), {num_training} device(s) train"
+    if size % (num_training // ways):
+        groups = f"{num_training // ways} groups of {ways} " if ways > 1 else f"{num_training} "
+        return f"workload.mini_batch_size {size} does not divide by the {groups}training device(s)"
+    return ""
 
 
 def _cannot_sample(job: JobSpec) -> str:

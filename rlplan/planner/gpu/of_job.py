@@ -69,7 +69,8 @@ class GpuJob:
             training.offloads_parameters,
             max(1, job.max_tokens_per_micro_batch // job.workload.max_seq_len),
             max_tokens=job.max_tokens_per_micro_batch,
-            **{axis: ways for axis in ("ulysses", "tp") if (ways := getattr(training, axis, 1)) > 1},
+            ulysses=training.ulysses,
+            tp=training.tp,
         )
         engine = EngineChoice(
             rollout.tp,
