@@ -105,7 +105,7 @@ def _cannot_sync(job: JobSpec, placement: Placement) -> str:
     transport, content = job.placement.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
-    if job.placement.sync_senders == "each":
+    if job.placement.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
         if placement is not Placement.HYBRID or job.rollout.num_processes != job.hardware.num_devices:
             return "placement.sync_senders each: every training device has a rank of an engine on it (hybrid)"
         if transport is not Transport.SHARED_MEMORY or content is SyncContent.ADAPTER:
