@@ -102,7 +102,7 @@ def _cannot_adapt(job: JobSpec) -> str:
 
 
 def _cannot_sync(job: JobSpec, placement: Placement) -> str:
-    transport, content = job.placement.sync_transport, job.placement.sync_content
+    transport, content = job.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
     if job.placement.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
@@ -119,11 +119,9 @@ def _cannot_sync(job: JobSpec, placement: Placement) -> str:
 
 def _cannot_share(job: JobSpec) -> str:
     """Shared memory is one host's: the rank that hands weights over and every engine must lie on it."""
-    hardware, last = job.hardware, job.hardware.num_devices - 1
-    first_host, last_host = hardware.host_of(0), hardware.host_of(last)
-    if job.placement.sync_transport is not Transport.SHARED_MEMORY or first_host == last_host:
+    if job.sync_transport is not Transport.SHARED_MEMORY or job.hardware.num_hosts == 1:
         return ""
     return (
-        f"transport shared_memory needs trainer and engine on one host; of {hardware.num_hosts} hosts the first trains "
-        f"and the last generates: placement.transport gloo goes between hosts"
+        f"transport shared_memory needs trainer and engine on one host; of {job.hardware.num_hosts} hosts the first "
+        f"trains and the last generates: placement.transport gloo (or auto) goes between hosts"
     )

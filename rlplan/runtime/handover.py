@@ -92,7 +92,7 @@ class Handover:
 
     def _endpoint(self, sender: str, num_readers: int) -> Endpoint:
         return Endpoint(
-            transport=self.spec.job.placement.sync_transport,
+            transport=self.spec.job.sync_transport,
             num_readers=num_readers,
             dtype=self.spec.job.rollout.dtype.value,
             host=self.crew.addresses[sender],

@@ -132,11 +132,6 @@ class PlacementSpec(Spec):
     sync_bucket: ByteCount = 64 * MIB
     check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
 
-    @property
-    def sync_transport(self) -> Transport:
-        """The transport, chosen where it is left open: within one host nothing is faster than shared memory."""
-        return Transport.SHARED_MEMORY if self.transport == "auto" else self.transport
-
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 """A week: a longer wait for one action is a mistake."""
@@ -208,6 +203,19 @@ class JobSpec(Spec):
         """Tokens of one pass of a trained or frozen model, at most."""
         whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
         return self.training.max_tokens_per_micro_batch or whole
+
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
+
+        Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
+        On GPUs CUDA IPC on shared devices, NCCL between those of their own.
+        """
+        if self.placement.transport != "auto":
+            return self.placement.transport
+        if self._is_on_gpus:
+            return Transport.NCCL if self.placement.placement == "disaggregated" else Transport.CUDA_IPC
+        return Transport.SHARED_MEMORY if self.hardware.num_hosts == 1 else Transport.GLOO
 
     @model_validator(mode="after")
     def _longest_fits_a_micro_batch(self) -> "JobSpec":

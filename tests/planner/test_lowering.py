@@ -111,7 +111,7 @@ def test_parked_frozen_roles_are_there_only_while_they_score() -> None:
 
 def test_every_rank_hands_over_to_the_engine_on_its_own_gpu() -> None:
     plan = executable_plan(budget(placement={"placement": "hybrid"}))
-    assert plan.job.placement.sync_transport is Transport.CUDA_IPC
+    assert plan.job.sync_transport is Transport.CUDA_IPC
     sync = next(action for action in plan.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS)
     assert len(sync.processes) == 16
 
@@ -120,7 +120,7 @@ def test_generation_runs_ahead_where_the_budget_lets_it() -> None:
     plan = executable_plan(budget(**CASES["asynchronous"]))
     assert plan.schedule.lead is not None
     assert plan.schedule.lead.max_staleness == 2
-    assert plan.job.placement.sync_transport is Transport.NCCL
+    assert plan.job.sync_transport is Transport.NCCL
 
 
 def test_models_are_looked_for_under_their_ids() -> None:

@@ -67,7 +67,7 @@ def _training(job: JobSpec, placement: Placement) -> str:
 
 
 def _sync(job: JobSpec, placement: Placement, num_training: int) -> str:
-    transport, content = job.placement.sync_transport, job.placement.sync_content
+    transport, content = job.sync_transport, job.placement.sync_content
     if content is SyncContent.ADAPTER:
         if job.training.lora.rank is None:
             return "placement.sync_content adapter hands adapters over, and training.lora.rank says that there are none"

@@ -132,7 +132,7 @@ class GpuJob:
     @cached_property
     def _transport(self) -> str:
         content = self.job.placement.sync_content
-        return self.job.placement.sync_transport.value if content is SyncContent.FULL else content.value
+        return self.job.sync_transport.value if content is SyncContent.FULL else content.value
 
 
 def _what(action: Action) -> tuple[ActionKind, Role]:
