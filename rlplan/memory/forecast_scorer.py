@@ -77,8 +77,9 @@ class ScorerForecast:
                 layer = max(tensor.numel for tensor in self.states.frozen)
                 held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)
         elif action.kind is ActionKind.START_SCORER and self.states is not None:
-            # whole, as loaded (the checkpoint's pages mapped beside it while they are cast), and the shares
-            held[MemoryKind.COMM_BUFFERS] = self._whole_bytes + FLOAT_BYTES * self.model.num_parameters
+            # one tensor at a time: as it is read, fp32 at most, and whole on its way to the shares
+            largest = max(tensor.numel for tensor in self.states.frozen)
+            held[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * largest
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
         return held

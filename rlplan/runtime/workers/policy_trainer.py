@@ -23,6 +23,7 @@ from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.sequence_parallel import Sharing, meet
+from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
@@ -97,11 +98,22 @@ class PolicyTrainer(Worker):
 
     def _take_over(self, model_folder: str) -> None:
         """Load the model and hand it to DeepSpeed."""
-        language_model = self.load(model_folder)
-        own_storages(language_model)
+        if self._is_cut_from_the_start:
+            language_model = build_cut(
+                model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.role is Role.VALUE
+            )
+        else:
+            language_model = self.load(model_folder)
+            own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
+
+    @property
+    def _is_cut_from_the_start(self) -> bool:
+        """On GPUs under ZeRO-3: as many ranks as a host has GPUs would each load the whole model. Not with adapters."""
+        zero = self.config.get("zero_optimization", {})
+        return self.device.type == "cuda" and zero.get("stage") == 3 and not self.has_adapters
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""

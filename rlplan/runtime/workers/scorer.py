@@ -2,7 +2,7 @@
 
 In: prompts with responses. Out: one number a response token, of a reward model one in all.
 A process has the whole model, or, where the plan says so, a share of it: then its ranks meet and DeepSpeed's ZeRO-3
-brings the layers together, one after the other.
+brings the layers together, one after the other; no rank ever loads more than one tensor.
 """
 
 import gc
@@ -14,6 +14,7 @@ import torch
 
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import LogprobModel
+from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
 from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, judge_together, share_frozen
@@ -55,7 +56,8 @@ class Scorer(Worker):
     def start(self, model_folder: str) -> None:
         """Load the frozen model, whole."""
         self.model_folder, self.device = model_folder, own_device(self.job)
-        self.model = self._load().to(self.device)
+        load = load_scalar_model if self._is_scalar else load_language_model
+        self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
 
     def start_share(
         self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]
@@ -65,15 +67,25 @@ class Scorer(Worker):
         on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.start_timeout_s
         listener = self.rendezvous.take()
         join_ranks(rank, world_size, address, timeout_s, listener, on_gpus=on_gpus)
-        self.engine = share_frozen(self._load(), config)
+        self.engine = share_frozen(
+            self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
+        )
         self.model = self.engine.module
 
-    def _load(self) -> Any:
-        dtype = TORCH_DTYPES[self.job.training.dtype]
-        if self.role == Role.REWARD:
-            return ValueModel(load_scalar_model(self.model_folder, dtype).requires_grad_(False))
-        language_model = load_language_model(self.model_folder, dtype).requires_grad_(False)
-        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
+    @property
+    def _is_scalar(self) -> bool:
+        return self.role == Role.REWARD
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.job.training.dtype]
+
+    def _wrapped(self, model: Any) -> Any:
+        """The module that judges."""
+        model.requires_grad_(False)
+        if self._is_scalar:
+            return ValueModel(model)
+        return LogprobModel(model, self.job.workload.temperature, computes_entropy=False)
 
     def offload(self, destination: str) -> None:
         """Let the model go until `reload`: on a CPU host its own files hold it already, whatever the destination.
@@ -100,7 +112,7 @@ class Scorer(Worker):
         """Of each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
         with inside(self.device):
-            if self.role == Role.REWARD:
+            if self._is_scalar:
                 judged = judge_together(whole_sequences(pairs), max_tokens, self.model)
             else:
                 judged = judge_together(pairs, max_tokens, lambda batch: self.model(batch)[0])
