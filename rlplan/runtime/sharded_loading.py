@@ -30,6 +30,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
         stack.enter_context(_no_drawing())
         stack.enter_context(deepspeed.zero.Init(config_dict_or_path=config))
         model = kind.from_config(shape, dtype=dtype, attn_implementation=PACKED, trust_remote_code=False)
+    model.tie_weights()
     _fill(dict(model.named_parameters()), Path(folder))
     return model.eval()
 
