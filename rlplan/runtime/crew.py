@@ -59,7 +59,10 @@ class Pulse:
 
 
 class Crew:
-    """The workers of a run. `close` always works, also half-way through the start."""
+    """The workers of a run. `close` always works, also half-way through the start.
+
+    lives: how often a process was started anew. not_ray: the driver's children that are neither workers nor Ray's.
+    """
 
     def __init__(self, spec: ExecutionSpec, log_folder: Path, address: str | None = None) -> None:
         """address: of a running Ray cluster to join; None starts Ray on this host."""
@@ -70,6 +73,7 @@ class Crew:
         self.addresses: dict[str, str] = {}
         self.lives: Counter[str] = Counter()
         self._life_of_call: dict[Any, int] = {}
+        self.not_ray: Callable[[], list[int]] = list
         self._children: list[Any] = []
         self._strangers = {child.pid for child in _children()}
         self._is_closed = False
@@ -194,7 +198,7 @@ class Crew:
 
         if self.cluster.address is not None:
             return None
-        mine = set(self.pids.values())
+        mine = {*self.pids.values(), *self.not_ray()}
         total = 0
         for child in self._remember_children():
             try:
@@ -237,6 +241,7 @@ class Crew:
 
         actor = ray.remote(WorkerProcess).options(
             num_cpus=worker.num_cpus,
+            num_gpus=worker.num_gpus,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=_CALLS_AT_ONCE.get(worker.worker, 1),

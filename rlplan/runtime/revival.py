@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
@@ -53,6 +54,13 @@ class Revival:
             with self.fleet.changing:
                 self._engine(self.fleet.ranks_of(process), action, timeout_s)
             return
+        if self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+            raise RunError(
+                f"{process} is lost, and its share of the {action.role}'s weights with it",
+                where=f"{action.id}, step {step}",
+                rule="a rank that shares weights cannot rejoin its group",
+                way_out="start the run again",
+            )
         self.crew.restart(process)
         for call in (("import_libraries",), ("start", self.folder_of(action.role))):
             self.crew.gather([self.crew.submit(process, *call)], timeout_s)

@@ -63,7 +63,7 @@ class ActionRunner:
         self.requests = RequestMaker(spec.job, prompts)
         self._end_tokens = end_tokens(Path(spec.job.policy.path))
         self.generation = self._with_turns() if spec.job.has_turns else self.fleet
-        self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
+        self.switches = Switches(crew, recorder.folder, spec.job)
         self.revival = Revival(spec, crew, self.fleet, self.handover, self.switches, self._folder_of)
         max_restarts = spec.job.limits.max_restarts if self.revival.is_possible else 0
         self.supervisor = Supervisor(max_restarts, self.revival.revive, announce)
@@ -114,7 +114,8 @@ class ActionRunner:
         for action in self.spec.schedule.start:
             if action.kind is ActionKind.START_TRAINER:
                 for measurement in self._everywhere(action, lambda rank: ("rehearse",))[1]:
-                    peaks[measurement.process] = measurement.peak_bytes
+                    device = measurement.device
+                    peaks[measurement.process] = device.peak if device else measurement.peak_bytes
                 folder = self._folder_of(action.role)
                 self._everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
@@ -124,6 +125,7 @@ class ActionRunner:
         environment = self.job.rollout.environment
         words = Words(str(Path(self.job.policy.path) / "tokenizer.json"))
         pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
+        self.crew.not_ray = lambda: pool.pids
         return Conversations(self.fleet, pool, environment, words, self.requests.named)
 
     def _watch_stream(self, call: Callable[[], Any]) -> Any:
@@ -161,11 +163,8 @@ class ActionRunner:
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
-        timeout = self.deadline_s(action)
         asked = self.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
-        first = action.processes[0]
-        address = self.crew.addresses[first]
-        port = self.crew.gather([self.crew.submit(first, "open_rendezvous", address, asked)], timeout)[0]
+        address, port = self._rendezvous(action, asked)
         world, folder = len(action.processes), self._folder_of(action.role)
         started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder, address))
         return imported + started[1]
@@ -180,8 +179,21 @@ class ActionRunner:
         return imported + self.fleet.start(folder, self.handover.version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
-        imported = self._import_libraries(action)
-        return imported + self._everywhere(action, lambda rank: ("start", self._folder_of(action.role)))[1]
+        imported, folder = self._import_libraries(action), self._folder_of(action.role)
+        if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+            return imported + self._everywhere(action, lambda rank: ("start", folder))[1]
+        address, config = self._rendezvous(action, 0), self.spec.deepspeed[action.role]
+        world = len(action.processes)
+        return (
+            imported + self._everywhere(action, lambda rank: ("start_share", rank, world, address, folder, config))[1]
+        )
+
+    def _rendezvous(self, action: Action, port: int) -> tuple[str, int]:
+        """Where the ranks of an action's processes meet: at the first one's, on a free port where none is given."""
+        first = action.processes[0]
+        address = self.crew.addresses[first]
+        listening = self.crew.submit(first, "open_rendezvous", address, port)
+        return address, int(self.crew.gather([listening], self.deadline_s(action))[0])
 
     def _folder_of(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""
@@ -255,7 +267,7 @@ class ActionRunner:
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
         finish_rewards(self.rollouts, self.job, step)
-        self._say_failures(step)
+        self._watch_environment(step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
         compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
         for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
@@ -263,8 +275,10 @@ class ActionRunner:
         self.metrics.add_rewards(self.rollouts)
         return []
 
-    def _say_failures(self, step: int) -> None:
-        """Rollouts that are masked must not go unseen. Raises: RunError when none is left."""
+    def _watch_environment(self, step: int) -> None:
+        """Note what its processes hold. Masked rollouts must not go unseen. Raises: RunError when no other is left."""
+        if isinstance(self.generation, Conversations):
+            self.recorder.record_beside("environment", step, self.generation.pool.resident_bytes())
         failed = [rollout.completion.failure for rollout in self.rollouts if rollout.has_failed]
         if len(failed) == len(self.rollouts):
             raise RunError(

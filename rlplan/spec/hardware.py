@@ -78,7 +78,8 @@ class SourcedCount(Sourced):
 class ProcessOverheads(Spec):
     """Resident memory of each kind of process once its libraries are imported and before it holds a model.
 
-    adapters: what PEFT adds to a trainer with adapters; a profile without it counts nothing for it.
+    adapters: what PEFT adds to a trainer with adapters. environment: a process that answers between turns. A profile
+    without one of these counts nothing for it.
     """
 
     policy_trainer: SourcedBytes
@@ -87,6 +88,7 @@ class ProcessOverheads(Spec):
     driver: SourcedBytes
     ray_system: SourcedBytes
     adapters: SourcedBytes | None = None
+    environment: SourcedBytes | None = None
 
 
 class ProcessSlack(Spec):

@@ -83,6 +83,14 @@ class EnvironmentPool:
         """Processes that are there now."""
         return [child.process.pid for child in self._children if child.process is not None]
 
+    def resident_bytes(self) -> int:
+        """What the processes hold now."""
+        total = 0
+        for pid in self.pids:
+            with suppress(OSError, IndexError):
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return total
+
     def close(self) -> None:
         """End all processes, whatever they are doing."""
         for _ in self._threads:
@@ -91,6 +99,8 @@ class EnvironmentPool:
             child.close()
         for thread in self._threads:
             thread.join(timeout=5.0)
+        for child in self._children:
+            child.kill()
 
     def _serve(self, child: "_Child") -> None:
         while (question := self._questions.get()) is not None:
