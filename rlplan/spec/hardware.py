@@ -92,11 +92,15 @@ class ProcessOverheads(Spec):
 
 
 class ProcessSlack(Spec):
-    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects."""
+    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects.
+
+    guessing: Numba, which comes with an engine that guesses tokens; a profile without it counts nothing for it.
+    """
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
+    guessing: SourcedBytes | None = None
 
 
 class WeightPacking(Spec):
