@@ -15,6 +15,10 @@ INITIAL_SCALE_POWER = 16
 """fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
 
 
+EIGHT_BIT = "AdamW8bit"
+"""bitsandbytes' name for AdamW with moments of 8 bits."""
+
+
 def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
     """DeepSpeed's JSON for a trained role.
 
@@ -38,18 +42,22 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
         **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer else {}),
         **_precision(job.training.dtype),
         "zero_optimization": zero_section(job.training, layout.zero_stage),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": learning_rate,
-                "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
-                "eps": 1e-8,
-                "weight_decay": algorithm.weight_decay,
-                "torch_adam": True,
-                "fused": True,
-            },
-        },
+        "optimizer": _optimizer(job, learning_rate),
     }
+
+
+def _optimizer(job: JobSpec, learning_rate: float | None) -> dict[str, Any]:
+    """`optimizer`. bitsandbytes' is none that DeepSpeed makes by itself: the runtime does, from this section."""
+    algorithm = job.algorithm
+    params = {
+        "lr": learning_rate,
+        "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
+        "eps": 1e-8,
+        "weight_decay": algorithm.weight_decay,
+    }
+    if job.training.optimizer == "adamw_8bit":
+        return {"type": EIGHT_BIT, "params": params}
+    return {"type": "AdamW", "params": {**params, "torch_adam": True, "fused": True}}
 
 
 def zero_section(training: TrainingSpec, stage: int) -> dict[str, Any]:

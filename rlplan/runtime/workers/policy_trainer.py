@@ -76,6 +76,8 @@ class PolicyTrainer(Worker):
         check_deepspeed(self.config, f"deepspeed/{self.role}.json")
         if self.has_adapters:
             import peft  # noqa: F401
+        if self.job.training.needs_bitsandbytes:
+            import bitsandbytes  # noqa: F401
 
     def open_rendezvous(self, address: str, port: int) -> int:
         """Listen at this host's address, where the ranks will meet; gives the port. 0 takes any free one.
