@@ -218,8 +218,9 @@ class TrainerForecast:
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
     def _staging(self) -> int:
-        """The first rank alone sends."""
-        if self.rank or not self.has_arena:
+        """The first rank alone sends, or each to the engine on its device."""
+        sends = not self.rank or self.job.placement.sync_senders == "each"
+        if not sends or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)
 

@@ -102,6 +102,19 @@ def _is_quantised(training: TrainingSpec, parameter: Parameter) -> bool:
     return form is not None and form.covers(parameter)
 
 
+def frozen_states(training: TrainingSpec, model: ModelSpec, num_ranks: int) -> ZeroStates:
+    """What a rank holds of a frozen model whose weights all share. Source: `rlplan.emit.deepspeed.frozen_config`."""
+    settings = ZeroSettings(
+        stage=3,
+        num_ranks=num_ranks,
+        weight_bytes=training.dtype.num_bytes,
+        persistence_threshold=training.persistence_threshold,
+        max_reuse_distance=0,
+        prefetch_bucket_size=0,
+    )
+    return ZeroStates(settings, (), frozen=model.parameters)
+
+
 def merging_bytes(rank: TrainedRank) -> int:
     """Bytes of one weight while its adapters are added to it, in the weight sync and in a checkpoint.
 

@@ -33,7 +33,8 @@ class TrainingSpec(Spec):
     pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
     optimizer: `adamw_8bit` keeps both moments in a byte each (bitsandbytes).
     ulysses: ranks that share a pass, each with a part of its tokens. tp: ranks that share a pass, each with a part of
-    every layer (DeepSpeed's AutoTP).
+    every layer (DeepSpeed's AutoTP). offloads_parameters: weights lie on the host too, and come layer by layer (ZeRO-3
+    on GPUs).
     """
 
     dtype: Dtype = Dtype.FLOAT32
@@ -43,6 +44,7 @@ class TrainingSpec(Spec):
     persistence_threshold: int = Field(default=100_000, ge=0)
     gradient_checkpointing: bool = False
     offloads_optimizer: bool = False
+    offloads_parameters: bool = False
     ulysses: int = Field(default=1, ge=1, le=64)
     tp: int = Field(default=1, ge=1, le=64)
     lora: LoraSpec = LoraSpec()

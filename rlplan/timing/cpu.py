@@ -224,7 +224,7 @@ class CpuTimes:
         Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
         kernel's and read from there (four times the bytes).
         """
-        transport, share = self.job.placement.sync_transport, self.engine.share
+        transport, share = self.job.sync_transport, self.engine.share
         if transport is Transport.GLOO:
             sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
             return sent + share.touch_cost(2 * num_bytes)
@@ -323,7 +323,7 @@ class CpuTimes:
     @property
     def _lengths(self) -> tuple[int, int]:
         """(prompt, response) tokens of a usual rollout."""
-        return self.job.workload.max_prompt_len, self.job.workload.usual_response_len
+        return self.job.workload.usual_prompt_len, self.job.workload.usual_response_len
 
     @property
     def _scoring(self) -> RoleLayout:
