@@ -44,6 +44,8 @@ _WORKERS: dict[ActionKind, tuple[str, ...]] = {
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
     ActionKind.SAVE_WEIGHTS: ("policy_trainer",),
     ActionKind.CHECKPOINT: ("policy_trainer",),
+    ActionKind.SAVE_STATES: ("policy_trainer", "value_trainer"),
+    ActionKind.WRITE_STATES: ("policy_trainer", "value_trainer"),
     ActionKind.OFFLOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
     ActionKind.RELOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
     ActionKind.TAKE_ROLLOUTS: (),
@@ -147,18 +149,19 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
         phase=call.phase,
         device_group=mine[-1].group if mine else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(process for layout in mine for process in _taking_part(call.kind, layout)),
+        processes=tuple(process for layout in mine for process in _taking_part(call, layout)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
     )
 
 
-def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
+def _taking_part(call: Call, layout: RoleLayout) -> tuple[str, ...]:
     """The layout's processes that an action needs.
 
-    Up to ZeRO-2 every trainer rank holds all weights, so one hands them on; in ZeRO-3 all of them gather them.
+    Up to ZeRO-2 the first group of ranks that each hold a part of every layer, or one rank that holds all of it, hands
+    weights on; in ZeRO-3 all of them gather them.
     """
     names = tuple(process for process, _ in layout.processes)
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
-    return names[:1] if kind in _FROM_ONE_RANK and is_whole else names
+    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.takes_all else names

@@ -9,9 +9,11 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
+from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import merging_bytes, trained_rank
@@ -19,6 +21,7 @@ from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
@@ -28,7 +31,7 @@ PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
 
 AFTER_A_STEP = (
     *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
-    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.OFFLOAD_ROLE),
 )
 """What the first step does after its optimizer step."""
 
@@ -45,11 +48,14 @@ class TrainerForecast:
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
 
+    stages_states: bool = False
+    """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
+
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
-        self.num_ranks = layout.dp
+        self.layout = layout
         parameters = job.trained_parameters(layout.role, model)
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.dp, rank, parameters)
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
         self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
@@ -65,6 +71,8 @@ class TrainerForecast:
             )
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
+        if self.stages_states:
+            held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
@@ -79,7 +87,7 @@ class TrainerForecast:
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= self._passes(is_first=not self._has_stepped(action, moment))
         elif action.kind is ActionKind.SCORE:
-            held |= judging_peak(self.job, self.model, self.num_ranks)
+            held |= judging_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
@@ -112,9 +120,11 @@ class TrainerForecast:
 
     @cached_property
     def _micro_batch(self) -> MicroBatch:
+        """Of a rank: of a pass that several share it has a part of the tokens, in which all may be of responses."""
         workload = self.job.workload
-        share = workload.mini_batch_size // self.num_ranks
-        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        share = workload.mini_batch_size // self.layout.dp
+        whole = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        num_tokens = ceil_div(whole, self.job.training.ulysses)
         return MicroBatch(
             num_tokens=num_tokens,
             num_response_tokens=min(share * workload.max_response_len, num_tokens),
@@ -136,6 +146,7 @@ class TrainerForecast:
         flattening = states.gradient_bytes() + copies - late
         stepping = settings.master_bytes * states.partition_numel if copies else 0
         stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
+        stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
         moments = [
             (states.backward_gradient_bytes() - late, self._reduced_at_once()),
             (max(flattening, stepping), kept),
@@ -152,13 +163,14 @@ class TrainerForecast:
 
     def _gathered_at_once(self) -> int:
         """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
-        trained = self.trained.element_bytes * self.states.partition_numel * self.num_ranks
-        return trained if self.num_ranks > 1 and self.states.settings.stage in (1, 2) else 0
+        num_shards = self.layout.num_shards
+        trained = self.trained.element_bytes * self.states.partition_numel * num_shards
+        return trained if num_shards > 1 and self.states.settings.stage in (1, 2) else 0
 
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
 
-        Loading: the start checkpoint's pages, fp32, are mapped while they are copied or cast.
+        Loading: the start checkpoint's pages, fp32, are mapped while they are copied, cast or put into 4 bits.
         Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
         fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
         empty step, with fp32 gradients, beside a copy.
@@ -166,7 +178,11 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        loading = loaded + FLOAT_BYTES * states.num_trainable - there
+        in_file = states.frozen or states.trainable
+        copied = e * sum(parameter.numel for parameter in in_file)
+        if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
+            copied = held[MemoryKind.WEIGHTS]
+        loading = copied + FLOAT_BYTES * sum(parameter.numel for parameter in in_file) - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),
@@ -193,8 +209,11 @@ class TrainerForecast:
     def _imports(self) -> int:
         """Bytes of the libraries, PEFT among them where adapters are trained."""
         overheads = self.profile.process_overheads
-        peft = overheads.adapters.value if self.trained.adapters and overheads.adapters else 0
-        return overheads.policy_trainer.value + peft
+        imports_more = (
+            bool(self.trained.adapters) or self.job.training.optimizer != "adamw"
+        )  # PEFT has bitsandbytes too
+        more = overheads.adapters.value if imports_more and overheads.adapters else 0
+        return overheads.policy_trainer.value + more
 
     def _has_stepped(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""
@@ -205,8 +224,9 @@ class TrainerForecast:
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
     def _staging(self) -> int:
-        """The first rank alone sends."""
-        if self.rank or not self.has_arena:
+        """The first rank alone sends, or each to the engine on its device."""
+        sends = not self.rank or self.job.placement.sync_senders == "each"
+        if not sends or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)
 

@@ -26,12 +26,13 @@ class Handover:
 
     def __init__(self, spec: ExecutionSpec, crew: Crew) -> None:
         self.spec, self.crew = spec, crew
-        self.endpoint: Endpoint | None = None
+        self.endpoints: list[Endpoint] = []
         self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
         self.is_open = False
         self.version = self.serial = self.num_resends = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
+        self.channels = self._channels()
 
     def sync(self, action: Action) -> list[Measurement]:
         """Give the engines the trainer's weights. What fails once is tried once more, with a new channel and in full.
@@ -39,8 +40,15 @@ class Handover:
         Raises: RunError when that fails too; the engines then refuse to generate.
         """
         self.version += 1
-        if self.spec.job.placement.sync_content is SyncContent.ADAPTER:
-            return self._hand_adapter_over(action)
+        try:
+            if self._hands_adapters_over:
+                return self._hand_adapter_over(action.processes)
+            return self._send(action)
+        except LostProcessError:
+            self.version -= 1  # it will be tried again when everybody is there
+            raise
+
+    def _send(self, action: Action) -> list[Measurement]:
         measurements = [] if self.is_open else self._open()
         try:
             measurements += self._update(action.processes, is_full=self.serial == 0)
@@ -56,37 +64,57 @@ class Handover:
         """An engine was started anew: the next update opens a channel of its own, and is a full one."""
         self.is_open = False
 
-    def resend(self) -> list[Measurement]:
-        """Give every engine the weights of now, in full, for one of them was started anew."""
-        return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+    def resend(self, revived: Sequence[str]) -> list[Measurement]:
+        """Give the ranks of an engine that was started anew the weights of now, in full: all engines get them.
+
+        Adapters go to the revived ranks alone, and not before there are any.
+        """
+        if not self._hands_adapters_over:
+            return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+        return self._hand_adapter_over((*self.trainers, *revived)) if self.version else []
+
+    @property
+    def _hands_adapters_over(self) -> bool:
+        return self.spec.job.placement.sync_content is SyncContent.ADAPTER
 
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
         shutil.rmtree(self.adapters, ignore_errors=True)
-        if self.endpoint is None:
-            return
-        path = Path(self.endpoint.path)
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        for path in (Path(endpoint.path) for endpoint in self.endpoints if endpoint.path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _channels(self) -> list[tuple[str, list[str]]]:
+        """(sender, its readers): the first rank and everybody, or each rank and what lies on its device."""
+        if self.spec.job.placement.sync_senders == "one":
+            return [(self.trainers[0], self.engines)]
+        devices = dict(self.spec.schedule.processes)
+        return [(one, [other for other in self.engines if devices[other] == devices[one]]) for one in self.trainers]
 
     def _open(self) -> list[Measurement]:
-        endpoint = Endpoint(
-            transport=self.spec.job.placement.sync_transport,
-            num_readers=len(self.engines),
-            dtype=self.spec.job.rollout.dtype.value,
-            host=self.crew.addresses[self.trainers[0]],
-            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
-            timeout_s=self._timeout_s,
+        offers, offered = self._measured(
+            [(one, "offer_channel", self._endpoint(one, len(others))) for one, others in self.channels]
         )
-        offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
-        self.endpoint = offers[0]
-        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel", offers[0])]
-        calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
+        self.endpoints = offers
+        calls: list[tuple[Any, ...]] = []
+        for (sender, readers), offer in zip(self.channels, offers, strict=True):
+            calls.append((sender, "open_channel", offer))
+            calls += [(engine, "open_channel", offer, reader) for reader, engine in enumerate(readers)]
         measurements = self._measured(calls)[1]
         self.is_open, self.serial = True, 0
         return offered + measurements
+
+    def _endpoint(self, sender: str, num_readers: int) -> Endpoint:
+        return Endpoint(
+            transport=self.spec.job.sync_transport,
+            num_readers=num_readers,
+            dtype=self.spec.job.rollout.dtype.value,
+            host=self.crew.addresses[sender],
+            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
+            timeout_s=self._timeout_s,
+        )
 
     def _update(self, processes: Sequence[str], *, is_full: bool) -> list[Measurement]:
         self.serial += 1
@@ -95,14 +123,14 @@ class Handover:
         calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
         return self._measured(calls)[1]
 
-    def _hand_adapter_over(self, action: Action) -> list[Measurement]:
+    def _hand_adapter_over(self, processes: Sequence[str]) -> list[Measurement]:
         """Through a folder in shared memory, which goes when every engine has its own copy."""
         folder = str(self.adapters / f"version-{self.version:06d}")
         calls: list[tuple[Any, ...]] = [
-            (process, "write_adapter", folder) for process in action.processes if process in self.trainers
+            (process, "write_adapter", folder) for process in processes if process in self.trainers
         ]
         measurements = self._measured(calls)[1]
-        calls = [(p, "load_adapter", folder, self.version) for p in action.processes if p in self.engines]
+        calls = [(p, "load_adapter", folder, self.version) for p in processes if p in self.engines]
         measurements += self._measured(calls)[1]
         shutil.rmtree(folder)
         return measurements

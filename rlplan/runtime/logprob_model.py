@@ -15,16 +15,17 @@ import torch
 from torch import nn
 
 from rlplan.memory.logits import ROWS_AT_ONCE
-from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.experience import SequencePair, TrainSample, chosen_indices
 from rlplan.runtime.packing import pack_best_fit
+from rlplan.runtime.sequence_parallel import Sharing
 
 
 @dataclass(frozen=True)
 class TokenBatch:
     """Sequences in one row. input_ids, position_ids: [1, T]. sequence_lens: tokens of each, T together.
 
-    positions: indices into T whose hidden state predicts a response token. targets: those tokens, [tokens].
-    lengths: response length of each sequence.
+    positions: indices into T whose hidden state predicts a token that the policy chose. targets: those, [tokens].
+    lengths: how many of them each sequence has.
     """
 
     input_ids: torch.Tensor
@@ -37,14 +38,16 @@ class TokenBatch:
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Put sequences one after the other. Without any, a dummy of one token and no response."""
-    tokens, places, positions, targets = [], [], [], []
+    tokens, places, positions, targets, lengths = [], [], [], [], []
     for sequence in sequences:
         first = len(tokens) + len(sequence.prompt_tokens) - 1
+        asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
         length = len(sequence.prompt_tokens) + len(sequence.response_tokens)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
         places += range(length)
-        positions += range(first, first + len(sequence.response_tokens))
-        targets += sequence.response_tokens
+        positions += [first + index for index in asked]
+        targets += [sequence.response_tokens[index] for index in asked]
+        lengths.append(len(asked))
     lens = tuple(len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences)
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
@@ -52,7 +55,7 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
         sequence_lens=lens or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
-        lengths=tuple(len(sequence.response_tokens) for sequence in sequences),
+        lengths=tuple(lengths),
     )
 
 
@@ -69,12 +72,13 @@ def judge_packed(
     return [judged[index] for index in range(len(pairs))]
 
 
-def predicting_states(language_model: Any, batch: TokenBatch) -> torch.Tensor:
-    """Hidden states that predict response tokens, [tokens, hidden]."""
+def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
+    """Hidden states that predict response tokens, [tokens, hidden]. sharing: `batch` is this rank's part of a pack."""
     output = language_model.model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
         sequence_lens=batch.sequence_lens,
+        sharing=sharing,
         use_cache=False,
     )
     states: torch.Tensor = output.last_hidden_state[0][batch.positions]
@@ -86,19 +90,38 @@ class LogprobModel(nn.Module):
 
     The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
     bring parameters along (ZeRO-3) still can.
+
+    sharing: ranks that compute a pass together. Every one gets the whole pack and gives the numbers of all its tokens.
     """
 
-    def __init__(self, language_model: nn.Module, temperature: float, *, computes_entropy: bool) -> None:
+    def __init__(
+        self,
+        language_model: nn.Module,
+        temperature: float,
+        *,
+        computes_entropy: bool,
+        sharing: Sharing | None = None,
+    ) -> None:
         super().__init__()
         self.language_model: Any = language_model
+        self.sharing = sharing
         head: Any = self.language_model.lm_head
         head.forward = partial(_head_forward, head, temperature=temperature, computes_entropy=computes_entropy)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
-        states = predicting_states(self.language_model, batch)
-        logprobs, entropies = self.language_model.lm_head(states, batch.targets)
-        return logprobs, entropies
+        part, states = self.own_states(batch)
+        logprobs, entropies = self.language_model.lm_head(states, part.targets)
+        return self.of_all(logprobs, batch), self.of_all(entropies, batch)
+
+    def own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
+        """(this rank's part of a pack, the hidden states that predict its response tokens)."""
+        part = batch if self.sharing is None else self.sharing.own_part(batch)
+        return part, predicting_states(self.language_model, part, self.sharing)
+
+    def of_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Numbers of all response tokens of a pack, where this rank has those of its part."""
+        return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
 
 
 def _head_forward(

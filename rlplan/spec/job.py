@@ -14,11 +14,14 @@ from pydantic import Field, model_validator
 from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.environment import EnvironmentSpec
+from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.profiles import get_profile
+from rlplan.spec.models.catalogue import load_catalogue
+from rlplan.spec.profiles import get_gpu, get_profile, is_cpu_host
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
+from rlplan.spec.training import TrainingSpec, check_sharing
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
@@ -38,7 +41,9 @@ class PolicySpec(Spec):
 class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
-    num_hosts: the devices lie on so many hosts, dealt out in order and evenly; memory is that of each.
+    profile: of a CPU host, whose devices are process slots, or of a GPU or a node of GPUs, whose devices these are.
+    num_hosts: the devices lie on so many hosts, dealt out in order and evenly. memory: of each host, on GPUs of each
+    GPU; host_memory: on GPUs of each host.
     rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
     0 takes any free port.
     keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
@@ -49,6 +54,7 @@ class HardwareSpec(Spec):
     num_devices: int = Field(ge=1, le=16_384)
     num_hosts: int = Field(default=1, ge=1, le=2048)
     memory: ByteCount | None = None
+    host_memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
     keeps_heap: bool = False
 
@@ -67,62 +73,13 @@ class HardwareSpec(Spec):
         return device * self.num_hosts // self.num_devices
 
 
-class LoraSpec(Spec):
-    """Adapters beside the policy's linear layers, trained in its place. Without a rank there are none.
-
-    alpha: what they add is scaled by alpha / rank. target_modules: such as `q_proj`, or all linear layers.
-    """
-
-    rank: int | None = Field(default=None, ge=1)
-    alpha: float = Field(default=16.0, gt=0)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-
-
-class TrainingSpec(Spec):
-    """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
-
-    persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3. quantization: of the
-    policy's frozen base beside adapters; `nf4` (QLoRA) needs a GPU. max_tokens_per_micro_batch: tokens that are packed
-    into one pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
-    """
-
-    dtype: Dtype = Dtype.FLOAT32
-    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
-    reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
-    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    persistence_threshold: int = Field(default=100_000, ge=0)
-    gradient_checkpointing: bool = False
-    offloads_optimizer: bool = False
-    lora: LoraSpec = LoraSpec()
-    quantization: Literal["none", "nf4"] = "none"
-
-    @property
-    def trains_adapters(self) -> bool:
-        """Whether the policy's base is frozen and adapters are trained."""
-        return self.lora.rank is not None
-
-    @model_validator(mode="after")
-    def _only_a_frozen_base_is_quantised(self) -> "TrainingSpec":
-        if self.quantization != "none" and not self.trains_adapters:
-            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
-        return self
-
-    @model_validator(mode="after")
-    def _offload_needs_partitions(self) -> "TrainingSpec":
-        if self.offloads_optimizer and self.zero_stage in (0, 1):
-            raise ValueError(
-                f"training.offloads_optimizer needs training.zero_stage 2 or 3 (or auto), not {self.zero_stage}"
-            )
-        if self.quantization != "none" and not self.trains_adapters:
-            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
-        return self
-
-
 class RolloutSpec(Spec):
     """How the rollout engines are held. kv_cache_memory: bytes of KV cache, never a guessed fraction.
 
     num_engines: replicas; tp: tensor-parallel ranks of each. stop: texts and tokens that end a response.
     quantization: of the weights while they are loaded. speculative_tokens: guessed at a time from what stands before.
+    On GPUs only: kv_dtype (`fp8` halves the KV cache), has_cuda_graphs, has_expert_parallel (whole experts on an
+    engine's ranks), sleep_level (of an engine that sleeps: 2 drops its weights, 1 keeps them on the host).
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
@@ -131,6 +88,11 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     quantization: Literal["none", "fp8"] = "none"
     speculative_tokens: int = Field(default=0, ge=0, le=16)
+    environment: EnvironmentSpec = EnvironmentSpec()
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    has_cuda_graphs: bool = False
+    has_expert_parallel: bool = False
+    sleep_level: Literal[1, 2] = 2
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
@@ -148,7 +110,10 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    parks: where trained and frozen roles of a colocated placement go while they wait.
+    spreads_scoring: a frozen role has a process on every device of its group instead of one on the first; with
+    zero_stage 3 these share its weights. parks: where trained and frozen roles of a colocated placement go while they
+    wait. parks_only_frozen: frozen roles alone go, whatever the placement.
+    sync_senders: trainer rank `one` hands over to all, or `each` to the engine on its own device (CUDA IPC must).
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
@@ -158,18 +123,16 @@ class PlacementSpec(Spec):
     num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
     max_staleness: int = Field(default=0, ge=0, le=64)
     partial_rollouts: bool = True
+    spreads_scoring: bool = False
     parks: Literal["none", "host", "disk"] = "none"
+    parks_only_frozen: bool = False
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
+    sync_senders: Literal["one", "each"] = "one"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
     check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
-
-    @property
-    def sync_transport(self) -> Transport:
-        """The transport, chosen where it is left open: within one host nothing is faster than shared memory."""
-        return Transport.SHARED_MEMORY if self.transport == "auto" else self.transport
 
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
@@ -193,6 +156,18 @@ class PreflightSpec(Spec):
     """Before step 1. rehearses: train on one micro-batch of the longest sequences, measure it, and begin anew."""
 
     rehearses: bool = True
+
+
+class CheckpointsSpec(Spec):
+    """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
+
+    writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
+    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
+    """
+
+    every: int = Field(default=0, ge=0, le=MAX_COUNT)
+    keep_last: int = Field(default=2, ge=1, le=1000)
+    writes: Literal["auto", "beside", "waiting"] = "auto"
 
 
 class ControlsSpec(Spec):
@@ -225,6 +200,7 @@ class JobSpec(Spec):
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")
@@ -243,6 +219,33 @@ class JobSpec(Spec):
         whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
         return self.training.max_tokens_per_micro_batch or whole
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether an environment answers the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.path is not None
+
+    @model_validator(mode="after")
+    def _turns_end_by_themselves(self) -> "JobSpec":
+        if self.has_turns and (self.controls.forces_lengths or self.workload.ignores_eos):
+            raise ValueError(
+                "rollout.environment answers when a turn has ended: controls.forces_lengths and workload.ignores_eos "
+                "leave the policy no way to end one"
+            )
+        return self
+
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
+
+        Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
+        On GPUs CUDA IPC on shared devices, NCCL between those of their own.
+        """
+        if self.placement.transport != "auto":
+            return self.placement.transport
+        if self._is_on_gpus:
+            return Transport.NCCL if self.placement.placement == "disaggregated" else Transport.CUDA_IPC
+        return Transport.SHARED_MEMORY if self.hardware.num_hosts == 1 else Transport.GLOO
+
     @model_validator(mode="after")
     def _longest_fits_a_micro_batch(self) -> "JobSpec":
         if self.max_tokens_per_micro_batch < self.workload.max_seq_len:
@@ -254,7 +257,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+        if not self.rewards and not self.has_turns and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
             raise ValueError(
                 "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
                 "(roles.teacher.path): one of the three is needed"
@@ -279,7 +282,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _prefill_fits_a_batch(self) -> "JobSpec":
-        if self.rollout.max_num_batched_tokens < self.workload.max_seq_len:
+        if self.rollout.max_num_batched_tokens < self.workload.max_seq_len and not self._is_on_gpus:
             raise ValueError(
                 f"rollout.max_num_batched_tokens = {self.rollout.max_num_batched_tokens} must hold one longest "
                 f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
@@ -298,7 +301,12 @@ class JobSpec(Spec):
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
-        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload})
+        rollout, path = self.rollout, self.rollout.environment.path
+        if path is not None:
+            file, _, function = path.rpartition(":")
+            environment = rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
+            rollout = rollout.model_copy(update={"environment": environment})
+        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload, "rollout": rollout})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -320,6 +328,7 @@ class JobSpec(Spec):
                 way_out="shorten the lengths or take a model with a longer context",
             )
         self.adapter_parameters(model)
+        check_sharing(self.training, model, "policy.path")
         return model
 
     def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
@@ -373,10 +382,28 @@ class JobSpec(Spec):
             limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
             needs = limit or self.workload.max_seq_len
             models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
+            if role in self.trained_roles:
+                check_sharing(self.training, models[role], f"roles.{role}.path")
         return models
 
+    @property
+    def _is_on_gpus(self) -> bool:
+        try:
+            return self.device_kind != "cpu"
+        except SpecError:  # an unknown profile is said where it is read
+            return False
+
+    @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """What a device of the job is: a slot of a CPU host, or a GPU. Raises: SpecError for an unknown profile."""
+        return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
+
+    def load_gpu(self) -> GpuProfile:
+        """The GPU that the job names, by itself or by its node. Raises: SpecError."""
+        return get_gpu(self.hardware.profile, where="hardware.profile")
+
     def load_profile(self) -> HardwareProfile:
-        """The hardware profile that the job names. Raises: SpecError."""
+        """The profile of the CPU host that the job names. Raises: SpecError."""
         profile = get_profile(self.hardware.profile, where="hardware.profile")
         if self.hardware.num_devices > profile.max_devices * self.hardware.num_hosts:
             raise SpecError(
@@ -396,8 +423,8 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise SpecError(
             f"{path} is a budget for GPUs, not a job",
             where=f"{path}: gpus",
-            rule="a job says what runs on this host; jobs do not run on GPUs yet",
-            way_out=f"rlplan plan {path}, or explain, simulate and estimate",
+            rule="a job says what runs, with every path; a budget says what it may take",
+            way_out=f"rlplan plan, emit or run {path}; `job:` in it says what a run of it needs",
         )
     job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
     for key, place in (
@@ -405,8 +432,9 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
-        if not _exists(Path(place)):
+        if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(
                 f"'{place}' does not exist",
                 where=f"{path}: {key}",
@@ -414,6 +442,11 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _is_bundled(path: Path) -> bool:
+    """Whether a folder's shape is known although it is not there."""
+    return "/".join(path.parts[-2:]) in load_catalogue()
 
 
 def _exists(path: Path) -> bool:

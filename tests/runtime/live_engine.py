@@ -101,7 +101,7 @@ class Live:
         from rlplan.runtime.weight_sync.source import WeightSource
 
         sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
-        endpoint = sender.offer(Endpoint(self.job.placement.sync_transport, num_readers=1))
+        endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
         opening = threading.Thread(target=sender.open, args=(endpoint,))
         opening.start()
         self.engine.invoke("open_channel", endpoint, 0)
@@ -122,13 +122,13 @@ class Live:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
 
-    def difference(self, prompt: tuple[int, ...], completion: Any) -> list[float]:
+    def difference(self, prompt: tuple[int, ...], completion: Any, temperature: float = 1.0) -> list[float]:
         """|log-prob of the engine - of the comparison model|, token by token."""
         import torch
 
         with torch.no_grad():
             logits = self.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
         own = logprobs.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
         return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]
 
@@ -267,14 +267,42 @@ def _start_action() -> Any:
     return next(action for action in make_plan().schedule.start if action.id == "start_engine")
 
 
+def limits(*_: int) -> dict[str, Any]:
+    """An engine that stops at a text and at a token, and is given more prompts than a batch holds."""
+    overrides = {"workload.max_prompt_len": 56, "rollout.max_num_seqs": 16, "rollout.max_num_batched_tokens": 270}
+    live = Live(**overrides, **{"rollout.stop": ["</answer>", 14]})
+    asked = [
+        dataclasses.replace(request(str(index), 3, 60), prompt=(5, *(6 + (index + i) % 9 for i in range(49))))
+        for index in range(5)
+    ]
+    finished = live.engine.invoke("generate", asked)
+    live.engine.invoke("forget_keys_and_values")  # from cached prefixes the last bits come out otherwise
+    again = live.engine.invoke("generate", asked)
+    completions = [completion for one in finished for completion in one.completions]
+    return {
+        "num_prompt_tokens": sum(len(one.prompt) * one.num_samples for one in asked),
+        "tokens": [completion.tokens for completion in completions],
+        "logprobs": [len(completion.logprobs) for completion in completions],
+        "reasons": [completion.finish_reason for completion in completions],
+        "repeats": finished == again,
+        "difference": _against_fresh(live, asked, finished),
+    }
+
+
 def guessing(*_: int) -> dict[str, Any]:
     """An engine that guesses tokens ahead, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
-    asked = [dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6))]
-    finished = live.engine.invoke("generate", asked)
-    return {
-        "lengths": [len(c.tokens) for c in finished[0].completions],
-        "difference": _against_fresh(live, asked, finished),
+    lengths, differences, num_accepted = [], [], 0
+    for temperature in (0.7, 1.0, 1.3):
+        asked = dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6), temperature=temperature)
+        steps = live.engine.num_steps
+        (finished,) = live.engine.invoke("generate", [asked])
+        num_accepted += 60 - (live.engine.num_steps - steps)
+        lengths += [len(c.tokens) for c in finished.completions]
+        differences += [max(live.difference(asked.prompt, c, temperature)) for c in finished.completions]
+    updates = _updates_in_flight(live)
+    return {"lengths": lengths, "differences": differences, "num_accepted": num_accepted} | {
+        name: updates[name] for name in ("old_difference", "new_difference")
     }
 
 
@@ -309,6 +337,7 @@ SCENARIOS: dict[str, Any] = {
     "generation": lambda *_: generation(),
     "ranks": ranks,
     "guessing": guessing,
+    "limits": limits,
     "adapters": adapters,
 }
 

@@ -7,6 +7,7 @@ With tensor parallelism each rank is such a process; rank 0 is asked, and leads 
 
 import dataclasses
 import gc
+import importlib
 import os
 import socket
 from collections.abc import Sequence
@@ -66,7 +67,9 @@ class RolloutEngine(Worker):
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         import torch
-        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+        worker = "cpu_worker" if self.job.device_kind == "cpu" else "gpu_worker"
+        importlib.import_module(f"vllm.v1.worker.{worker}")
         from vllm import LLM  # noqa: F401
         from vllm.model_executor.models.registry import ModelRegistry
 
@@ -88,30 +91,40 @@ class RolloutEngine(Worker):
     def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
         """Load the model and allocate the KV cache; also again, after `stop`.
 
-        address: where the ranks meet, when there are several. version: that of the weights in the folder.
+        address: where the ranks meet, when there are several. version: that of the weights in the folder. An engine
+        that is there already goes first: whoever asks does not know.
         """
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from rlplan.runtime.workers.own_device import own_device
         from rlplan.runtime.workers.weight_packing import watch_weight_packing
 
+        own_device(self.job)
+        self.stop()
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address) if address else None
         with watch_weight_packing() as packing, self._meeting(address):
-            self.llm = LLM(model=model_folder, **arguments)
-        self.packing, self.just_started, self.dirty = packing, True, False
+            llm = LLM(model=model_folder, **arguments)
+        self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
+        if "speculative_config" in arguments:
+            from rlplan.runtime.workers.guessed_tokens import mend_expansion
+
+            mend_expansion()
         self.llm.update_weight_version(str(version))
         if address:
             self._fall_into_step(rank, address, store)
 
     def stop(self) -> None:
-        """Destroy the engine and give its memory back; `start` makes a new one in the same process.
+        """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
 
         Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
         """
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        if self.llm is None:
+            return
         assert not self.book.num_open, "an engine is stopped when nothing is under way"
         if self.follower is not None:
             self.follower.stop()
@@ -157,6 +170,12 @@ class RolloutEngine(Worker):
     def collect(self, max_wait_s: float, at_least: int = 1) -> list[FinishedRequest]:
         """What was submitted and has been finished since the last time; waits so long for so many."""
         return self.outbox.take(at_least, max_wait_s)
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
+        if self.leader is not None:
+            self.leader.tell({"abandon": list(request_ids)})
+        self._drop(request_ids)
 
     def pause(self) -> int:
         """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
@@ -244,7 +263,8 @@ class RolloutEngine(Worker):
         from rlplan.runtime.workers.lock_step import join
 
         world_size = int(self.arguments["tensor_parallel_size"])
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
+        names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
         listener = self.listener.detach() if self.listener is not None else None
@@ -266,10 +286,12 @@ class RolloutEngine(Worker):
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
-        """Do what rank 0 does: take requests in, or take a step."""
+        """Do what rank 0 does: take requests in, drop them, or take a step."""
         if "enter" in order:
             requests = [RolloutRequest(**fields) for fields in order["enter"]]
             self._add(requests, self.outbox)
+        elif "abandon" in order:
+            self._drop(order["abandon"])
         else:
             self._step()
 
@@ -296,6 +318,10 @@ class RolloutEngine(Worker):
                 parameters,
                 lora_request=self.adapter,
             )
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        if left := [f"{name}/{index}" for name, index in self.book.drop(request_ids)]:
+            self.llm.llm_engine.abort_request(left)
 
     def _work(self) -> bool:
         """One step of the engine, where there is something to do and nobody else says when."""
