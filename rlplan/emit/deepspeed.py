@@ -16,6 +16,10 @@ INITIAL_SCALE_POWER = 16
 """fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
 
 
+EIGHT_BIT = "AdamW8bit"
+"""bitsandbytes' name for AdamW with moments of 8 bits."""
+
+
 def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
     """DeepSpeed's JSON for a trained role.
 
@@ -40,18 +44,24 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
         **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer and not on_gpus else {}),
         **_precision(job.training.dtype),
         "zero_optimization": zero_section(job.training, layout.zero_stage, on_gpus=on_gpus),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": learning_rate,
-                "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
-                "eps": 1e-8,
-                "weight_decay": algorithm.weight_decay,
-                # beside an optimizer on the host of a GPU DeepSpeed's own one, which is compiled when it starts
-                **({} if on_gpus and job.training.offloads_optimizer else {"torch_adam": True, "fused": True}),
-            },
-        },
+        "optimizer": _optimizer(job, learning_rate, on_gpus=on_gpus),
     }
+
+
+def _optimizer(job: JobSpec, learning_rate: float | None, *, on_gpus: bool) -> dict[str, Any]:
+    """`optimizer`. bitsandbytes' is none that DeepSpeed makes by itself: the runtime does, from this section."""
+    algorithm = job.algorithm
+    params = {
+        "lr": learning_rate,
+        "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
+        "eps": 1e-8,
+        "weight_decay": algorithm.weight_decay,
+    }
+    if job.training.optimizer == "adamw_8bit":
+        return {"type": EIGHT_BIT, "params": params}
+    # beside an optimizer on the host of a GPU DeepSpeed's own one, which is compiled when it starts
+    own = {} if on_gpus and job.training.offloads_optimizer else {"torch_adam": True, "fused": True}
+    return {"type": "AdamW", "params": {**params, **own}}
 
 
 def frozen_config(job: JobSpec) -> dict[str, Any]:

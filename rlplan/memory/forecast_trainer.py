@@ -9,9 +9,11 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
+from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import merging_bytes, trained_rank
@@ -29,7 +31,7 @@ PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
 
 AFTER_A_STEP = (
     *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
-    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.OFFLOAD_ROLE),
 )
 """What the first step does after its optimizer step."""
 
@@ -45,6 +47,9 @@ class TrainerForecast:
 
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
+
+    stages_states: bool = False
+    """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
@@ -66,6 +71,8 @@ class TrainerForecast:
             )
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
+        if self.stages_states:
+            held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
@@ -139,6 +146,7 @@ class TrainerForecast:
         flattening = states.gradient_bytes() + copies - late
         stepping = settings.master_bytes * states.partition_numel if copies else 0
         stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
+        stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
         moments = [
             (states.backward_gradient_bytes() - late, self._reduced_at_once()),
             (max(flattening, stepping), kept),
@@ -162,7 +170,7 @@ class TrainerForecast:
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
 
-        Loading: the start checkpoint's pages, fp32, are mapped while they are copied or cast.
+        Loading: the start checkpoint's pages, fp32, are mapped while they are copied, cast or put into 4 bits.
         Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
         fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
         empty step, with fp32 gradients, beside a copy.
@@ -170,7 +178,11 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        loading = loaded + FLOAT_BYTES * states.num_trainable - there
+        in_file = states.frozen or states.trainable
+        copied = e * sum(parameter.numel for parameter in in_file)
+        if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
+            copied = held[MemoryKind.WEIGHTS]
+        loading = copied + FLOAT_BYTES * sum(parameter.numel for parameter in in_file) - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),
@@ -197,8 +209,11 @@ class TrainerForecast:
     def _imports(self) -> int:
         """Bytes of the libraries, PEFT among them where adapters are trained."""
         overheads = self.profile.process_overheads
-        peft = overheads.adapters.value if self.trained.adapters and overheads.adapters else 0
-        return overheads.policy_trainer.value + peft
+        imports_more = (
+            bool(self.trained.adapters) or self.job.training.optimizer != "adamw"
+        )  # PEFT has bitsandbytes too
+        more = overheads.adapters.value if imports_more and overheads.adapters else 0
+        return overheads.policy_trainer.value + more
 
     def _has_stepped(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""

@@ -102,16 +102,19 @@ def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[A
 def _processes(
     job: JobSpec, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[_Process]:
-    has_arena = any(action.kind is ActionKind.SYNC_WEIGHTS for action in schedule.step)
+    kinds = {action.kind for action in schedule.step}
+    has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
                 trainer = TrainerForecast(job, model, profile, layout, rank)
-                trainer.has_arena = has_arena
+                trainer.has_arena, trainer.stages_states = has_arena, stages_states
                 forecast: Forecast = trainer
             elif layout.worker == "value_trainer":
-                forecast = ValueForecast(job, model, profile, layout, rank)
+                value_trainer = ValueForecast(job, model, profile, layout, rank)
+                value_trainer.stages_states = stages_states
+                forecast = value_trainer
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:

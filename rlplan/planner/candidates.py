@@ -104,8 +104,8 @@ def _cannot_sample(job: JobSpec) -> str:
 
 
 def _cannot_adapt(job: JobSpec) -> str:
-    if job.training.quantization != "none":
-        return f"training.quantization {job.training.quantization} (bitsandbytes) needs a GPU, a CPU host has none"
+    if job.training.quantization != "none" and job.placement.sync_content == "adapter":
+        return "placement.sync_content adapter: the engine would hold the base as it was before it was quantised"
     rank = job.training.lora.rank
     if rank is not None and job.placement.sync_content == "adapter" and rank > MAX_ENGINE_LORA_RANK:
         return f"training.lora.rank {rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"

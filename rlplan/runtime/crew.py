@@ -15,7 +15,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError, RlplanError, RunError
 from rlplan.runtime.cluster import Cluster
-from rlplan.runtime.supervision import LostProcessError
+from rlplan.runtime.supervision import TRAINERS, LostProcessError
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.runtime.workers.network import Hello
 
@@ -104,7 +104,12 @@ class Crew:
                 continue
             if not ready:
                 names = ", ".join(f"{process}.{method}" for process, method in pending.values())
-                raise RunError(
+                first = min(
+                    (process for process, _ in pending.values()), key=lambda name: not name.startswith(TRAINERS)
+                )
+                kind = LostProcessError.of if first.startswith(TRAINERS) else _run_error
+                raise kind(
+                    first,
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
                     rule="every call has a deadline (limits)",
@@ -167,6 +172,17 @@ class Crew:
         """(results, measurements) of calls begun with `perform`."""
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
+
+    def lost(self) -> list[str]:
+        """Processes on this host that are gone: when one rank dies the others fail, and may be heard first."""
+        import psutil
+
+        here = self._here()
+        return [
+            process
+            for process, pid in self.pids.items()
+            if pid in here and not (psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        ]
 
     def system_bytes(self) -> int | None:
         """Resident memory of Ray's own processes on this host; None where Ray is not this run's."""
@@ -278,6 +294,10 @@ class Crew:
         known = self._strangers | {child.pid for child in self._children}
         self._children += [child for child in _children() if child.pid not in known]
         return self._children
+
+
+def _run_error(process: str, what: str, *, where: str, rule: str, way_out: str) -> RunError:
+    return RunError(what, where=where, rule=rule, way_out=way_out)
 
 
 def _children() -> list[Any]:

@@ -54,6 +54,19 @@ class ExpectedLengths:
         self._by_prompt[request.prompt] = _blend(before, mean)
         self._mean = _blend(self._mean or None, mean)
 
+    @property
+    def mean(self) -> float:
+        """What all prompts took, the newest counting most; 0 before anything was seen."""
+        return self._mean
+
+    def by_prompt(self) -> dict[tuple[int, ...], float]:
+        """What each prompt's samples took."""
+        return dict(self._by_prompt)
+
+    def restore(self, mean: float, by_prompt: dict[tuple[int, ...], float]) -> None:
+        """Remember what an earlier run had learnt."""
+        self._mean, self._by_prompt = mean, dict(by_prompt)
+
 
 class Fleet:
     """The engines of a layout, each with its ranks' processes."""

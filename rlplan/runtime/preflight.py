@@ -38,7 +38,7 @@ class PromptSets:
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     """Packages and memory. Raises: HostError."""
-    _check_packages()
+    _check_packages(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
     check_role_tokenizers(spec.job)
@@ -123,8 +123,8 @@ def _tokenize(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]
     return tuple(prompts)
 
 
-def _check_packages() -> None:
-    missing = missing_packages()
+def _check_packages(job: JobSpec) -> None:
+    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",

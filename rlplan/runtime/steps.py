@@ -11,6 +11,9 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.checkpoints.checkpointer import Checkpointer
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
@@ -46,8 +49,10 @@ class ActionRunner:
         prompts: PromptSets,
         model_folder: Path,
         announce: Callable[[Restart], None],
+        resumption: Resumption | None = None,
     ) -> None:
-        """announce: hears of processes that are started anew."""
+        """announce: hears of processes that are started anew. resumption: the checkpoint that the run goes on from."""
+        self.resumption = resumption
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
@@ -75,12 +80,16 @@ class ActionRunner:
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
             )
         self._readers = RoleReaders(spec.job)
+        self.checkpoints = Checkpointer(spec, crew, recorder)
+        self.resumed = give_state(resumption, self.handover, self.fleet, self.stream) if resumption else ""
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it. The one that leads goes on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.leading:
             self.stream.run()
             return
+        if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
+            return  # the run has its first evaluation already
         handler = {
             ActionKind.START_TRAINER: self._start_trainer,
             ActionKind.START_ENGINE: self._start_engine,
@@ -95,6 +104,8 @@ class ActionRunner:
             ActionKind.OPTIMIZER_STEP: self._optimizer_step,
             ActionKind.SYNC_WEIGHTS: self._sync_weights,
             ActionKind.EVALUATE: self._evaluate,
+            ActionKind.SAVE_STATES: self._save_states,
+            ActionKind.WRITE_STATES: self._save_states,
             ActionKind.CHECKPOINT: self._checkpoint,
         }.get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
@@ -141,6 +152,13 @@ class ActionRunner:
         limits = self.job.limits
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
+    def finish_step(self, step: int) -> None:
+        """What was saved in a step becomes a checkpoint, now that the step has ended."""
+        if step > 0:
+            self.checkpoints.commit(step, lambda: take_state(step, self.handover, self.fleet, self.stream))
+        elif step < 0:
+            self.checkpoints.settle(self.job.limits.action_timeout_s)
+
     def close(self) -> None:
         """Let the stream end; remove what weight sync may have left behind."""
         if self.stream is not None:
@@ -152,16 +170,26 @@ class ActionRunner:
         asked = self.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
         address, port = self._rendezvous(action, asked)
         world, folder = len(action.processes), self._folder_of(action.role)
-        started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder, address))
-        return imported + started[1]
+        started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder, address))[1]
+        prepared = self.checkpoints.prepare(action, self.resumption, self.deadline_s(action))
+        return imported + started + prepared + self._prepare_weights(action)
+
+    def _prepare_weights(self, action: Action) -> list[Measurement]:
+        """Of a resumed run, for engines that are started from a folder, and not handed weights over before step 1."""
+        hands_over = any(other.kind is ActionKind.SYNC_WEIGHTS for other in self.spec.schedule.start)
+        if self.resumption is None or action.role is not Role.POLICY:
+            return []
+        if hands_over:
+            self.handover.version -= 1  # the hand-over that follows makes it the saved one
+            return []
+        saving = next((a for a in self.spec.schedule.step if a.kind is ActionKind.SAVE_WEIGHTS), action)
+        return self.switches.save_weights(saving, self.handover.version, self.job.policy.path)
 
     def _start_engine(self, action: Action, step: int) -> list[Measurement]:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
         self.handover.forget()
-        if step == 0 or self.switches.saved is None:
-            imported, folder = self._import_libraries(action), self._folder_of(action.role)
-        else:
-            imported, folder = [], str(self.switches.saved)
+        imported = self._import_libraries(action) if step == 0 else []
+        folder = self._folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
         return imported + self.fleet.start(folder, self.handover.version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
@@ -302,6 +330,9 @@ class ActionRunner:
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
         self.handover.version += 1
         return self.switches.save_weights(action, self.handover.version, self.job.policy.path)
+
+    def _save_states(self, action: Action, step: int) -> list[Measurement]:
+        return self.checkpoints.save(action, step, self.deadline_s(action))
 
     def _evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""

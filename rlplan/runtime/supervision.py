@@ -20,6 +20,9 @@ from rlplan.vocabulary import ActionKind
 RESTARTED = ("rollout_engine", "scorer")
 """Workers that hold nothing which cannot be made again: weights come from the trainer or from a folder."""
 
+TRAINERS = ("policy_trainer", "value_trainer")
+"""Workers whose ranks hold what nobody else has: they are lost together, and come back from a checkpoint."""
+
 REPEATED = (ActionKind.GENERATE, ActionKind.EVALUATE, ActionKind.SCORE, ActionKind.SYNC_WEIGHTS)
 """Actions that may be done twice: they change nothing but the process that was lost."""
 
@@ -42,6 +45,10 @@ class LostProcessError(RunError):
         error = cls(what, where=where, rule=rule, way_out=way_out)
         error.process = process
         return error
+
+
+class LostGroupError(RunError):
+    """A process was lost that cannot be started anew alone: all processes start anew, from the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +103,14 @@ class Supervisor:
 
 
 def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -> RunError:
-    if lost.process.startswith("policy_trainer") or lost.process.startswith("value_trainer"):
-        rule = "a lost rank cannot rejoin its group, and there is no checkpoint between steps to go on from yet"
+    kind: type[RunError] = LostGroupError
+    if lost.process.startswith(TRAINERS):
+        rule = "a lost rank cannot rejoin its group; all processes start anew from a checkpoint, where there is one"
     elif num_restarts:
-        rule = f"a process is started anew at most {num_restarts} times in a run (limits.max_restarts)"
+        kind, rule = RunError, f"a process is started anew at most {num_restarts} times in a run (limits.max_restarts)"
     else:
         rule = f"a process is started anew while it generates, scores or is handed weights; this was {action.kind}"
-    return RunError(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
+    return kind(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
 
 
 def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[str, int], after: dict[str, int]) -> None:

@@ -156,6 +156,18 @@ class PreflightSpec(Spec):
     rehearses: bool = True
 
 
+class CheckpointsSpec(Spec):
+    """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
+
+    writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
+    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
+    """
+
+    every: int = Field(default=0, ge=0, le=MAX_COUNT)
+    keep_last: int = Field(default=2, ge=1, le=1000)
+    writes: Literal["auto", "beside", "waiting"] = "auto"
+
+
 class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
@@ -186,6 +198,7 @@ class JobSpec(Spec):
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")

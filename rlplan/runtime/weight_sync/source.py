@@ -41,10 +41,7 @@ class WeightSource:
 
     def metadata(self) -> tuple[WeightMeta, ...]:
         """Names, types and whole shapes, in the module's order. Nothing is gathered for it."""
-        return tuple(
-            WeightMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._parameters.items()
-        )
+        return tuple(WeightMeta(name, *self.form_of(name)) for name in self._parameters)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight in the module's order."""
@@ -66,6 +63,11 @@ class WeightSource:
                 for name in members:
                     yield name, self.read(name)
 
+    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """(type, shape) of a whole weight."""
+        parameter = self._parameters[name]
+        return parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape))
+
     def read(self, name: str) -> torch.Tensor:
         """One weight, whole; its layer is gathered."""
         return self._parameters[name].detach()
@@ -80,7 +82,7 @@ def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
 
     Those that stay gathered anyway are left alone: DeepSpeed would cut them on the way out.
     """
-    cut = [parameter for parameter in parameters if _is_cut(parameter)]
+    cut = [parameter for parameter in parameters if is_cut(parameter)]
     if not cut:
         return nullcontext()
     import deepspeed
@@ -89,6 +91,7 @@ def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
     return context
 
 
-def _is_cut(parameter: Any) -> bool:
+def is_cut(parameter: Any) -> bool:
+    """Whether a parameter is in shares now, so that nothing but its own lies on this rank."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and status.name == "NOT_AVAILABLE"

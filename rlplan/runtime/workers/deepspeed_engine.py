@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import TokenBatch, judge_packed, make_batch
@@ -67,7 +68,13 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
             way_out="training.dtype=bfloat16 or float32",
         )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=config)
+    optimizer = None
+    if config["optimizer"]["type"] == EIGHT_BIT:
+        from bitsandbytes.optim import AdamW8bit
+
+        optimizer = AdamW8bit(trainable, **config["optimizer"]["params"])
+        config = {key: value for key, value in config.items() if key != "optimizer"}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     return engine
 
 
