@@ -61,7 +61,8 @@ def test_the_colocated_one_ends_well_and_engine_and_trainer_agree(colocated: Fin
 
 @pytest.mark.engine
 @pytest.mark.nightly
-def test_no_process_of_theirs_takes_more_than_was_planned(hybrid: FinishedRun, colocated: FinishedRun) -> None:
+def test_their_processes_take_what_was_planned(hybrid: FinishedRun, colocated: FinishedRun) -> None:
+    """Nearly all of it is libraries here: the models have 0.8 M parameters."""
     for run in (hybrid, colocated):
         for process, (predicted, measured) in process_peaks(run).items():
-            assert measured <= predicted, (process, predicted, measured)
+            assert measured == pytest.approx(predicted, rel=0.15), process
