@@ -51,18 +51,21 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
+    game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
+    job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game)})
     metrics = StepMetrics(job)
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
         prompt,
         0,
         Completion((3, 4), (-0.1, -0.2), "stop"),
-        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5},
+        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5, "environment": 1.0},
     )
     with metrics.timing("generate"):
         metrics.add_rollouts([rollout])
     metrics.add_staleness([rollout], 1)
+    metrics.add_begun_anew(1)
     metrics.add_rewards([rollout])
     sums = (
         "num_tokens",

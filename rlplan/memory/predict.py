@@ -63,7 +63,7 @@ def predict_ledger(
     models = {Role.POLICY: model, **(role_models or {})}
     processes = list(_processes(job, models, profile, schedule))
     order: list[tuple[Moment, str]] = []
-    rows: list[LedgerRow] = _host_rows(profile, schedule, job.hardware.num_hosts)
+    rows: list[LedgerRow] = _host_rows(job, profile, schedule)
     for moment, actions in _moments(job, schedule):
         for action in actions:
             order.append((moment, action.id))
@@ -157,9 +157,12 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
             )
 
 
-def _host_rows(profile: HardwareProfile, schedule: Schedule, num_hosts: int) -> list[LedgerRow]:
-    """What runs beside the workers all the time: the driver on the first host, Ray's own processes on each."""
-    overheads = profile.process_overheads
+def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
+    """What runs beside the workers all the time: the driver on the first host, Ray's own processes on each.
+
+    Beside the driver the environment's processes, without what the job's own function imports.
+    """
+    overheads, num_hosts = profile.process_overheads, job.hardware.num_hosts
     first = schedule.start[0]
 
     def row(process: str, size: SourcedBytes, host: int = 0) -> LedgerRow:
@@ -181,4 +184,7 @@ def _host_rows(profile: HardwareProfile, schedule: Schedule, num_hosts: int) -> 
     others = [
         row(f"ray_system/{host}" if host else "ray_system", overheads.ray_system, host) for host in range(num_hosts)
     ]
+    if job.has_turns and (each := overheads.environment) is not None:
+        size = each.model_copy(update={"value": each.value * job.rollout.environment.num_workers})
+        others.append(row("environment", size))
     return [row(DRIVER_PROCESS, overheads.driver), *others]

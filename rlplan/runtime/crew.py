@@ -7,6 +7,7 @@ Left out: what the calls mean (steps.py). An actor is never restarted: a lost tr
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ class Pulse:
 
 
 class Crew:
-    """The workers of a run. `close` always works, also half-way through the start."""
+    """The workers of a run. `close` always works, also half-way through the start.
+
+    lives: how often a process was started anew. not_ray: the driver's children that are neither workers nor Ray's.
+    """
 
     def __init__(self, spec: ExecutionSpec, log_folder: Path, address: str | None = None) -> None:
         """address: of a running Ray cluster to join; None starts Ray on this host."""
@@ -67,6 +71,9 @@ class Crew:
         self.actors: dict[str, Any] = {}
         self.pids: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
+        self.lives: Counter[str] = Counter()
+        self._life_of_call: dict[Any, int] = {}
+        self.not_ray: Callable[[], list[int]] = list
         self._children: list[Any] = []
         self._strangers = {child.pid for child in _children()}
         self._is_closed = False
@@ -81,14 +88,30 @@ class Crew:
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin an unmeasured call; hand the result to `gather`."""
-        return process, method, self.actors[process].call.remote(method, *arguments)
+        return self._begun(process, method, self.actors[process].call.remote(method, *arguments))
 
     def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
-        return process, method, self.actors[process].perform.remote(method, *arguments)
+        return self._begun(process, method, self.actors[process].perform.remote(method, *arguments))
+
+    def _begun(self, process: str, method: str, reference: Any) -> tuple[str, str, Any]:
+        self._life_of_call[reference] = self.lives[process]
+        return process, method, reference
+
+    def is_replaced(self, lost: LostProcessError) -> bool:
+        """Whether a process that was lost has been started anew since the call that found it lost."""
+        return lost.life < self.lives[lost.process]
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
+        lives = {process: self._life_of_call.pop(reference, self.lives[process]) for process, _, reference in calls}
+        try:
+            return self._gather(calls, timeout_s)
+        except LostProcessError as error:
+            error.life = lives.get(error.process, self.lives[error.process])
+            raise
+
+    def _gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         import ray
 
         if self._is_closed:
@@ -132,6 +155,7 @@ class Crew:
             psutil.wait_procs([old], timeout=STOP_S)
         worker = next(worker for worker in self.spec.ray.workers if worker.process == process)
         self.actors[process] = self._make_actor(worker)
+        self.lives[process] += 1
         self._greet([process])
 
     def _greet(self, processes: Sequence[str]) -> None:
@@ -190,7 +214,7 @@ class Crew:
 
         if self.cluster.address is not None:
             return None
-        mine = set(self.pids.values())
+        mine = {*self.pids.values(), *self.not_ray()}
         total = 0
         for child in self._remember_children():
             try:

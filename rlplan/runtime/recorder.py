@@ -133,14 +133,17 @@ class Recorder:
 
     def record_host(self, step: int, system_bytes: int | None) -> None:
         """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
-        at = round(time.time() - self.origin_s, 6)
         for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
-            if size is None:
-                continue
-            self.resident[process] = size
-            role = Role.VERIFIER.value
-            sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", size, at)
-            self._write("trace.jsonl", record_line(sample))
+            if size is not None:
+                self.record_beside(process, step, size)
+
+    def record_beside(self, process: str, step: int, num_bytes: int) -> None:
+        """Record what a process holds that runs beside the workers."""
+        at = round(time.time() - self.origin_s, 6)
+        self.resident[process] = num_bytes
+        role = Role.VERIFIER.value
+        sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", num_bytes, at)
+        self._write("trace.jsonl", record_line(sample))
 
     def write_metrics(self, row: dict[str, float | int]) -> None:
         """One step's learning metrics."""

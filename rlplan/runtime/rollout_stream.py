@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.manifest import StreamState
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -33,9 +35,14 @@ class StreamWork:
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
 
-    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+    watch: makes a call to the engines, again when one was lost and is there again.
+    """
+
+    def __init__(
+        self, fleet: Fleet | Conversations, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork
+    ) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
         self._num_begun = 0
@@ -44,6 +51,7 @@ class RolloutStream:
         self._complete: dict[int, FinishedRequest] = {}
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
+        self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
 
@@ -57,7 +65,9 @@ class RolloutStream:
                 ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
-            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
+            collected, measurements = self.watch(
+                lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
+            )
             with self._changed:
                 for finished in collected:
                     number, _ = self._open.pop(finished.id)
@@ -123,7 +133,7 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                self.fleet.submit(requests, self.work.deadline_s)
+                self.watch(lambda: self.fleet.submit(requests, self.work.deadline_s))
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.environment import EnvironmentSpec
 from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
@@ -87,6 +88,7 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     quantization: Literal["none", "fp8"] = "none"
     speculative_tokens: int = Field(default=0, ge=0, le=16)
+    environment: EnvironmentSpec = EnvironmentSpec()
     kv_dtype: Literal["auto", "fp8"] = "auto"
     has_cuda_graphs: bool = False
     has_expert_parallel: bool = False
@@ -218,6 +220,20 @@ class JobSpec(Spec):
         return self.training.max_tokens_per_micro_batch or whole
 
     @property
+    def has_turns(self) -> bool:
+        """Whether an environment answers the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.path is not None
+
+    @model_validator(mode="after")
+    def _turns_end_by_themselves(self) -> "JobSpec":
+        if self.has_turns and (self.controls.forces_lengths or self.workload.ignores_eos):
+            raise ValueError(
+                "rollout.environment answers when a turn has ended: controls.forces_lengths and workload.ignores_eos "
+                "leave the policy no way to end one"
+            )
+        return self
+
+    @property
     def sync_transport(self) -> Transport:
         """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
 
@@ -241,7 +257,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+        if not self.rewards and not self.has_turns and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
             raise ValueError(
                 "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
                 "(roles.teacher.path): one of the three is needed"
@@ -285,7 +301,12 @@ class JobSpec(Spec):
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
-        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload})
+        rollout, path = self.rollout, self.rollout.environment.path
+        if path is not None:
+            file, _, function = path.rpartition(":")
+            environment = rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
+            rollout = rollout.model_copy(update={"environment": environment})
+        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload, "rollout": rollout})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -411,6 +432,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
         if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(

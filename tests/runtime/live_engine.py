@@ -111,13 +111,13 @@ class Live:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
 
-    def difference(self, prompt: tuple[int, ...], completion: Any) -> list[float]:
+    def difference(self, prompt: tuple[int, ...], completion: Any, temperature: float = 1.0) -> list[float]:
         """|log-prob of the engine - of the comparison model|, token by token."""
         import torch
 
         with torch.no_grad():
             logits = self.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
         own = logprobs.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
         return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]
 
@@ -281,11 +281,17 @@ def limits(*_: int) -> dict[str, Any]:
 def guessing(*_: int) -> dict[str, Any]:
     """An engine that guesses tokens ahead, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
-    asked = [dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6))]
-    finished = live.engine.invoke("generate", asked)
-    return {
-        "lengths": [len(c.tokens) for c in finished[0].completions],
-        "difference": _against_fresh(live, asked, finished),
+    lengths, differences, num_accepted = [], [], 0
+    for temperature in (0.7, 1.0, 1.3):
+        asked = dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6), temperature=temperature)
+        steps = live.engine.num_steps
+        (finished,) = live.engine.invoke("generate", [asked])
+        num_accepted += 60 - (live.engine.num_steps - steps)
+        lengths += [len(c.tokens) for c in finished.completions]
+        differences += [max(live.difference(asked.prompt, c, temperature)) for c in finished.completions]
+    updates = _updates_in_flight(live)
+    return {"lengths": lengths, "differences": differences, "num_accepted": num_accepted} | {
+        name: updates[name] for name in ("old_difference", "new_difference")
     }
 
 
