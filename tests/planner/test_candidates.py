@@ -16,18 +16,20 @@ def test_hybrid_is_tried_before_disaggregated_and_colocated_last() -> None:
 
 
 def test_an_open_stage_is_any_of_four_and_those_that_hold_less_come_first() -> None:
-    candidates, _ = list_candidates(make_job())
+    candidates, _ = list_candidates(make_job(**{"training.zero_stage": "auto"}))
     assert [one.zero_stage for one in candidates if one.placement is Placement.HYBRID] == [2, 1, 3, 0]
 
 
 def test_an_offloaded_optimizer_leaves_the_stages_that_have_partitions() -> None:
-    candidates, rejections = list_candidates(make_job(**{"training.offloads_optimizer": True}))
+    candidates, rejections = list_candidates(
+        make_job(**{"training.offloads_optimizer": True, "training.zero_stage": "auto"})
+    )
     assert {one.zero_stage for one in candidates} == {2, 3}
     assert {one.zero_stage for one in rejections} == {0, 1}
 
 
 def test_what_is_impossible_at_any_stage_is_said_once() -> None:
-    _, rejections = list_candidates(make_job(**{"placement.max_staleness": 1}))
+    _, rejections = list_candidates(make_job(**{"placement.max_staleness": 1, "training.zero_stage": "auto"}))
     assert len(rejections) == 2
 
 
