@@ -68,8 +68,6 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
 def _cannot_divide(job: JobSpec, num_training: int) -> str:
     """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
     ways, size = job.training.num_ranks_per_pass, job.workload.mini_batch_size
-    if job.training.tp > 1:
-        return "training.tp: DeepSpeed's AutoTP is not driven by the runtime yet"
     if num_training % ways:
         return f"{ways} ranks share a pass (training.ulysses, training.tp), {num_training} device(s) train"
     if size % (num_training // ways):

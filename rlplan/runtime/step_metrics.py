@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 
 
 class StepMetrics:
@@ -97,8 +97,12 @@ class StepMetrics:
                 self.value_training[key] += value
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """The norm of a role's gradient before clipping."""
-        self.grad_norms[role].append(result["grad_norm"])
+        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        if not result["is_skipped"]:
+            self.grad_norms[role].append(result["grad_norm"])
+        if self.job.training.dtype is Dtype.FLOAT16:
+            name = f"{role}/skipped_steps"
+            self.learning[name] = self.learning.get(name, 0.0) + result["is_skipped"]
 
     def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
         """Sequences that a reward model with its own tokenizer read without their beginning."""
