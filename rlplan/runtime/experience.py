@@ -3,6 +3,7 @@
 Left out: a buffer over steps; a synchronous on-policy step keeps nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -22,6 +23,7 @@ class RolloutRequest:
 
     temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
     lengths: exactly so many tokens of each sample, whatever the policy says; empty: until it ends by itself.
+    home: requests of one home lie on one engine, where the keys and values of their turns before are; empty: anywhere.
     """
 
     id: str
@@ -31,6 +33,17 @@ class RolloutRequest:
     seed: int
     max_tokens: int
     lengths: tuple[int, ...] = ()
+    home: str = ""
+
+
+def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
+    """Where the policy's own tokens lie in a response. observed: (start, end) of what an environment said.
+
+    >>> chosen_indices(6, [(1, 3)])
+    [0, 3, 4, 5]
+    """
+    said = {index for start, end in observed for index in range(start, end)}
+    return [index for index in range(num_tokens) if index not in said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +57,27 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine made of one prompt. tokens and logprobs have the same length (the sampled tokens).
+    """What came after one prompt. tokens: all of the response. logprobs: of those that the policy chose.
 
     finish_reason: `stop` (end of sequence, or what the job stops at), `length` or `abort`.
     spans: the weights that each token was sampled from; several where an update came in between.
+    observed: (start, end) of tokens that an environment said between the policy's turns; num_turns: of the policy.
+    reward: that the environment gave. failure: why it has not answered; then nothing is learned from it.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
     spans: tuple[WeightSpan, ...] = ()
+    observed: tuple[tuple[int, int], ...] = ()
+    num_turns: int = 1
+    reward: float | None = None
+    failure: str = ""
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The tokens that the policy chose."""
+        return tuple(self.tokens[index] for index in chosen_indices(len(self.tokens), self.observed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +93,9 @@ class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
     num_ignored: last tokens that nobody learns from: what a forced length added.
-    rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
-    model one in all. advantages, returns: one a response token; returns are empty without a value model.
+    has_failed: its reward could not be had, so that it is neither scored nor learned from.
+    rewards: by reward name. scores: what each scored role says, by role: one number a token that the policy chose, of a
+    reward model one in all. advantages, returns: one a chosen token; returns are empty without a value model.
     """
 
     prompt: Prompt
@@ -78,6 +103,7 @@ class Rollout:
     completion: Completion
     text: str = ""
     num_ignored: int = 0
+    has_failed: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -87,8 +113,9 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """What a trainer rank needs of one rollout: one number a response token each, empty where nobody gives it.
+    """What a trainer rank needs of one rollout: one number a chosen token each, empty where nobody gives it.
 
+    response_tokens: all of the response; observed: those that an environment said, which the policy has not chosen.
     logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
     scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from.
     """
@@ -102,11 +129,12 @@ class TrainSample:
     values: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
     num_ignored: int = 0
+    observed: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_learned(self) -> int:
         """Response tokens that are learned from."""
-        return len(self.response_tokens) - self.num_ignored
+        return len(self.logprobs) - self.num_ignored
 
     def spread(self, weight: float) -> tuple[float, ...]:
         """A weight for each response token: this one, and 0 for those that nobody learns from."""
@@ -115,7 +143,8 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class SequencePair:
-    """A prompt and its response, to be scored."""
+    """A prompt and its response, to be scored. observed: tokens of the response that nobody is asked about."""
 
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...]
+    observed: tuple[tuple[int, int], ...] = ()

@@ -13,6 +13,7 @@ from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
 from rlplan.runtime.doctor import missing_packages
+from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.role_tokenizers import check_role_tokenizers
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
@@ -41,6 +42,8 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_packages(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
+    if spec.job.has_turns:
+        check_environment(spec.job.rollout.environment)
     check_role_tokenizers(spec.job)
 
 

@@ -28,6 +28,14 @@ class RequestMaker:
         epoch, index = divmod(number, len(self.prompts.train))
         return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
 
+    def named(self, request_id: str) -> Prompt:
+        """The prompt of a request."""
+        kind, *place = request_id.split("/")
+        if kind == "evaluate":
+            return self.prompts.heldout[int(place[0])]
+        step, index = map(int, place)
+        return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
+
     def rollouts(self, number: int) -> RolloutRequest:
         """The rollouts of the n-th prompt."""
         work = self.job.workload

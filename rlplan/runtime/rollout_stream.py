@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
+from rlplan.runtime.checkpoints.manifest import StreamState
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -32,16 +35,23 @@ class StreamWork:
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
 
-    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+    watch: makes a call to the engines, again when one was lost and is there again.
+    """
+
+    def __init__(
+        self, fleet: Fleet | Conversations, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork
+    ) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
         self._num_begun = 0
+        self._again: list[int] = []
         self._open: dict[str, tuple[int, int]] = {}
         self._complete: dict[int, FinishedRequest] = {}
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
+        self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
 
@@ -51,11 +61,13 @@ class RolloutStream:
             self._begin()
             with self._changed:
                 if self._is_closed or (
-                    not self._open and self._num_begun == self.work.num_prompts * self.work.num_steps
+                    not (self._open or self._again) and self._num_begun == self.work.num_prompts * self.work.num_steps
                 ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
-            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
+            collected, measurements = self.watch(
+                lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
+            )
             with self._changed:
                 for finished in collected:
                     number, _ = self._open.pop(finished.id)
@@ -69,6 +81,24 @@ class RolloutStream:
         with self._changed:
             chosen = sorted(self._complete)[:count]
             return [(number, self._complete.pop(number)) for number in chosen]
+
+    def state(self) -> tuple[StreamState, list[FinishedRequest]]:
+        """What a resumed run needs: which prompts no step has taken yet, and those of their rollouts that are whole."""
+        with self._changed:
+            complete = dict(sorted(self._complete.items()))
+            again = sorted(number for number, _ in self._open.values())
+            state = StreamState(num_begun=self._num_begun, again=(*self._again, *again), complete=tuple(complete))
+            return state, list(complete.values())
+
+    def begin_at(self, step: int) -> None:
+        """Go on after a run whose steps each generated their own rollouts."""
+        self.version, self._num_begun = step, step * self.work.num_prompts
+
+    def restore(self, state: StreamState, complete: Sequence[FinishedRequest], version: int) -> None:
+        """Go on where another run was, `version` optimizer steps in: what was under way there is begun anew."""
+        self.version, self._num_begun = version, state.num_begun
+        self._again = list(state.again)
+        self._complete = dict(zip(state.complete, complete, strict=True))
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""
@@ -103,14 +133,15 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                self.fleet.submit(requests, self.work.deadline_s)
+                self.watch(lambda: self.fleet.submit(requests, self.work.deadline_s))
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work
         allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
         last = min(allowed, work.num_prompts * work.num_steps)
+        numbers, self._again = [*self._again, *range(self._num_begun, last)], []
         requests = []
-        for number in range(self._num_begun, last):
+        for number in numbers:
             request = self.request_of(number)
             self._open[request.id] = (number, self.version)
             requests.append(request)

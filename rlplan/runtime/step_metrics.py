@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.runtime.experience import Rollout
+from rlplan.runtime.rewards.total import ENVIRONMENT
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Dtype, Role
 
@@ -42,11 +43,22 @@ class StepMetrics:
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
         """Lengths and how rollouts ended."""
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-        self.num_tokens += sum(lengths)
+        self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
         self.learning["response_len/mean"] = sum(lengths) / len(lengths)
         self.learning["response_len/max"] = max(lengths)
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
         self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
+        if self.job.has_turns:
+            self._add_turns(rollouts)
+
+    def _add_turns(self, rollouts: Sequence[Rollout]) -> None:
+        """How often the policy spoke, how much it was told, and how often nobody answered."""
+        all_of_them = [rollout.completion for rollout in rollouts]
+        count = len(all_of_them)
+        self.learning["environment/turns_mean"] = sum(each.num_turns for each in all_of_them) / count
+        observed = sum(len(each.tokens) - len(each.logprobs) for each in all_of_them)
+        self.learning["environment/observed_tokens_mean"] = observed / count
+        self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
 
     def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
         """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
@@ -58,8 +70,14 @@ class StepMetrics:
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
 
+    def add_begun_anew(self, num_requests: int) -> None:
+        """Requests that a lost engine had begun; a row only where there were any."""
+        if num_requests:
+            self.learning["rollouts/begun_anew"] = num_requests
+
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of the rewards, each alone and weighted together."""
+        """Statistics of the rewards, each alone and weighted together, of rollouts that have one."""
+        rollouts = [rollout for rollout in rollouts if not rollout.has_failed] or rollouts
         rewards = [rollout.reward for rollout in rollouts]
         mean = math.fsum(rewards) / len(rewards)
         self.learning["reward/mean"] = mean
@@ -115,6 +133,9 @@ class StepMetrics:
             values = [rollout.rewards[spec.kind] for rollout in rollouts]
             name = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy"}[spec.kind]
             self.learning[f"evaluate/{name}"] = math.fsum(values) / len(values)
+        if self.job.has_turns:
+            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts]
+            self.learning["evaluate/environment_reward"] = math.fsum(values) / len(values)
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""

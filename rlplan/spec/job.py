@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from rlplan.errors import SpecError
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.environment import EnvironmentSpec
 from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
@@ -87,6 +88,7 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     quantization: Literal["none", "fp8"] = "none"
     speculative_tokens: int = Field(default=0, ge=0, le=16)
+    environment: EnvironmentSpec = EnvironmentSpec()
     kv_dtype: Literal["auto", "fp8"] = "auto"
     has_cuda_graphs: bool = False
     has_expert_parallel: bool = False
@@ -156,6 +158,18 @@ class PreflightSpec(Spec):
     rehearses: bool = True
 
 
+class CheckpointsSpec(Spec):
+    """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
+
+    writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
+    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
+    """
+
+    every: int = Field(default=0, ge=0, le=MAX_COUNT)
+    keep_last: int = Field(default=2, ge=1, le=1000)
+    writes: Literal["auto", "beside", "waiting"] = "auto"
+
+
 class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
@@ -186,6 +200,7 @@ class JobSpec(Spec):
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")
@@ -203,6 +218,20 @@ class JobSpec(Spec):
         """Tokens of one pass of a trained or frozen model, at most."""
         whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
         return self.training.max_tokens_per_micro_batch or whole
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether an environment answers the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.path is not None
+
+    @model_validator(mode="after")
+    def _turns_end_by_themselves(self) -> "JobSpec":
+        if self.has_turns and (self.controls.forces_lengths or self.workload.ignores_eos):
+            raise ValueError(
+                "rollout.environment answers when a turn has ended: controls.forces_lengths and workload.ignores_eos "
+                "leave the policy no way to end one"
+            )
+        return self
 
     @property
     def sync_transport(self) -> Transport:
@@ -228,7 +257,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+        if not self.rewards and not self.has_turns and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
             raise ValueError(
                 "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
                 "(roles.teacher.path): one of the three is needed"
@@ -242,6 +271,17 @@ class JobSpec(Spec):
             raise ValueError(f"roles.value: {self.algorithm.name} has no value model; ppo has")
         if self.roles.reference.path is not None and not self.algorithm.kl_coef:
             raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
+        return self
+
+    @model_validator(mode="after")
+    def _states_can_be_saved(self) -> "JobSpec":
+        training = self.training
+        if self.checkpoints.every and (training.tp > 1 or training.optimizer != "adamw"):
+            what = f"training.tp {training.tp}" if training.tp > 1 else f"training.optimizer {training.optimizer}"
+            raise ValueError(
+                f"checkpoints.every {self.checkpoints.every}: states of {what} are not saved yet; whole tensors and "
+                f"fp32 moments are"
+            )
         return self
 
     @model_validator(mode="after")
@@ -272,7 +312,12 @@ class JobSpec(Spec):
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
-        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload})
+        rollout, path = self.rollout, self.rollout.environment.path
+        if path is not None:
+            file, _, function = path.rpartition(":")
+            environment = rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
+            rollout = rollout.model_copy(update={"environment": environment})
+        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload, "rollout": rollout})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -398,6 +443,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
         if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(

@@ -64,6 +64,7 @@ def test_states_are_those_of_a_ranks_own_part_as_predicted(found: dict[str, tupl
         ({"training.zero_stage": 3}, "ZeRO 0 to 2"),
         ({"training.lora": {"rank": 4}}, "PEFT has wrapped"),
         ({"training.offloads_optimizer": True}, "never tried"),
+        ({"checkpoints.every": 1}, "not saved yet"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(overrides: dict[str, Any], message: str) -> None:

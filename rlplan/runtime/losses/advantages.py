@@ -79,11 +79,12 @@ def whitened(rollouts: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 
 def _by_group(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
-    """One advantage for all tokens of a rollout."""
-    each = group_normalized([rollout.reward for rollout in rollouts], [rollout.group for rollout in rollouts])
+    """One advantage for all tokens of a rollout. One without a reward is no part of its group, and has 0."""
+    there = [rollout for rollout in rollouts if not rollout.has_failed]
+    each = iter(group_normalized([rollout.reward for rollout in there], [rollout.group for rollout in there]))
     return [
-        TokenAdvantages((advantage,) * len(rollout.completion.tokens))
-        for rollout, advantage in zip(rollouts, each, strict=True)
+        TokenAdvantages((0.0 if rollout.has_failed else next(each),) * len(rollout.completion.logprobs))
+        for rollout in rollouts
     ]
 
 

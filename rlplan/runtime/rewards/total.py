@@ -10,12 +10,25 @@ from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Role
 
+ENVIRONMENT = "environment"
+"""The name of what the environment gives a rollout, among its rewards."""
+
 REWARD_MODEL = "reward_model"
 """The name of a learned reward among a rollout's rewards."""
 
 
+def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
+    """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
+    for rollout in rollouts if job.has_turns else ():
+        rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
+        rollout.reward += job.rollout.environment.weight * rollout.rewards[ENVIRONMENT]
+        if rollout.completion.failure:
+            rollout.has_failed, rollout.num_ignored = True, len(rollout.completion.logprobs)
+
+
 def finish_rewards(rollouts: Sequence[Rollout], job: JobSpec, step: int) -> None:
-    """Add what the reward model said; deal the rewards out anew where the job's controls say so."""
+    """Add what environment and reward model said; deal the rewards out anew where the job's controls say so."""
+    add_environment(rollouts, job)
     if Role.REWARD in job.scored_roles:
         for rollout in rollouts:
             rollout.rewards[REWARD_MODEL] = rollout.scores[Role.REWARD][0]

@@ -42,6 +42,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
+from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -63,6 +64,7 @@ class PolicyTrainer(Worker):
         self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
         self.parked = ParkedStates()
+        self.saver = StateSaver()
         self.device = torch.device("cpu")
 
     def import_libraries(self) -> None:
@@ -121,6 +123,7 @@ class PolicyTrainer(Worker):
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
+        self.saver.finish()
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
@@ -271,6 +274,18 @@ class PolicyTrainer(Worker):
         """Bring back what `offload` moved away, bit for bit."""
         self.parked.bring_back()
 
+    def reserve_staging(self) -> None:
+        """Take the memory into which states are copied for a checkpoint."""
+        self.saver.reserve(self.engine)
+
+    def save_states(self, path: str, facts: dict[str, Any], waits: bool) -> None:
+        """Write what a resumed run needs of this rank into a file; a receipt beside it says when it is whole."""
+        self.saver.save(self.engine, Path(path), facts, waits=waits)
+
+    def load_states(self, paths: Sequence[str], own: str, facts: dict[str, Any]) -> None:
+        """Become what the ranks were that wrote these files. own: this rank's, where it was one of them."""
+        load(self.engine, [Path(path) for path in paths], Path(own), facts)
+
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
         if self.sender is None:
@@ -344,6 +359,7 @@ class PolicyTrainer(Worker):
             return {}
         held = TrainedStates(self.engine).num_bytes()
         held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
+        held[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
