@@ -36,7 +36,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
-        "train_batch_size": micro * accumulation * layout.num_shards,
+        "train_batch_size": micro * accumulation * len(layout.devices),  # every rank counts, those of one pass too
         "managed_gradient_accumulation": False,
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
