@@ -86,14 +86,16 @@ code for some 60 sizes after 40 steps, and its responses have 12 positions."""
 def num_batch_sizes(job: JobSpec) -> int:
     """Different numbers of sequences that one engine decodes at a time in a run.
 
-    Counts: 5 for each position of a response, at most as many as there are sequences (and guesses) at once.
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and guesses) at
+    once.
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
     workload, lead = job.workload, 1 + job.placement.max_staleness
     at_once = max(lead * workload.num_rollouts_per_step, workload.num_heldout_prompts)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
     most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
-    return min(most, SIZES_PER_POSITION * workload.max_response_len)
+    sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)
+    return min(most, sizes_per_position * workload.max_response_len)
 
 
 def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:

@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
-    "OMP_NUM_THREADS": "2",
     "PYTHONPATH": str(ROOT),
 }
 SORTER = EXAMPLES / "models" / "sorter"
@@ -51,9 +50,20 @@ def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
 
 def _start(scenario: str, place: list[int], more: tuple[str, ...]) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.runtime.live_engine", scenario, *map(str, place), *more]
+    threads = {"OMP_NUM_THREADS": str(threads_of(place[1]))}
     return subprocess.Popen(
-        command, env=os.environ | ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | ENVIRONMENT | threads,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def threads_of(num_ranks: int) -> int:
+    """Threads of one rank: more in all than there are cores wait for each other in every loop."""
+    return max(1, 2 // num_ranks)
 
 
 def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -74,7 +84,8 @@ class Live:
         from rlplan.runtime.workers.rollout_engine import RolloutEngine
 
         self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
-        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), 2)
+        threads = threads_of(self.job.rollout.tp)
+        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), threads)
         self.engine.invoke("import_libraries")
         if address and rank == 0:
             self.engine.invoke("open_rendezvous", *address)
