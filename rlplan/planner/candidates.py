@@ -1,8 +1,9 @@
 """Candidates: every layout that the job leaves open and the runtime can execute.
 
 In: a JobSpec. Out: candidates, and those that cannot be built with the reason.
-Left out: time, by which search.py ranks them. Where a profile has no rates this order decides: hybrid before
-disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in every step.
+Left out: time, by which search.py ranks them. Where steps are as fast, or a profile has no rates, this order decides:
+hybrid before disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in
+every step; ZeRO-2 before the other stages.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, SyncContent, Transport
 
-AUTO_ZERO_STAGES = (2,)
+AUTO_ZERO_STAGES = (2, 1, 3, 0)
+"""Those that hold less first, but for stage 3, which sends the most."""
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
@@ -38,9 +40,11 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     ordered = sorted(wanted, key=ORDER.index)
     candidates, rejections = [], []
     for placement in ordered:
+        if reason := _cannot(job, placement):  # whatever the stage
+            rejections.append(Rejection(placement=placement, zero_stage=stages[0], reason=reason))
+            continue
         for stage in stages:
-            reason = _cannot(job, placement)
-            if reason:
+            if reason := _cannot_partition(job, stage):
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
                 candidates.append(Candidate(placement, stage))
@@ -76,6 +80,13 @@ def _cannot_divide(job: JobSpec, num_training: int) -> str:
         groups = f"{num_training // ways} groups of {ways} " if ways > 1 else f"{num_training} "
         return f"workload.mini_batch_size {size} does not divide by the {groups}training device(s)"
     return ""
+
+
+def _cannot_partition(job: JobSpec, stage: int) -> str:
+    """A job that leaves its stage open may ask for what some stages do not have."""
+    if job.training.offloads_optimizer and stage < 2:
+        return "training.offloads_optimizer needs partitions, which ZeRO has from stage 2 on"
+    return "training.tp: AutoTP goes with ZeRO 0 to 2" if job.training.tp > 1 and stage == 3 else ""
 
 
 def _cannot_sample(job: JobSpec, placement: Placement) -> str:
