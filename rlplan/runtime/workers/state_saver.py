@@ -4,13 +4,11 @@ In: a DeepSpeed engine, a folder. Out: one tensor file for the rank and a receip
 when the files were written, by whatever ranks and stage. Left out: when the checkpoint counts (checkpoints/folder.py).
 
 A copy (`stages`) costs its memory all the time and the step a copy in memory; without one the trainer waits for
-the disk.
+the disk. On a GPU the copy lies in pinned memory of its host; **not yet run on a GPU**.
 """
 
-import ctypes
 import json
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -19,9 +17,9 @@ from typing import Any
 
 import torch
 
-from rlplan.errors import SpecError
 from rlplan.memory.checkpoints import SAVED_KINDS
 from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
+from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
 from rlplan.runtime.weight_sync.source import is_cut
 
@@ -91,7 +89,7 @@ def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -
     states = TrainedFragments(engine)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(path)) for path in paths]
-        stored = _Stored(files)
+        stored = StoredStates(files)
         stored.check(states.shapes())
         if facts["num_steps"]:
             states.make_moments(facts["num_steps"])
@@ -109,49 +107,8 @@ def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -
             setattr(holder, name, value)
 
 
-class _Stored:
-    """Fragments in files, found by kind and name."""
-
-    def __init__(self, files: Sequence[TensorFile]) -> None:
-        self._parts: dict[tuple[str, str], list[tuple[int, int, TensorFile, str]]] = defaultdict(list)
-        for file in files:
-            for key, tensor in file.tensors.items():
-                kind, _, rest = key.partition("/")
-                name, _, start = rest.rpartition("@")
-                if kind in SAVED_KINDS:
-                    self._parts[(kind, name)].append((int(start), tensor.numel, file, key))
-        for parts in self._parts.values():
-            parts.sort(key=lambda part: part[:2])
-
-    def check(self, shapes: dict[str, list[int]]) -> None:
-        """Every parameter's fragments lie side by side. Raises: SpecError."""
-        names = {name for kind, name in self._parts if kind == MASTER}
-        for name in sorted(names.symmetric_difference(shapes)):
-            raise _other_parameters(f"parameter {name} is {'only in the checkpoint' if name in names else 'not in it'}")
-        for (_, name), parts in self._parts.items():
-            end = 0
-            for start, numel, _, _ in parts:
-                if start != end:
-                    break
-                end += numel
-            if end != torch.Size(shapes[name]).numel():
-                raise _other_parameters(f"parameter {name} has another size than {shapes[name]}, or lacks a part")
-
-    def fill(self, target: torch.Tensor, kind: str, name: str, start: int = 0) -> None:
-        """Read elements from `start` on into a tensor, whatever its type and place."""
-        is_direct = target.dtype is torch.float32 and target.device.type == "cpu" and target.is_contiguous()
-        whole = target.detach().view(-1) if is_direct else torch.empty(target.numel(), dtype=torch.float32)
-        end = start + whole.numel()
-        for first, numel, file, key in self._parts[(kind, name)]:
-            low, high = max(start, first), min(end, first + numel)
-            if low < high:
-                file.read_into(key, low - first, memory_of(whole.narrow(0, low - start, high - low)))
-        if not is_direct:
-            target.detach().copy_(whole.view(target.shape))
-
-
 @torch.no_grad()
-def _round_weights(states: TrainedFragments, stored: _Stored) -> None:
+def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
     """The weights that passes read: master weights in their type, as an optimizer step leaves them."""
     owners = {id(fragment.owner) for fragment in states.held}
     shares = {fragment.name: fragment for fragment in states.held}
@@ -166,12 +123,6 @@ def _round_share(parameter: Any, fragment: Fragment | None) -> None:
     """ZeRO-3: this rank's share, without what pads it."""
     if fragment is not None:
         parameter.ds_tensor.view(-1).narrow(0, 0, fragment.numel).copy_(fragment.of(fragment.owner))
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous CPU tensor's bytes in place."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B") if size else memoryview(b"")
 
 
 def _generator_pieces(engine: Any) -> list[Piece]:
@@ -212,12 +163,3 @@ def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, An
         partial.replace(receipt)
     except OSError:
         return  # the driver stops waiting
-
-
-def _other_parameters(what: str) -> SpecError:
-    return SpecError(
-        f"the checkpoint is of another model: {what}",
-        where="checkpoint",
-        rule="the trained parameters of the job and of the checkpoint are the same",
-        way_out="resume with the model and the adapters that the checkpoint was made with",
-    )
