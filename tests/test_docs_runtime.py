@@ -16,7 +16,7 @@ from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.trace import MemorySample, Span
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 from tests.documentation import DOCS, ROOT, plan_of, read, rows, section, words
 
 RUNTIME_PAGE = read(DOCS / "runtime.md")
@@ -53,7 +53,8 @@ def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
     game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
-    job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game)})
+    half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})
+    job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game), "training": half})
     metrics = StepMetrics(job)
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(

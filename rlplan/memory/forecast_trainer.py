@@ -16,7 +16,7 @@ from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_bat
 from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
-from rlplan.memory.training import merging_bytes, trained_rank
+from rlplan.memory.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
 from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
@@ -54,7 +54,7 @@ class TrainerForecast:
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
-        parameters = job.trained_parameters(layout.role, model)
+        parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
         self.states = self.trained.states
 
@@ -98,6 +98,8 @@ class TrainerForecast:
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
         if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
+        if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + put_together_bytes(self.trained)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held
@@ -178,11 +180,11 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        in_file = states.frozen or states.trainable
-        copied = e * sum(parameter.numel for parameter in in_file)
+        numel_in_file = sum(parameter.numel for parameter in self.model.parameters)
+        copied = e * numel_in_file
         if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
             copied = held[MemoryKind.WEIGHTS]
-        loading = copied + FLOAT_BYTES * sum(parameter.numel for parameter in in_file) - there
+        loading = copied + FLOAT_BYTES * numel_in_file - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),

@@ -72,8 +72,6 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
 def _cannot_divide(job: JobSpec, num_training: int) -> str:
     """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
     ways, size = job.training.num_ranks_per_pass, job.workload.mini_batch_size
-    if job.training.tp > 1:
-        return "training.tp: DeepSpeed's AutoTP is not driven by the runtime yet"
     if num_training % ways:
         return f"{ways} ranks share a pass (training.ulysses, training.tp), {num_training} device(s) train"
     if size % (num_training // ways):
@@ -86,6 +84,8 @@ def _cannot_partition(job: JobSpec, stage: int) -> str:
     """A job that leaves its stage open may ask for what some stages do not have."""
     if job.training.offloads_optimizer and stage < 2:
         return "training.offloads_optimizer needs partitions, which ZeRO has from stage 2 on"
+    if job.training.quantization != "none" and stage == 3:
+        return f"training.quantization {job.training.quantization} lies whole on every rank: ZeRO 0 to 2"
     return "training.tp: AutoTP goes with ZeRO 0 to 2" if job.training.tp > 1 and stage == 3 else ""
 
 

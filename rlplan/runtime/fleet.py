@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.dataflow.layouts import RoleLayout
+from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.supervision import LostProcessError
@@ -152,7 +153,8 @@ class Fleet:
             mine = [requests[index] for index in share]
             calls += [self.crew.perform(process, "generate", mine) for process in ranks]
         try:
-            results, measurements = self.crew.measured(calls, timeout_s)
+            with self._blaming():
+                results, measurements = self.crew.measured(calls, timeout_s)
         except LostProcessError as lost:
             self._abandon([request.id for request in requests], self.ranks_of(lost.process), timeout_s)
             raise
@@ -171,7 +173,8 @@ class Fleet:
                 shares.setdefault(leader, []).append(request)
                 self._open[request.id] = (request, leader)
             calls = [self.crew.submit(leader, "submit", share) for leader, share in shares.items()]
-        self.crew.gather(calls, timeout_s)
+        with self._blaming():
+            self.crew.gather(calls, timeout_s)
 
     def leave_home(self, home: str) -> None:
         """Nothing more of a home will come."""
@@ -189,7 +192,8 @@ class Fleet:
         measurements, losses = [], []
         for call in calls:
             try:
-                (result,), measured = self.crew.measured([call], timeout_s)
+                with self._blaming():
+                    (result,), measured = self.crew.measured([call], timeout_s)
             except LostProcessError as error:
                 losses.append(error)
                 continue
@@ -229,7 +233,26 @@ class Fleet:
         self.crew.gather([self.crew.submit(name, "abandon", request_ids) for name in leaders], timeout_s)
 
     def _ask_leaders(self, method: str, timeout_s: float) -> None:
-        self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
+        with self._blaming():
+            self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """When a rank is lost the others of its engine fail, and may be heard first: name the one that is lost."""
+        try:
+            yield
+        except LostProcessError:
+            raise
+        except RunError as error:
+            gone = [process for process in self.crew.lost() if process in self.processes]
+            if not gone:
+                raise
+            way_out = "look at the end of its log"
+            lost = LostProcessError.of(
+                gone[0], f"{gone[0]} is gone", where=error.where, rule=error.rule, way_out=way_out
+            )
+            lost.life = self.crew.lives[gone[0]]
+            raise lost from error
 
     def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
         """The engine of each request: where its home is, or the least loaded; a new home counts as one request."""

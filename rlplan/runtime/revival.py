@@ -73,6 +73,7 @@ class Revival:
         if any(other.kind is ActionKind.SAVE_WEIGHTS for other in self.spec.schedule.step):
             folder = self.folder_of(Role.POLICY) if self.switches.saved is None else str(self.switches.saved)
             self.fleet.load(ranks, folder, self.handover.version, timeout_s)
+            self.fleet.submit_again(ranks, timeout_s)
             return
         self.fleet.load(ranks, self.folder_of(Role.POLICY), 0, timeout_s)
         with self._with_everybody(timeout_s):

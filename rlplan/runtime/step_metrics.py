@@ -14,7 +14,7 @@ from typing import Any
 from rlplan.runtime.experience import Rollout
 from rlplan.runtime.rewards.total import ENVIRONMENT
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 
 
 class StepMetrics:
@@ -115,8 +115,13 @@ class StepMetrics:
                 self.value_training[key] += value
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """The norm of a role's gradient before clipping."""
-        self.grad_norms[role].append(result["grad_norm"])
+        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        is_skipped = result.get("is_skipped", 0.0)
+        if not is_skipped:
+            self.grad_norms[role].append(result["grad_norm"])
+        if self.job.training.dtype is Dtype.FLOAT16:
+            name = f"{role}/skipped_steps"
+            self.learning[name] = self.learning.get(name, 0.0) + is_skipped
 
     def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
         """Sequences that a reward model with its own tokenizer read without their beginning."""

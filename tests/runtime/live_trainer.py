@@ -55,6 +55,9 @@ def exercise(num_ranks: int, cases: Mapping[str, Case], folder: Path) -> dict[st
 
 def main(rank: int, num_ranks: int, port: int, folder: Path) -> None:
     """One rank, all cases."""
+    import deepspeed
+
+    deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch computes in it; DeepSpeed thinks of speed
     answers = {}
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         live = LiveRank(rank, num_ranks, port, case)
@@ -75,6 +78,7 @@ class LiveRank:
 
         plan = plan_of(num_ranks, case)
         self.job, self.rank, self.num_ranks = plan.job, rank, num_ranks
+        self.is_half = plan.job.training.dtype == "float16"
         ways = plan.job.training.num_ranks_per_pass
         self.num_shares, self.share = num_ranks // ways, rank // ways
         self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
@@ -266,6 +270,21 @@ def adapted(live: LiveRank) -> dict[str, Any]:
     return answer
 
 
+def scaled(live: LiveRank) -> dict[str, Any]:
+    """Eight steps, the first two with a huge loss: loss, norm, whether each was left out, the loss scale after it."""
+    answer: dict[str, Any] = {"losses": [], "steps": [], "scales": []}
+    micro_batches, weights = samples_of(live)
+    huge = [[weight * 1e4 for weight in each] for each in weights]
+    for step in range(8):
+        sums = live.call("forward_backward", micro_batches, huge if step < 2 and live.is_half else weights)
+        answer["losses"].append(sums["loss"])
+        answer["steps"].append(live.call("optimizer_step"))
+        optimizer = live.trainer.engine.optimizer
+        answer["scales"].append(float(getattr(optimizer, "loss_scale", 1.0)))
+    answer["components"] = live.measured("components")["components"]
+    return answer
+
+
 EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "source": source,
     "memory": memory,
@@ -273,6 +292,7 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "agree": agree,
     **{name: elsewhere("tests.runtime.live_checkpoints", name) for name in ("resume", "take_over")},
     "adapted": adapted,
+    "scaled": scaled,
 }
 
 

@@ -22,8 +22,11 @@ from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement, merged
 from rlplan.spec.environment import EnvironmentSpec
 
-COLLECT_S = 0.02
-"""How long engines wait for a turn to end while environments may answer meanwhile."""
+COLLECT_S = 0.2
+"""How long engines wait for a turn to end before they answer with none."""
+
+ANSWER_S = 0.01
+"""The same while an environment may answer meanwhile."""
 
 TURN_STRIDE = 1 << 40
 """How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
@@ -130,6 +133,7 @@ class Conversations:
         self._requests: dict[str, RolloutRequest] = {}
         self._ready: dict[str, list[FinishedRequest]] = {}
         self._unsent: list[RolloutRequest] = []
+        self._num_asked = 0
         self._moving = threading.RLock()
 
     @property
@@ -157,7 +161,7 @@ class Conversations:
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Rollouts of a kind that have ended since the last time. Everybody's are moved on for a moment."""
         with self._moving:
-            measurements = self._move_on(min(max_wait_s, COLLECT_S), timeout_s)
+            measurements = self._move_on(max_wait_s, timeout_s)
             return self._ready.pop(kind, []), measurements
 
     def generate(
@@ -187,14 +191,17 @@ class Conversations:
 
     def _move_on(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
         for name, answer in self.pool.ready():
+            self._num_asked -= 1
             self._hear(self._talking.pop(name), answer)
         self._send(timeout_s)
-        turns, measurements = self.fleet.collect(max_wait_s, 1, timeout_s)
+        wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
+        turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
         for turn in turns:
             talk = self._talking[turn.id]
             (completion,) = turn.completions
             talk.hear_policy(completion, self.words.text(completion.tokens))
             self.pool.ask(turn.id, talk.messages, talk.prompt.answer)
+            self._num_asked += 1
         return measurements
 
     def _hear(self, talk: Conversation, answer: Answer) -> None:

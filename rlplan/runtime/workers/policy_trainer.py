@@ -25,6 +25,7 @@ from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.sequence_parallel import Sharing, meet
 from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
+from rlplan.runtime.tensor_parallel import PartWeights
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
@@ -35,6 +36,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
     global_norm,
     join_ranks,
     judge_together,
+    missing_loss_scale,
     recompute_layers,
 )
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
@@ -214,10 +216,17 @@ class PolicyTrainer(Worker):
             returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
             value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
             loss = loss + self.job.algorithm.value_coef * value_loss
-        # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
-        self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
+        self.backward(loss)
         summary = _summarize(float(policy_loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
         return summary | {f"value_{name}": value for name, value in more.items()}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a micro-batch's gradient to the others'.
+
+        DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
+        """
+        factor = self.engine.dp_world_size * missing_loss_scale(self.engine)
+        self.engine.backward(loss * factor, scale_wrt_gas=False)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
@@ -340,6 +349,8 @@ class PolicyTrainer(Worker):
         Iterating is collective under ZeRO-3.
         """
         language_model = self.engine.module.language_model
+        if self.job.training.tp > 1:
+            return PartWeights(language_model, {p.name: p.shape for p in self.job.load_model().parameters})
         return MergedWeights(language_model) if self.has_adapters else WeightSource(language_model)
 
     def components(self) -> dict[tuple[str, str], int]:

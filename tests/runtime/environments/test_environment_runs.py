@@ -24,7 +24,8 @@ def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> N
     folder = tmp_path / "run"
     overrides = ("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2")
     process = start("run", "examples/multi-turn.yaml", *overrides, "--out", str(folder))
-    wait_for(lambda: (folder / "metrics.jsonl").exists(), 120)
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
     children = descendants_of(process.pid)
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
@@ -35,7 +36,7 @@ def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> N
     assert all(row["reward/mean"] == row["reward/environment/mean"] for row in rows)
     assert all(row["response_len/max"] <= 40 for row in rows)
     assert max(row["sync/logprob_difference_max"] for row in rows) < 1e-4
-    measured = {sample.process: sample.num_bytes for sample in run.trace.memory if sample.action_id == "finish_step"}
+    measured = {sample.process: sample.num_bytes for sample in run.trace.samples if sample.action_id == "finish_step"}
     predicted = {row.process: row.resident_bytes for row in run.plan.ledger.rows if row.process == "environment"}
     assert 0 < measured["environment"] <= predicted["environment"]
     assert alive(children) == []
