@@ -86,7 +86,7 @@ JOBS_THAT_DO_NOT_FIT: list[tuple[Path, tuple[str, ...]]] = [
     (QUICKSTART, ("hardware.memory=2000MiB",)),
     (QUICKSTART, ("rollout.kv_cache_memory=7GiB",)),
     (QUICKSTART, ("hardware.num_devices=8", "hardware.memory=3500MiB")),
-    (QUICKSTART, ("hardware.memory=3GiB", "placement.placement=hybrid", "workload.max_response_len=200")),
+    (QUICKSTART, ("hardware.memory=3.5GiB", "placement.placement=hybrid", "workload.max_response_len=200")),
     (MEMORY_BOUND, ("hardware.memory=6000MiB",)),
     (MEMORY_BOUND, ("hardware.memory=5123457B", "workload.micro_batch_size_per_gpu=16")),
     (
@@ -111,7 +111,7 @@ def test_every_way_out_that_is_named_makes_the_job_fit_when_it_is_taken(path: Pa
         (QUICKSTART, ("rollout.kv_cache_memory=7GiB",), "rollout.kv_cache_memory"),
         (
             QUICKSTART,
-            ("hardware.memory=3GiB", "placement.placement=hybrid", "workload.max_response_len=200"),
+            ("hardware.memory=3.5GiB", "placement.placement=hybrid", "workload.max_response_len=200"),
             "workload.micro_batch_size_per_gpu",
         ),
         (QUICKSTART, ("hardware.num_devices=8", "hardware.memory=3500MiB"), "hardware.num_devices"),
