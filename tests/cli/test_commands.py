@@ -167,7 +167,7 @@ def test_the_plan_s_tables_name_every_action_and_every_rejection(rlplan: Call) -
     assert "evaluate, every 10" in out
     for rejection in plan.rejected:
         assert f"{rejection.placement}, ZeRO-{rejection.zero_stage}" in out
-    assert {rejection.placement for rejection in plan.rejected} == set(Placement) - {plan.schedule.placement}
+    assert {rejection.placement for rejection in plan.rejected} >= set(Placement) - {plan.schedule.placement}
 
 
 @pytest.mark.parametrize(
