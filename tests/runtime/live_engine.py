@@ -254,8 +254,9 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
         answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
     else:
         answer["nothing"] = finished
-        while engine.book.num_open or "late" not in {f.id for f in engine.invoke("collect", 60.0)}:
-            time.sleep(0.01)
+        heard: set[str] = set()
+        while not {"early", "late"} <= heard:
+            heard |= {f.id for f in engine.invoke("collect", 60.0)}
     answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
     engine.invoke("stop")
     return answer
