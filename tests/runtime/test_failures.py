@@ -29,7 +29,11 @@ def _assert_one_message(run: FinishedRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code", "every"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 75, 1)], ids=["Ctrl-C", "resumable"]
+    ("number", "exit_code", "every"),
+    [
+        pytest.param(signal.SIGINT, 130, 0, id="Ctrl-C", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, 75, 1, id="resumable"),
+    ],
 )
 def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
     number: signal.Signals, exit_code: int, every: int, tmp_path: Path

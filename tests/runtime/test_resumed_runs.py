@@ -111,6 +111,7 @@ def states(folder: Path) -> dict[str, Any]:
     return {"step": found.step, "files": files, "state": found.state}
 
 
+@pytest.mark.nightly
 def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, prompts: Path, tmp_path: Path) -> None:
     folder, draw = tmp_path / "run", random.Random(0)
     process = start(*job(prompts), "--out", str(folder))

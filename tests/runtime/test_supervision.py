@@ -188,7 +188,8 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("job", ["maturity/2-swapping", pytest.param("memory-bound", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", ["maturity/2-swapping", "memory-bound"])
 def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path) -> None:
     """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
     overrides = ("placement.placement=colocated", "placement.parks=disk", "workload.num_steps=2")
@@ -211,7 +212,7 @@ LOSSES = {
     "how",
     [
         pytest.param("phases take turns", marks=pytest.mark.nightly),
-        "generation runs ahead",
+        pytest.param("generation runs ahead", marks=pytest.mark.nightly),
         pytest.param("adapters alone are handed over", marks=pytest.mark.nightly),
     ],
 )

@@ -99,7 +99,7 @@ class Case:
         self.crew, self.trainers, self.engines = setup.crew, setup.trainers, engines
         self._restart_trainers(setup, spec)
         self.handover = Handover(spec, self.crew)  # type: ignore[arg-type]
-        self.handover.engines = engines
+        self.handover.engines, self.handover.channels = engines, [(self.trainers[0], engines)]
         sync = next(action for action in spec.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS)
         trainers = tuple(process for process in sync.processes if process in self.trainers)
         self.action = replace(sync, processes=(*trainers, *engines))
