@@ -50,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = load_job(work / "job.yaml", [f"workload.num_steps={options.steps}"])
     python = options.trl_python or make_environment(work / "trl-venv")
     ours = run_ours(job, work)
-    theirs = [run_trl(python, job, work, *variant) for variant in VARIANTS]
-    write_report({"rlplan": ours, "trl": theirs})
+    theirs: list[dict[str, Any]] = []
+    for variant in VARIANTS:
+        theirs.append(run_trl(python, job, work, *variant))
+        write_report({"rlplan": ours, "trl": theirs})  # each time: the next one may take a quarter of an hour
     return 0
 
 
