@@ -29,7 +29,7 @@ REPORT = ROOT / "reports" / "runtime"
 JOB = ROOT / "benchmarks" / "trl" / "job.yaml"
 STEPS = 3
 DEADLINE_S = 900
-VARIANTS = (("bfloat16", 64), ("float32", 64), ("bfloat16", 16), ("float32", 16))
+VARIANTS = (("bfloat16", 64), ("float32", 64), ("bfloat16", 16))
 """TRL's settings: element type, rollouts a forward pass. Generation always has all 64 at once."""
 WORK = ("rollout", "score", "train", "sync")
 
