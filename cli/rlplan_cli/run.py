@@ -37,7 +37,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job, a budget with a job in it, a plan or a bundle on vLLM, DeepSpeed and Ray.
+    """Run a job, budget, plan or bundle on vLLM, DeepSpeed and Ray.
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
