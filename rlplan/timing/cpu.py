@@ -317,7 +317,7 @@ class CpuTimes:
             work = work + backward_work(self.model, batch) if trains else work
             if not self.job.hardware.keeps_heap:
                 return share.pass_cost(work)
-            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            warm = share.touch_cost(work.fresh_bytes)  # what would be fresh is written where it was
             return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         cost = one(size).times(whole) + (one(rest) if rest else NOTHING)
