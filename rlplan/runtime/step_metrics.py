@@ -48,6 +48,11 @@ class StepMetrics:
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
         self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
 
+    def add_replaced(self, num_groups: int) -> None:
+        """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
+        if self.job.max_refills:
+            self.learning["group_replaced"] = num_groups
+
     def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
         """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
         spans = [span for rollout in rollouts for span in rollout.completion.spans]
@@ -136,6 +141,9 @@ class StepMetrics:
         }
         if "kl_sum" in sums:
             row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+        for name in ("importance", "is_corrected", "is_ranked_right"):
+            if f"{name}_sum" in sums:
+                row[_LOGGED[name]] = sums[f"{name}_sum"] / max(1.0, sums[f"{name}_count"])
         if "teacher_kl_sum" in sums:
             row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
         return row | self._norm_row(Role.POLICY)
@@ -160,6 +168,11 @@ class StepMetrics:
         }
 
 
+_LOGGED = {
+    "importance": "importance/mean",
+    "is_corrected": "importance/corrected_fraction",
+    "is_ranked_right": "policy/ranked_right_fraction",
+}
 _VALUE = "value_"
 
 
