@@ -110,6 +110,7 @@ def make_profile(**overrides: Any) -> HardwareProfile:
             "column_block": 16,
             "bytes_per_weight": sourced(1000),
             "bytes_per_shape": sourced(100_000),
+            "bytes_per_batch_size": sourced(10_000),
         },
         "process_overheads": {name: sourced(size * MIB) for name, size in imports.items()},
         "process_slack": {name: sourced(size * MIB) for name, size in slack.items()},

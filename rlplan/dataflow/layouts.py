@@ -24,7 +24,8 @@ class DeviceGroup:
 class RoleLayout:
     """How one role's worker processes lie on a device group, one process a device from the first on.
 
-    dp: data-parallel ranks; tp: tensor-parallel ranks of one replica; zero_stage: 0 for a role that is not trained.
+    dp: groups that compute passes of their own; tp: tensor-parallel ranks of one replica; zero_stage: 0 for a role that
+    is not trained. A group's ranks follow one another.
     """
 
     role: Role
@@ -34,6 +35,16 @@ class RoleLayout:
     dp: int = 1
     tp: int = 1
     zero_stage: int = 0
+
+    @property
+    def num_ranks_per_pass(self) -> int:
+        """Ranks that compute one pass together: those of a group."""
+        return len(self.devices) // self.dp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks over which ZeRO shares a state out: all that hold the same part of it, those of one sequence too."""
+        return len(self.devices) // self.tp
 
     @property
     def processes(self) -> tuple[tuple[str, str], ...]:

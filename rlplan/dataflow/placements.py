@@ -4,7 +4,7 @@ In: a job and a placement. Out: device groups and role layouts; a StepGraph arra
 """
 
 from rlplan.dataflow.graph import StepGraph
-from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
+from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.running_ahead import run_ahead
 from rlplan.dataflow.taking_turns import Turns, take_turns
 from rlplan.spec.job import JobSpec
@@ -53,14 +53,7 @@ def place(
         groups = (DeviceGroup("shared", devices),)
         training = scoring = generation = groups[0]
     layouts = [
-        RoleLayout(
-            Role.POLICY,
-            "policy_trainer",
-            training.name,
-            training.devices,
-            dp=len(training.devices),
-            zero_stage=zero_stage,
-        ),
+        _trainer(job, Role.POLICY, "policy_trainer", training, zero_stage),
         RoleLayout(
             Role.POLICY,
             "rollout_engine",
@@ -71,14 +64,16 @@ def place(
         ),
     ]
     for role in job.trained_roles[1:]:
-        layouts.append(
-            RoleLayout(
-                role, "value_trainer", training.name, training.devices, dp=len(training.devices), zero_stage=zero_stage
-            )
-        )
+        layouts.append(_trainer(job, role, "value_trainer", training, zero_stage))
     for role in job.frozen_roles:
         layouts.append(RoleLayout(role, "scorer", scoring.name, scoring.devices[:1]))
     return groups, tuple(layouts)
+
+
+def _trainer(job: JobSpec, role: Role, worker: Worker, group: DeviceGroup, zero_stage: int) -> RoleLayout:
+    """A rank on each device; some of them compute a pass together."""
+    replicas = len(group.devices) // job.training.num_ranks_per_pass
+    return RoleLayout(role, worker, group.name, group.devices, replicas, job.training.tp, zero_stage)
 
 
 def num_training_devices(job: JobSpec, placement: Placement) -> int:

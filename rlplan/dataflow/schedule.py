@@ -157,8 +157,9 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
 def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
     """The layout's processes that an action needs.
 
-    Up to ZeRO-2 every trainer rank holds all weights, so one hands them on; in ZeRO-3 all of them gather them.
+    Up to ZeRO-2 the first group of ranks that each hold a part of every layer, or one rank that holds all of it, hands
+    weights on; in ZeRO-3 all of them gather them.
     """
     names = tuple(process for process, _ in layout.processes)
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
-    return names[:1] if kind in _FROM_ONE_RANK and is_whole else names
+    return names[: layout.tp] if kind in _FROM_ONE_RANK and is_whole else names

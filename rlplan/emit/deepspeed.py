@@ -6,7 +6,8 @@ In: a JobSpec and a Schedule. Out: a plain dict for `deepspeed.initialize(config
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
-from rlplan.spec.job import JobSpec, TrainingSpec
+from rlplan.spec.job import JobSpec
+from rlplan.spec.training import TrainingSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, Role
 
@@ -29,7 +30,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
-        "train_batch_size": micro * accumulation * layout.dp,
+        "train_batch_size": micro * accumulation * layout.num_shards,
         "managed_gradient_accumulation": False,
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,

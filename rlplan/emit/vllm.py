@@ -19,9 +19,8 @@ LONGEST_NGRAM = 3
 def engine_arguments(job: JobSpec) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
 
-    Where weights change under open requests these are computed anew as prompts, and are not cut (a batch holds one
-    longest sequence): vLLM 0.32 takes back the random draw of a cut prompt by moving its generator's offset, which a
-    generator on a CPU has not.
+    On a CPU prompts are not cut (a batch holds one longest sequence): vLLM 0.32 takes back the random draw of a cut
+    prompt by moving its generator's offset, which a generator on a CPU has not, and every request has one.
 
     `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
     what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
@@ -40,7 +39,7 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
         "block_size": job.rollout.block_size,
         "enable_prefix_caching": True,
-        "enable_chunked_prefill": not job.placement.max_staleness,
+        "enable_chunked_prefill": job.load_profile().kind != "cpu",
         "enforce_eager": True,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,

@@ -144,6 +144,24 @@ def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     return num_tokens * element_bytes * block.hidden
 
 
+def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: int) -> int:
+    """Bytes that a layer saves beside `block_saved_bytes` where ranks exchange tokens for heads around attention.
+
+    Counts, for each of a rank's own tokens: attention's output once more, e*q, for the output projection reads it after
+    the exchange; keys and values of fewer heads than ranks, repeated to one a rank, 2*e*(N d - k).
+    Source: `rlplan.runtime.sequence_parallel`; Jacobs et al. 2023, arXiv:2309.14509.
+    Assumes: what is sent is gone when it has been sent.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
+    >>> [exchanged_bytes(block, ulysses, 1, 2) for ulysses in (1, 2, 4)]  # 2*64; 2*64 + 4*(64 - 32)
+    [0, 128, 256]
+    """
+    if ulysses == 1:
+        return 0
+    repeated = max(0, ulysses * block.head_dim - block.k)
+    return num_tokens * element_bytes * (block.q + 2 * repeated)
+
+
 def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, element_bytes: int) -> int:
     """Bytes saved outside the layers: the last norm with the rows that the head reads, and the rotary table.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from rlplan.memory.activations import (
     checkpoint_bytes,
+    exchanged_bytes,
     head_saved_bytes,
     layer_backward_bytes,
     layer_saved_bytes,
@@ -144,6 +145,7 @@ class _Layers:
         model, e = rank.model, rank.element_bytes
         self.num_layers = model.num_layers
         self.one = _adapted_layer_bytes(rank, num_tokens) if rank.adapters else layer_saved_bytes(model, num_tokens, e)
+        self.one += exchanged_bytes(block_of(model), rank.ulysses, num_tokens, e)
         self.kept = checkpoint_bytes(block_of(model), num_tokens, e) if rank.recomputes_layers else self.one
         self.saved = self.kept * model.num_layers
         self.in_flight = layer_backward_bytes(model, num_tokens, e)

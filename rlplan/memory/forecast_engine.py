@@ -6,7 +6,13 @@ In: a job and its model. Out: bytes by kind. The formulas are in params.py, gene
 from dataclasses import replace
 
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.generation import engine_activation_bytes, kv_cache_bytes, sampler_bytes
+from rlplan.memory.generation import (
+    compiled_kernel_bytes,
+    engine_activation_bytes,
+    kv_cache_bytes,
+    num_batch_sizes,
+    sampler_bytes,
+)
 from rlplan.memory.ledger import Moment
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import (
@@ -39,7 +45,7 @@ class EngineForecast:
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
         rollout = self.job.rollout
         if action.kind is ActionKind.STOP_ENGINE:
-            return self._overheads()
+            return self._overheads(action, moment)
         held = {
             MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes, self.tp),
             MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(
@@ -48,7 +54,7 @@ class EngineForecast:
             MemoryKind.KV_CACHE: kv_cache_bytes(
                 self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory, self.tp
             ),
-            **self._overheads(),
+            **self._overheads(action, moment),
         }
         if action.kind is not ActionKind.START_ENGINE and self.has_arena:
             held[MemoryKind.SYNC_STAGING] = sync_staging_bytes(self.job, self.model)
@@ -81,11 +87,18 @@ class EngineForecast:
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
             held[MemoryKind.LOGITS] = sampler_bytes(self.model.vocab_size, rollout.max_num_seqs)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
-        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
+        slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
+        held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, moment)
         return held
 
-    def _overheads(self) -> dict[MemoryKind, int]:
+    def _overheads(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         return {
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
-            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value + self._compiled(action, moment),
         }
+
+    def _compiled(self, action: Action, moment: Moment) -> int:
+        """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine."""
+        if action.kind is ActionKind.START_ENGINE and moment == "start":
+            return 0
+        return compiled_kernel_bytes(self.model, self.profile.weight_packing, num_batch_sizes(self.job), self.tp)

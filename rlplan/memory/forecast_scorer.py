@@ -16,11 +16,15 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def judging_peak(job: JobSpec, model: ModelSpec, num_processes: int) -> dict[MemoryKind, int]:
-    """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head."""
+def judging_peak(job: JobSpec, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
+    """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head.
+
+    num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
+    """
     workload = job.workload
     share = ceil_div(workload.num_rollouts_per_step, num_processes)
-    num_tokens = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+    whole = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+    num_tokens = ceil_div(whole, ulysses)
     layer = forward_working_bytes(model, num_tokens)
     head = logits_bytes(num_tokens, model.head_width)
     head += probability_slice_bytes(num_tokens, model.head_width)

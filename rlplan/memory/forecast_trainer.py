@@ -19,6 +19,7 @@ from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
@@ -47,9 +48,9 @@ class TrainerForecast:
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
-        self.num_ranks = layout.dp
+        self.layout = layout
         parameters = job.trained_parameters(layout.role, model)
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.dp, rank, parameters)
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
         self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
@@ -79,7 +80,7 @@ class TrainerForecast:
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held |= self._passes(is_first=not self._has_stepped(action, moment))
         elif action.kind is ActionKind.SCORE:
-            held |= judging_peak(self.job, self.model, self.num_ranks)
+            held |= judging_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
@@ -112,9 +113,11 @@ class TrainerForecast:
 
     @cached_property
     def _micro_batch(self) -> MicroBatch:
+        """Of a rank: of a pass that several share it has a part of the tokens, in which all may be of responses."""
         workload = self.job.workload
-        share = workload.mini_batch_size // self.num_ranks
-        num_tokens = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        share = workload.mini_batch_size // self.layout.dp
+        whole = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        num_tokens = ceil_div(whole, self.job.training.ulysses)
         return MicroBatch(
             num_tokens=num_tokens,
             num_response_tokens=min(share * workload.max_response_len, num_tokens),
@@ -152,8 +155,9 @@ class TrainerForecast:
 
     def _gathered_at_once(self) -> int:
         """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
-        trained = self.trained.element_bytes * self.states.partition_numel * self.num_ranks
-        return trained if self.num_ranks > 1 and self.states.settings.stage in (1, 2) else 0
+        num_shards = self.layout.num_shards
+        trained = self.trained.element_bytes * self.states.partition_numel * num_shards
+        return trained if num_shards > 1 and self.states.settings.stage in (1, 2) else 0
 
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.

@@ -8,9 +8,13 @@ Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in t
 """
 
 from rlplan.memory.activations import forward_working_bytes
+from rlplan.memory.params import fused_linear_shapes
 from rlplan.memory.serving_kv import cache_pool
+from rlplan.spec.hardware import WeightPacking
+from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.kv import layer_caches
+from rlplan.units import ceil_div
 
 
 def kv_bytes_per_token(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
@@ -59,3 +63,33 @@ def sampler_bytes(vocab_size: int, max_num_seqs: int) -> int:
     Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`.
     """
     return 4 * max_num_seqs * vocab_size * 4
+
+
+MAX_KERNELS = 1024
+"""Kernels that oneDNN keeps: its primitive cache's capacity, ONEDNN_PRIMITIVE_CACHE_CAPACITY, by default."""
+
+SIZES_PER_POSITION = 5
+"""Batch sizes that a run of many steps meets at one position of its responses. Measured: the quickstart's engine holds
+code for some 60 sizes after 40 steps, and its responses have 12 positions."""
+
+
+def num_batch_sizes(job: JobSpec) -> int:
+    """Different numbers of sequences that one engine decodes at a time in a run.
+
+    Counts: 5 for each position of a response, at most as many as there are sequences at once.
+    Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
+    """
+    workload, lead = job.workload, 1 + job.placement.max_staleness
+    at_once = max(lead * workload.num_rollouts_per_step, workload.num_heldout_prompts)
+    per_engine = ceil_div(at_once, job.rollout.num_engines)
+    return min(job.rollout.max_num_seqs, per_engine, SIZES_PER_POSITION * workload.max_response_len)
+
+
+def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:
+    """Bytes of the code that oneDNN compiles for products of packed weights, one kernel a shape and batch size.
+
+    Counts: distinct shapes x batch sizes, at most 1,024 kernels, times the profile's bytes of one.
+    Source: oneDNN's primitive cache; the bytes are the profile's, measured. Assumes: a CPU without tiles, as packs do.
+    """
+    num_kernels = min(MAX_KERNELS, len(set(fused_linear_shapes(model, tp))) * num_sizes)
+    return num_kernels * packing.bytes_per_batch_size.value

@@ -7,21 +7,23 @@ Left out: the bytes themselves (zero.py), activations (activations.py), the walk
 from dataclasses import dataclass
 
 from rlplan.memory.zero import ZeroSettings, ZeroStates
-from rlplan.spec.job import TrainingSpec
 from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.training import TrainingSpec
 
 
 @dataclass(frozen=True)
 class TrainedRank:
     """A data-parallel rank: its model and states, and whether it computes each layer anew in the backward pass.
 
-    adapters: what is trained beside a frozen model; empty where the model itself is.
+    adapters: what is trained beside a frozen model; empty where the model itself is. ulysses: ranks that share a pass,
+    each with a part of its tokens.
     """
 
     model: ModelSpec
     states: ZeroStates
     recomputes_layers: bool = False
     adapters: tuple[Parameter, ...] = ()
+    ulysses: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -55,7 +57,8 @@ def trained_rank(
     )
     trained, frozen = parameters or (model.parameters, ())
     states = ZeroStates(settings, trained, frozen, rank)
-    return TrainedRank(model, states, training.gradient_checkpointing, trained if frozen else ())
+    adapters = trained if frozen else ()
+    return TrainedRank(model, states, training.gradient_checkpointing, adapters, training.ulysses)
 
 
 def merging_bytes(rank: TrainedRank) -> int:
@@ -66,7 +69,7 @@ def merging_bytes(rank: TrainedRank) -> int:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.spec.models.adapters import lora_parameters
-    >>> from rlplan.spec.job import TrainingSpec
+    >>> from rlplan.spec.training import TrainingSpec
     >>> model = find_model("Qwen/Qwen3-0.6B")
     >>> parts = (lora_parameters(model, 8, ["q_proj"]), model.parameters)
     >>> merging_bytes(trained_rank(TrainingSpec(), model, 2, 1, 0, parts))  # 12 * 2048 * 1024

@@ -83,7 +83,7 @@ def sync_staging_bytes(job: JobSpec, model: ModelSpec) -> int:
         return 0
     packets = policy_packets(job, model)
     largest = max(packet.bucket.num_bytes for packet in packets)
-    staging = largest if job.placement.sync_transport is Transport.DISK else arena_bytes(packets)
+    staging = largest if job.sync_transport is Transport.DISK else arena_bytes(packets)
     if job.placement.sync_content is SyncContent.DELTA:
         staging += shadow_bytes(packets)
     return staging

@@ -57,12 +57,26 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
     if num_training < 1:
         needed = job.hardware.num_devices + 1 - num_training
         return f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
-    if job.workload.mini_batch_size % num_training:
-        return (
-            f"workload.mini_batch_size {job.workload.mini_batch_size} does not divide by the {num_training} "
-            f"training device(s)"
-        )
-    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job) or _cannot_share(job)
+    return (
+        _cannot_divide(job, num_training)
+        or _cannot_sample(job)
+        or _cannot_adapt(job)
+        or _cannot_sync(job)
+        or _cannot_share(job)
+    )
+
+
+def _cannot_divide(job: JobSpec, num_training: int) -> str:
+    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
+    ways, size = job.training.num_ranks_per_pass, job.workload.mini_batch_size
+    if job.training.tp > 1:
+        return "training.tp: DeepSpeed's AutoTP is not driven by the runtime yet"
+    if num_training % ways:
+        return f"{ways} ranks share a pass (training.ulysses, training.tp), {num_training} device(s) train"
+    if size % (num_training // ways):
+        groups = f"{num_training // ways} groups of {ways} " if ways > 1 else f"{num_training} "
+        return f"workload.mini_batch_size {size} does not divide by the {groups}training device(s)"
+    return ""
 
 
 def _cannot_sample(job: JobSpec) -> str:
@@ -83,7 +97,7 @@ def _cannot_adapt(job: JobSpec) -> str:
 
 
 def _cannot_sync(job: JobSpec) -> str:
-    transport, content = job.placement.sync_transport, job.placement.sync_content
+    transport, content = job.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
     if content is SyncContent.ADAPTER and job.training.lora.rank is None:
@@ -95,11 +109,9 @@ def _cannot_sync(job: JobSpec) -> str:
 
 def _cannot_share(job: JobSpec) -> str:
     """Shared memory is one host's: the rank that hands weights over and every engine must lie on it."""
-    hardware, last = job.hardware, job.hardware.num_devices - 1
-    first_host, last_host = hardware.host_of(0), hardware.host_of(last)
-    if job.placement.sync_transport is not Transport.SHARED_MEMORY or first_host == last_host:
+    if job.sync_transport is not Transport.SHARED_MEMORY or job.hardware.num_hosts == 1:
         return ""
     return (
-        f"transport shared_memory needs trainer and engine on one host; of {hardware.num_hosts} hosts the first trains "
-        f"and the last generates: placement.transport gloo goes between hosts"
+        f"transport shared_memory needs trainer and engine on one host; of {job.hardware.num_hosts} hosts the first "
+        f"trains and the last generates: placement.transport gloo (or auto) goes between hosts"
     )

@@ -73,7 +73,7 @@ class Handover:
 
     def _open(self) -> list[Measurement]:
         endpoint = Endpoint(
-            transport=self.spec.job.placement.sync_transport,
+            transport=self.spec.job.sync_transport,
             num_readers=len(self.engines),
             dtype=self.spec.job.rollout.dtype.value,
             host=self.crew.addresses[self.trainers[0]],

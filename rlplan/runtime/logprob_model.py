@@ -17,6 +17,7 @@ from torch import nn
 from rlplan.memory.logits import ROWS_AT_ONCE
 from rlplan.runtime.experience import SequencePair, TrainSample
 from rlplan.runtime.packing import pack_best_fit
+from rlplan.runtime.sequence_parallel import Sharing
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ def judge_packed(
     return [judged[index] for index in range(len(pairs))]
 
 
-def predicting_states(language_model: Any, batch: TokenBatch) -> torch.Tensor:
-    """Hidden states that predict response tokens, [tokens, hidden]."""
+def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
+    """Hidden states that predict response tokens, [tokens, hidden]. sharing: `batch` is this rank's part of a pack."""
     output = language_model.model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
         sequence_lens=batch.sequence_lens,
+        sharing=sharing,
         use_cache=False,
     )
     states: torch.Tensor = output.last_hidden_state[0][batch.positions]
@@ -86,19 +88,38 @@ class LogprobModel(nn.Module):
 
     The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
     bring parameters along (ZeRO-3) still can.
+
+    sharing: ranks that compute a pass together. Every one gets the whole pack and gives the numbers of all its tokens.
     """
 
-    def __init__(self, language_model: nn.Module, temperature: float, *, computes_entropy: bool) -> None:
+    def __init__(
+        self,
+        language_model: nn.Module,
+        temperature: float,
+        *,
+        computes_entropy: bool,
+        sharing: Sharing | None = None,
+    ) -> None:
         super().__init__()
         self.language_model: Any = language_model
+        self.sharing = sharing
         head: Any = self.language_model.lm_head
         head.forward = partial(_head_forward, head, temperature=temperature, computes_entropy=computes_entropy)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
-        states = predicting_states(self.language_model, batch)
-        logprobs, entropies = self.language_model.lm_head(states, batch.targets)
-        return logprobs, entropies
+        part, states = self.own_states(batch)
+        logprobs, entropies = self.language_model.lm_head(states, part.targets)
+        return self.of_all(logprobs, batch), self.of_all(entropies, batch)
+
+    def own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
+        """(this rank's part of a pack, the hidden states that predict its response tokens)."""
+        part = batch if self.sharing is None else self.sharing.own_part(batch)
+        return part, predicting_states(self.language_model, part, self.sharing)
+
+    def of_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Numbers of all response tokens of a pack, where this rank has those of its part."""
+        return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
 
 
 def _head_forward(

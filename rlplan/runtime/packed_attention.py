@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from rlplan.runtime.sequence_parallel import Sharing
+
 PACKED = "rlplan_packed"
 """The name under which transformers knows this attention."""
 
@@ -37,14 +39,22 @@ def packed_attention(
     *,
     scaling: float | None = None,
     sequence_lens: tuple[int, ...] | None = None,
+    sharing: Sharing | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sequence of one row. query: [1, heads, T, d]. Returns: [1, T, heads, d] and None."""
+    """Causal attention within each sequence of one row. query: [1, heads, T, d]. Returns: [1, T, heads, d] and None.
+
+    sharing: other ranks have the rest of the row's tokens; each attends to all of them with some of the heads.
+    """
+    if sharing is not None:
+        query, key, value = map(sharing.to_heads, (query, key, value))
     lens = sequence_lens or (query.shape[2],)
     _check(module, query, lens, options)
     if query.device.type == "cuda":
-        return _varlen(query, key, value, lens, scaling), None
-    return _PerLength.apply(query, key, value, lens, scaling), None
+        output = _varlen(query, key, value, lens, scaling)
+    else:
+        output = _PerLength.apply(query, key, value, lens, scaling)
+    return output if sharing is None else sharing.to_tokens(output), None
 
 
 def _check(module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any]) -> None:

@@ -54,6 +54,7 @@ class ActionRunner:
         self.rollouts: list[Rollout] = []
         self.handover = Handover(spec, crew)
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
+        self._layouts = spec.schedule.layouts
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
         takes_turns = any(action.kind.value in FREEING for action in spec.schedule.step)
         has_adapter = spec.job.placement.sync_content is SyncContent.ADAPTER
@@ -213,17 +214,18 @@ class ActionRunner:
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
-        shares = _contiguous(self.rollouts, len(action.processes))
+        ways = self._ranks_per_pass(action)
+        shares = _contiguous(self.rollouts, len(action.processes) // ways)
 
         def call(rank: int) -> tuple[Any, ...]:
             return (
                 "score",
-                [self._readers.sequence(action.role, rollout) for rollout in shares[rank]],
+                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ways]],
                 action.role.value,
             )
 
         results, measurements = self._everywhere(action, call)
-        for share, scores in zip(shares, results, strict=True):
+        for share, scores in zip(shares, results[::ways], strict=True):
             for rollout, score in zip(share, scores, strict=True):
                 rollout.scores[action.role] = score
         return measurements
@@ -245,14 +247,16 @@ class ActionRunner:
         size = self.job.workload.mini_batch_size
         batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
         lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
-        packs = pack_shares(lengths, len(action.processes), self.job.max_tokens_per_micro_batch)
+        ways = self._ranks_per_pass(action)
+        packs = pack_shares(lengths, len(action.processes) // ways, self.job.max_tokens_per_micro_batch)
 
         def call(rank: int) -> tuple[Any, ...]:
-            micro_batches = [[batch[index] for index in pack] for pack in packs[rank]]
+            micro_batches = [[batch[index] for index in pack] for pack in packs[rank // ways]]
             weights = [[1 / (size * max(1, s.num_learned)) for s in samples] for samples in micro_batches]
             return "forward_backward", micro_batches, weights
 
         results, measurements = self._everywhere(action, call)
+        results = results[::ways]  # ranks that share a pass all give the numbers of the whole
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
             return measurements
@@ -315,6 +319,10 @@ class ActionRunner:
         """Call every process of an action at once; `call(rank)` gives the method and its arguments."""
         calls = [self.crew.perform(process, *call(rank)) for rank, process in enumerate(action.processes)]
         return self.crew.measured(calls, self.deadline_s(action))
+
+    def _ranks_per_pass(self, action: Action) -> int:
+        """How many neighbours among an action's processes compute each pass together."""
+        return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
 
     def _one(self, action: Action, process: str, method: str, *arguments: Any) -> list[Measurement]:
         return self.crew.measured([self.crew.perform(process, method, *arguments)], self.deadline_s(action))[1]

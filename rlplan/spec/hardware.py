@@ -101,12 +101,14 @@ class WeightPacking(Spec):
     """How the rollout engine repacks linear weights on this machine. Blocks are in elements.
 
     bytes_per_weight: the handler beside each packed weight. bytes_per_shape: code compiled once a shape.
+    bytes_per_batch_size: code compiled for each number of rows with which a shape is multiplied.
     """
 
     row_block: int = Field(ge=1)
     column_block: int = Field(ge=1)
     bytes_per_weight: SourcedBytes
     bytes_per_shape: SourcedBytes
+    bytes_per_batch_size: SourcedBytes
 
 
 class ProfileBase(Spec):

@@ -19,6 +19,7 @@ from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.profiles import get_profile
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
+from rlplan.spec.training import TrainingSpec, check_sharing
 from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
@@ -65,57 +66,6 @@ class HardwareSpec(Spec):
         [0, 0, 0, 1, 1]
         """
         return device * self.num_hosts // self.num_devices
-
-
-class LoraSpec(Spec):
-    """Adapters beside the policy's linear layers, trained in its place. Without a rank there are none.
-
-    alpha: what they add is scaled by alpha / rank. target_modules: such as `q_proj`, or all linear layers.
-    """
-
-    rank: int | None = Field(default=None, ge=1)
-    alpha: float = Field(default=16.0, gt=0)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-
-
-class TrainingSpec(Spec):
-    """How trained roles are held. reduce_bucket_size: elements of DeepSpeed's gradient reduction bucket.
-
-    persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3. quantization: of the
-    policy's frozen base beside adapters; `nf4` (QLoRA) needs a GPU. max_tokens_per_micro_batch: tokens that are packed
-    into one pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
-    """
-
-    dtype: Dtype = Dtype.FLOAT32
-    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
-    reduce_bucket_size: int = Field(default=25_000_000, ge=1_000)
-    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    persistence_threshold: int = Field(default=100_000, ge=0)
-    gradient_checkpointing: bool = False
-    offloads_optimizer: bool = False
-    lora: LoraSpec = LoraSpec()
-    quantization: Literal["none", "nf4"] = "none"
-
-    @property
-    def trains_adapters(self) -> bool:
-        """Whether the policy's base is frozen and adapters are trained."""
-        return self.lora.rank is not None
-
-    @model_validator(mode="after")
-    def _only_a_frozen_base_is_quantised(self) -> "TrainingSpec":
-        if self.quantization != "none" and not self.trains_adapters:
-            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
-        return self
-
-    @model_validator(mode="after")
-    def _offload_needs_partitions(self) -> "TrainingSpec":
-        if self.offloads_optimizer and self.zero_stage in (0, 1):
-            raise ValueError(
-                f"training.offloads_optimizer needs training.zero_stage 2 or 3 (or auto), not {self.zero_stage}"
-            )
-        if self.quantization != "none" and not self.trains_adapters:
-            raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
-        return self
 
 
 class RolloutSpec(Spec):
@@ -165,11 +115,6 @@ class PlacementSpec(Spec):
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
     check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
-
-    @property
-    def sync_transport(self) -> Transport:
-        """The transport, chosen where it is left open: within one host nothing is faster than shared memory."""
-        return Transport.SHARED_MEMORY if self.transport == "auto" else self.transport
 
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
@@ -243,6 +188,16 @@ class JobSpec(Spec):
         whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
         return self.training.max_tokens_per_micro_batch or whole
 
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
+
+        Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
+        """
+        if self.placement.transport != "auto":
+            return self.placement.transport
+        return Transport.SHARED_MEMORY if self.hardware.num_hosts == 1 else Transport.GLOO
+
     @model_validator(mode="after")
     def _longest_fits_a_micro_batch(self) -> "JobSpec":
         if self.max_tokens_per_micro_batch < self.workload.max_seq_len:
@@ -256,8 +211,8 @@ class JobSpec(Spec):
     def _something_is_rewarded(self) -> "JobSpec":
         if not self.rewards and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
             raise ValueError(
-                "rewards: at least one, unless there is a reward model (roles.reward.path) or a teacher "
-                "(roles.teacher.path)"
+                "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
+                "(roles.teacher.path): one of the three is needed"
             )
         return self
 
@@ -320,6 +275,7 @@ class JobSpec(Spec):
                 way_out="shorten the lengths or take a model with a longer context",
             )
         self.adapter_parameters(model)
+        check_sharing(self.training, model, "policy.path")
         return model
 
     def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
@@ -373,6 +329,8 @@ class JobSpec(Spec):
             limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
             needs = limit or self.workload.max_seq_len
             models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
+            if role in self.trained_roles:
+                check_sharing(self.training, models[role], f"roles.{role}.path")
         return models
 
     def load_profile(self) -> HardwareProfile:

@@ -110,8 +110,10 @@ class CpuTimes:
 
         Source: `rlplan.runtime.workers.parked_states`.
         """
-        states = trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, 0).states.after_step()
-        num_bytes = (states.device_bytes + states.host_bytes) * trained.dp
+        states = trained_rank(
+            self.job.training, self.model, trained.zero_stage, trained.num_shards, 0
+        ).states.after_step()
+        num_bytes = (states.device_bytes + states.host_bytes) * len(trained.devices)
         moved = Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
         return moved + self._training.fresh_cost(num_bytes) if is_back else moved
 
@@ -134,11 +136,9 @@ class CpuTimes:
         """
         work = self.job.workload
         layout = self._scoring
-        ranks = len(layout.devices)
         threads = len(self._group("scorer")) if layout.worker == "scorer" else 1
-        passes = self._passes(
-            self.host.share(threads, ranks), ceil_div(work.num_rollouts_per_step, ranks), trains=False
-        )
+        share = self.host.share(threads, len(layout.devices))
+        passes = self._passes(share, ceil_div(work.num_rollouts_per_step, layout.dp), layout, trains=False)
         return passes + self._python(2 * work.num_rollouts_per_step)
 
     def train_cost(self) -> Cost:
@@ -147,12 +147,13 @@ class CpuTimes:
         Counts: stages 2 and 3 reduce in every backward pass (`_reduction_cost`), others in the step; stage 3 gathers
         all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
         """
-        num_rollouts = self.job.workload.mini_batch_size // self._num_ranks
+        layout = self.schedule.layout("policy_trainer")
+        num_rollouts = self.job.workload.mini_batch_size // layout.dp
         share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
-        cost = self._passes(share, num_rollouts, trains=True) + self._python(2 * num_rollouts)
+        cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
         if self.job.training.gradient_checkpointing:
-            cost += self._passes(share, num_rollouts, trains=False)
+            cost += self._passes(share, num_rollouts, layout, trains=False)
         if stage >= 2:
             cost += self._reduction_cost().times(num_passes)
         if stage == 3 and self._num_ranks > 1:
@@ -223,7 +224,7 @@ class CpuTimes:
         Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
         kernel's and read from there (four times the bytes).
         """
-        transport, share = self.job.placement.sync_transport, self.engine.share
+        transport, share = self.job.sync_transport, self.engine.share
         if transport is Transport.GLOO:
             sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
             return sent + share.touch_cost(2 * num_bytes)
@@ -281,8 +282,11 @@ class CpuTimes:
         ended = ends[all_processes.index(seconds[kind])]
         return Cost({Resource.LATENCY: ended}) + share.fresh_cost(2 * whole) + share.touch_cost(2 * whole)
 
-    def _passes(self, share: CpuShare, num_rollouts: int, *, trains: bool) -> Cost:
-        """Micro-batches of `num_rollouts`, the last one smaller."""
+    def _passes(self, share: CpuShare, num_rollouts: int, layout: RoleLayout, *, trains: bool) -> Cost:
+        """Micro-batches of `num_rollouts`, the last one smaller, and what ranks send that share one.
+
+        Counts: of ranks that share a pass each a part of it.
+        """
         prompt, response = self._lengths
         size = self._micro_batch(num_rollouts)
         whole, rest = divmod(num_rollouts, size)
@@ -296,7 +300,21 @@ class CpuTimes:
             warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
             return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
-        return one(size).times(whole) + (one(rest) if rest else NOTHING)
+        cost = one(size).times(whole) + (one(rest) if rest else NOTHING)
+        sent = self._exchanged_bytes(layout) * num_rollouts * (prompt + response) * (2 if trains else 1)
+        return cost.times(1 / layout.num_ranks_per_pass) + share.all_gather_cost(sent)
+
+    def _exchanged_bytes(self, layout: RoleLayout) -> float:
+        """Bytes of a token that a rank sends in a forward pass to those that share it; in a backward pass as many.
+
+        Counts, a layer: Ulysses queries, keys, values and attention's output of its own tokens, e(2q + 2k) / n; tensor
+        parallel ranks all-reduce e h of every token behind attention and behind the MLP, which sends each twice.
+        """
+        model, e, ways = self.model, self.job.training.dtype.num_bytes, layout.num_ranks_per_pass
+        if ways == 1:
+            return 0.0
+        own = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) / ways
+        return e * model.num_layers * (own if layout.tp == 1 else 4 * model.hidden_size)
 
     def _micro_batch(self, num_rollouts: int) -> int:
         """Usual rollouts that are packed into one pass."""
@@ -315,7 +333,7 @@ class CpuTimes:
 
     @cached_property
     def _num_ranks(self) -> int:
-        return self.schedule.layout("policy_trainer").dp
+        return len(self.schedule.layout("policy_trainer").devices)
 
     @cached_property
     def _training(self) -> CpuShare:

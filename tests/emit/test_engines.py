@@ -68,6 +68,10 @@ def test_vllm_gets_the_cache_the_lengths_and_the_seed_of_the_job() -> None:
     assert "model" not in arguments
 
 
+def test_prompts_are_not_cut_on_a_cpu() -> None:
+    assert engine_arguments(make_job())["enable_chunked_prefill"] is False
+
+
 def placement(**overrides: Any) -> RayPlacement:
     return ray_placement(make_plan(**overrides))
 

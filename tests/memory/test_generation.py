@@ -4,17 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.memory.generation import (
+    compiled_kernel_bytes,
     engine_activation_bytes,
     kv_block_bytes,
     kv_bytes_per_token,
     kv_cache_bytes,
+    num_batch_sizes,
     num_kv_blocks,
     sampler_bytes,
 )
 from rlplan.spec.model import load_model
 from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
-from tests.factories import EXAMPLES, make_model
+from tests.factories import EXAMPLES, make_job, make_model, make_profile
 
 
 def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:
@@ -50,6 +52,21 @@ def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
     assert engine_activation_bytes(make_model(), 5) == 2400
     # four fp32 tensors of 3 sequences x 70 words
     assert sampler_bytes(70, 3) == 4 * 3 * 70 * 4
+
+
+def test_batches_shrink_from_all_sequences_at_once() -> None:
+    assert num_batch_sizes(make_job()) == 5 * 12
+    long = {"workload.max_response_len": 200, "workload.num_heldout_prompts": 8}
+    assert num_batch_sizes(make_job(**long)) == 16  # rollouts of a step
+    ahead = {"placement.placement": "disaggregated", "placement.max_staleness": 2}
+    assert num_batch_sizes(make_job(**long, **ahead)) == 3 * 16
+    assert num_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
+
+
+def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -> None:
+    packing = make_profile().weight_packing  # 10,000 bytes a kernel
+    assert compiled_kernel_bytes(make_model(), packing, 3) == 5 * 3 * 10_000
+    assert compiled_kernel_bytes(make_model(), packing, 300) == 1024 * 10_000
 
 
 @given(st.integers(0, 10**9), st.sampled_from([16, 32, 64, 128]), st.sampled_from([2, 4]))

@@ -171,12 +171,15 @@ def test_every_process_holds_its_imports_and_slack_at_every_moment(process: str,
     for row in LEDGER.rows:
         if row.process == process:
             by_moment[(row.moment, row.action_id)][row.kind.value] = row
-    for rows in by_moment.values():
+    for (_, action), rows in by_moment.items():
+        # the engine's kernels: 5 shapes in 5 x 12 batch sizes, once it has worked
+        code = 5 * 60 * 10_000 if process == ENGINE and action != "start_engine" else 0
         own, spare = rows.pop("process"), rows.pop("fragmentation")
         assert (own.resident_bytes, own.peak_bytes, own.provenance) == (imports * MIB, imports * MIB, "measured")
         # at the peak, one percent of all tensors on top
         tensors = sum(row.peak_bytes for row in rows.values())
-        assert (spare.resident_bytes, spare.peak_bytes) == (slack * MIB, slack * MIB + ceil_div(tensors, 100))
+        resident = slack * MIB + code
+        assert (spare.resident_bytes, spare.peak_bytes) == (resident, resident + ceil_div(tensors, 100))
 
 
 def test_the_driver_and_ray_count_on_the_host_all_the_time() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.planner.candidates import Candidate, list_candidates
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, Transport
 from tests.factories import make_job
 
 
@@ -17,6 +17,12 @@ def test_generation_beside_training_needs_devices_of_its_own() -> None:
     assert candidates == (Candidate(Placement.DISAGGREGATED, 2),)
     assert {rejection.placement for rejection in rejections} == {Placement.HYBRID, Placement.COLOCATED}
     assert all("only on devices of its own" in rejection.reason for rejection in rejections)
+
+
+def test_an_open_transport_goes_between_hosts_over_gloo() -> None:
+    job = make_job(**{"hardware.num_hosts": 2, "placement.placement": "disaggregated"})
+    assert (make_job().sync_transport, job.sync_transport) == (Transport.SHARED_MEMORY, Transport.GLOO)
+    assert list_candidates(job) == ((Candidate(Placement.DISAGGREGATED, 2),), ())
 
 
 def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
@@ -42,6 +48,10 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
         (
             {"rollout.num_engines": 2, "rollout.tp": 2, "placement": {"placement": "hybrid"}},
             "2 engine(s) of 2 rank(s) need 4 devices",
+        ),
+        (
+            {"hardware.num_hosts": 2, "placement.transport": "shared_memory"},
+            "transport shared_memory needs trainer and engine on one host; of 2 hosts the first trains and the last",
         ),
         ({"rollout.speculative_tokens": 3}, "log-probs of guessed tokens were seen to be wrong"),
         (

@@ -90,7 +90,7 @@ class Live:
         from rlplan.runtime.weight_sync.source import WeightSource
 
         sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
-        endpoint = sender.offer(Endpoint(self.job.placement.sync_transport, num_readers=1))
+        endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
         opening = threading.Thread(target=sender.open, args=(endpoint,))
         opening.start()
         self.engine.invoke("open_channel", endpoint, 0)
@@ -256,6 +256,28 @@ def _start_action() -> Any:
     return next(action for action in make_plan().schedule.start if action.id == "start_engine")
 
 
+def limits(*_: int) -> dict[str, Any]:
+    """An engine that stops at a text and at a token, and is given more prompts than a batch holds."""
+    overrides = {"workload.max_prompt_len": 56, "rollout.max_num_seqs": 16, "rollout.max_num_batched_tokens": 270}
+    live = Live(**overrides, **{"rollout.stop": ["</answer>", 14]})
+    asked = [
+        dataclasses.replace(request(str(index), 3, 60), prompt=(5, *(6 + (index + i) % 9 for i in range(49))))
+        for index in range(5)
+    ]
+    finished = live.engine.invoke("generate", asked)
+    live.engine.invoke("forget_keys_and_values")  # from cached prefixes the last bits come out otherwise
+    again = live.engine.invoke("generate", asked)
+    completions = [completion for one in finished for completion in one.completions]
+    return {
+        "num_prompt_tokens": sum(len(one.prompt) * one.num_samples for one in asked),
+        "tokens": [completion.tokens for completion in completions],
+        "logprobs": [len(completion.logprobs) for completion in completions],
+        "reasons": [completion.finish_reason for completion in completions],
+        "repeats": finished == again,
+        "difference": _against_fresh(live, asked, finished),
+    }
+
+
 def guessing(*_: int) -> dict[str, Any]:
     """An engine that guesses tokens ahead, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
@@ -298,6 +320,7 @@ SCENARIOS: dict[str, Any] = {
     "generation": lambda *_: generation(),
     "ranks": ranks,
     "guessing": guessing,
+    "limits": limits,
     "adapters": adapters,
 }
 

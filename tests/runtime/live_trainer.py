@@ -74,6 +74,8 @@ class LiveRank:
 
         plan = plan_of(num_ranks, case)
         self.job, self.rank, self.num_ranks = plan.job, rank, num_ranks
+        ways = plan.job.training.num_ranks_per_pass
+        self.num_shares, self.share = num_ranks // ways, rank // ways
         self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
         self.trainer.import_libraries()
         if rank == 0 and not dist.is_initialized():
@@ -116,10 +118,13 @@ def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[l
             (-1.0,) * (2 + i % 5),
             (),
             ((-1.0) ** i,) * (2 + i % 5),
+            (),
+            (0.0,) * (2 + i % 5),
+            (1.0,) * (2 + i % 5),
         )
         for i in range(count)
     ]
-    return packed(samples, pack_shares([3 + len(s.response_tokens) for s in samples], live.num_ranks, 30)[live.rank])
+    return packed(samples, pack_shares([3 + len(s.response_tokens) for s in samples], live.num_shares, 30)[live.share])
 
 
 def packed(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
@@ -139,7 +144,7 @@ def longest_samples_of(live: LiveRank) -> tuple[list[list[Any]], list[list[float
     size = len(response)
     samples = [TrainSample(prompt, response, (-1.0,) * size, (), (1.0,) * size) for _ in range(work.mini_batch_size)]
     lengths = [work.max_seq_len] * work.mini_batch_size
-    packs = pack_shares(lengths, live.num_ranks, live.job.max_tokens_per_micro_batch)[live.rank]
+    packs = pack_shares(lengths, live.num_shares, live.job.max_tokens_per_micro_batch)[live.share]
     weight = 1 / (work.mini_batch_size * size)
     return [[samples[index] for index in pack] for pack in packs], [[weight] * len(pack) for pack in packs]
 
@@ -183,7 +188,46 @@ def swap(live: LiveRank) -> dict[str, Any]:
     return {"log": log, "sums": sums, "before": before, "parked": parked, "back": back}
 
 
-EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory, "swap": swap}
+def agree(live: LiveRank) -> dict[str, Any]:
+    """Log-probs of 16 sequences, the gradient of each tensor (in stage 0), and what two steps make of them."""
+    import torch
+    import torch.distributed as dist
+
+    from rlplan.runtime.experience import SequencePair
+
+    micro_batches, weights = samples_of(live)
+    pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in micro_batches for s in batch]
+
+    def logprobs() -> list[float]:
+        with torch.no_grad():
+            judged = live.trainer._judge(pairs, lambda batch: live.trainer.engine.module(batch)[0])
+        return [value for each in judged for value in each]
+
+    before = logprobs()
+    losses = [live.call("forward_backward", micro_batches, weights)]
+    gradients = {}
+    for name, parameter in live.trainer.engine.module.named_parameters():
+        if parameter.grad is not None:
+            whole = parameter.grad.double()
+            dist.all_reduce(whole)
+            whole /= live.trainer.engine.dp_world_size
+            gradients[name] = [float(number) for number in whole.flatten()[:: max(1, whole.numel() // 8)]]
+    steps = [live.call("optimizer_step")]
+    losses.append(live.call("forward_backward", micro_batches, weights))
+    steps.append(live.call("optimizer_step"))
+    norms = [step["grad_norm"] for step in steps]
+    sums = {name: float(tensor.double().abs().sum()) for name, tensor in live.call("weights")}
+    return {
+        "logprobs": [before, logprobs()],
+        "losses": losses,
+        "gradients": gradients,
+        "norms": norms,
+        "sums": sums,
+        "components": live.measured("components")["components"],
+    }
+
+
+EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory, "swap": swap, "agree": agree}
 
 
 if __name__ == "__main__":

@@ -79,6 +79,30 @@ def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any
         assert rank["components"]["packed_weights"] <= rank["forecast"]["packed_weights"]
 
 
+@pytest.fixture(scope="module")
+def limited() -> dict[str, Any]:
+    return ask("limits")[0]
+
+
+def test_a_response_ends_with_the_text_or_the_token_that_it_stops_at(limited: dict[str, Any]) -> None:
+    for tokens, reason in zip(limited["tokens"], limited["reasons"], strict=True):
+        ends = [index for index, token in enumerate(tokens) if token in (4, 14)]
+        assert ends == ([len(tokens) - 1] if reason == "stop" else [])
+        assert reason == "stop" or len(tokens) == 60
+    stopped = zip(limited["tokens"], limited["reasons"], strict=True)
+    assert {tokens[-1] for tokens, reason in stopped if reason == "stop"} == {4, 14}
+
+
+def test_what_a_response_stops_at_comes_with_its_log_prob(limited: dict[str, Any]) -> None:
+    assert limited["logprobs"] == [len(tokens) for tokens in limited["tokens"]]
+    assert limited["difference"] < ROUNDING
+
+
+def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limited: dict[str, Any]) -> None:
+    assert limited["num_prompt_tokens"] > 270
+    assert limited["repeats"]
+
+
 @pytest.mark.nightly
 def test_two_ranks_in_16_bits_hold_what_is_predicted_and_agree_to_16_bits() -> None:
     leader, follower = ask("ranks", 2, "bfloat16")

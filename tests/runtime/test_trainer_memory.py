@@ -34,16 +34,27 @@ SIZES = {
     "workload.max_response_len": 96,
     "workload.micro_batch_size_per_gpu": 4,
 }
-CASES = {
-    f"stage {stage}, {dtype}, {'recomputed' if recomputed else 'saved'}": {
-        "training.zero_stage": stage,
+KINDS = {
+    f"{dtype}, {'recomputed' if recomputed else 'saved'}": {
         "training.dtype": dtype,
         "training.gradient_checkpointing": recomputed,
     }
-    for stage in range(4)
     for dtype in ("float32", "bfloat16")
     for recomputed in (False, True)
 }
+GROUPS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
+    f"ranks{ranks}-stage{stage}": (
+        ranks,
+        {name: {"training.zero_stage": stage, **kind} for name, kind in KINDS.items()},
+    )
+    for ranks in (1, 2)
+    for stage in range(4)
+}
+GROUPS["ulysses"] = (
+    2,
+    {name: {"training.zero_stage": 2, "training.ulysses": 2, **kind} for name, kind in KINDS.items()},
+)
+"""How many ranks, and cases that are started together: each group takes half a minute, and `-k` picks one."""
 MOMENTS = {
     "first/forward_backward": ("first", ActionKind.TRAIN_FORWARD_BACKWARD),
     "first/step": ("first", ActionKind.OPTIMIZER_STEP),
@@ -63,19 +74,24 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "weights"
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module")
 def measured(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, dict[str, Any], dict[str, list[Any]]]:
-    """(ranks, cases, what each case gave on each rank)."""
+    """(ranks, cases of a group, what each case gave on each rank)."""
+    num_ranks, kinds = GROUPS[request.param]
     cases = {
         name: {"exercise": "memory", "overrides": {"policy.path": str(model_folder), **SIZES, **overrides}}
-        for name, overrides in CASES.items()
+        for name, overrides in kinds.items()
     }
-    return request.param, cases, exercise(request.param, cases, tmp_path_factory.mktemp("ranks"))
+    return num_ranks, cases, exercise(num_ranks, cases, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("measured", "name"),
+    [(group, name) for group, (_, kinds) in GROUPS.items() for name in kinds],
+    indirect=["measured"],
+)
 def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
     measured: tuple[int, dict[str, Any], dict[str, list[Any]]], name: str
 ) -> None:

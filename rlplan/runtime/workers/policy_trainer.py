@@ -23,6 +23,7 @@ from rlplan.runtime.losses.clipped_ratio import LossInputs
 from rlplan.runtime.losses.registry import LOSSES
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.packing import pack_best_fit
+from rlplan.runtime.sequence_parallel import Sharing, meet
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
@@ -57,6 +58,7 @@ class PolicyTrainer(Worker):
         self.engine: Any = None
         self.sender: PolicySender | None = None
         self.listener: socket.socket | None = None
+        self.sharing: Sharing | None = None
         self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
@@ -98,6 +100,7 @@ class PolicyTrainer(Worker):
         listener = self.listener.detach() if rank == 0 and self.listener is not None else None
         torch.manual_seed(self.job.seed)
         join_ranks(rank, world_size, address, port, self.job.limits.start_timeout_s, listener)
+        self.sharing = meet(self.job.training.ulysses)
         self._take_over(model_folder)
 
     def _take_over(self, model_folder: str) -> None:
@@ -150,8 +153,8 @@ class PolicyTrainer(Worker):
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
         if self.has_value_head:
-            return PolicyValueModel(language_model, self.job.workload.temperature)
-        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True)
+            return PolicyValueModel(language_model, self.job.workload.temperature, self.sharing)
+        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True, sharing=self.sharing)
 
     def forward_backward(
         self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]

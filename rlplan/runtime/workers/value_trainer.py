@@ -30,7 +30,7 @@ class ValueTrainer(PolicyTrainer):
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
-        return ValueModel(language_model)
+        return ValueModel(language_model, self.sharing)
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
