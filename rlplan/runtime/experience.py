@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized. answer: the right answer, seen by verifiers only."""
+    """One prompt, tokenized. answer: the right answer, seen by verifiers only.
+
+    columns: what else its row says, as JSON, for reward functions.
+    """
 
     id: str
     text: str
     answer: str
     tokens: tuple[int, ...]
+    columns: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
     num_ignored: last tokens that nobody learns from: what a forced length added.
+    id: its request's, and its number there. failure: why it has no reward; then nobody learns from it.
     rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
     model one in all. advantages, returns: one a response token; returns are empty without a value model.
     """
@@ -83,6 +88,8 @@ class Rollout:
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    id: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
-from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
+from rlplan.runtime.experience import Completion, FinishedRequest, Rollout, RolloutRequest, TrainSample
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.losses.advantages import ADVANTAGES
@@ -20,10 +21,13 @@ from rlplan.runtime.packing import pack_shares
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker, end_tokens
+from rlplan.runtime.rewards.desk import RewardDesk, failures_of
+from rlplan.runtime.rewards.judge import Response
+from rlplan.runtime.rewards.masking import mask_failures
 from rlplan.runtime.rewards.total import finish_rewards
-from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.sample_watch import SampleWatch
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.supervision import FREEING, Restart, Supervisor
 from rlplan.runtime.switches import Switches
@@ -46,8 +50,9 @@ class ActionRunner:
         prompts: PromptSets,
         model_folder: Path,
         announce: Callable[[Restart], None],
+        desk: RewardDesk,
     ) -> None:
-        """announce: hears of processes that are started anew."""
+        """announce: hears of processes that are started anew. desk: judges rollouts; whoever opened it closes it."""
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
@@ -75,11 +80,14 @@ class ActionRunner:
                 StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
             )
         self._readers = RoleReaders(spec.job)
+        self.desk = desk
+        self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it. The one that leads goes on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.leading:
-            self.stream.run()
+            with self._judging_early():
+                self.stream.run()
             return
         handler = {
             ActionKind.START_TRAINER: self._start_trainer,
@@ -177,7 +185,8 @@ class ActionRunner:
     def _generate(self, action: Action, step: int) -> list[Measurement]:
         count = self.job.workload.num_prompts_per_step
         numbers = range((step - 1) * count, step * count)
-        groups, measurements = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+        with self._judging_early():
+            groups, measurements = self._complete(action, [self.requests.rollouts(number) for number in numbers])
         self._keep(zip(numbers, groups, strict=True))
         return measurements
 
@@ -196,10 +205,10 @@ class ActionRunner:
         """Make this step's rollouts of finished groups, by the number of their prompt."""
         self.rollouts = []
         for group, (number, completions) in enumerate(groups):
-            for completion in completions:
-                learned = self._num_learned(completion)
-                text, ignored = self._decode(completion.tokens[:learned]), len(completion.tokens) - learned
-                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored))
+            for index, completion in enumerate(completions):
+                text, ignored = self._text(completion), len(completion.tokens) - self._num_learned(completion)
+                name = f"{self.requests.name(number)}/{index}"
+                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored, id=name))
         self.metrics.add_rollouts(self.rollouts)
 
     def _num_learned(self, completion: Completion) -> int:
@@ -207,9 +216,28 @@ class ActionRunner:
         ends = [index for index, token in enumerate(completion.tokens) if token in self._end_tokens]
         return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(completion.tokens)
 
+    def _text(self, completion: Completion) -> str:
+        """What a completion says, as far as it is learned from."""
+        return self._decode(completion.tokens[: self._num_learned(completion)])
+
+    def _judging_early(self) -> AbstractContextManager[None]:
+        """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
+        return self._watch.watching() if self.desk.is_early else nullcontext()
+
+    def _begin_to_judge(self, sample: FinishedRequest) -> None:
+        prompt = self.requests.prompt_of(sample.id.rpartition("/")[0])
+        completion = sample.completions[0]
+        is_rollout = sample.id.startswith("generate/")
+        text = self._text(completion) if is_rollout else self._decode(completion.tokens)
+        self.desk.begin(sample.id, Response(prompt, text, completion.tokens))
+
     def _verify(self, action: Action, step: int) -> list[Measurement]:
-        for rollout in self.rollouts:
-            score_rollout(rollout, self.job.rewards)
+        notes = self.desk.judge(self.rollouts)
+        self.metrics.add_reward_notes(notes, len(self.rollouts))
+        self.recorder.write_failures(failures_of(self.rollouts, step))
+        if self.desk.span is not None:
+            self.recorder.record_verifiers(action, step, *self.desk.span)
+        self.desk.check_failures(self.rollouts, step)
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
@@ -233,8 +261,10 @@ class ActionRunner:
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
         finish_rewards(self.rollouts, self.job, step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
-        compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
-        for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
+        algorithm = self.job.algorithm
+        valid = mask_failures(self.rollouts, algorithm.declaration.min_samples_per_prompt)
+        judgements = ADVANTAGES[algorithm.declaration.advantage](valid, algorithm) if valid else []
+        for rollout, judged in zip(valid, judgements, strict=True):
             rollout.advantages, rollout.returns = judged.advantages, judged.returns
         self.metrics.add_rewards(self.rollouts)
         return []
@@ -289,13 +319,16 @@ class ActionRunner:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
-        groups, measurements = self._complete(action, self.requests.evaluation())
+        requests = self.requests.evaluation()
+        with self._judging_early():
+            groups, measurements = self._complete(action, requests)
         rollouts = [
-            Rollout(prompt, index, completions[0], self._decode(completions[0].tokens))
+            Rollout(prompt, index, completions[0], self._decode(completions[0].tokens), id=f"{requests[index].id}/0")
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
-        for rollout in rollouts:
-            score_rollout(rollout, self.job.rewards)
+        self.desk.judge(rollouts)
+        self.recorder.write_failures(failures_of(rollouts, step))
+        self.desk.check_failures(rollouts, step)
         self.metrics.add_evaluation(rollouts)
         return measurements
 

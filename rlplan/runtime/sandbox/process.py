@@ -22,6 +22,8 @@ START_S = 10.0
 """A sandbox that is not up by then is broken."""
 GRACE_S = 0.5
 """Beyond a program's own limits, for the runner to report."""
+LEAVE_S, END_S = 0.05, 2.0
+"""How long a command may take to end by itself; with its children killed."""
 _READY = b"ready\n"
 _STATUSES = frozenset({"ok", "error", "timeout", "output", "killed"})
 _PIECE = 1 << 16
@@ -166,13 +168,27 @@ def _most(program: Program) -> int:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the whole group, and wait until nobody of it is left to hold the pipes."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End what is left, innermost first, so that everybody is waited for by its own parent: no zombie stays."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(LEAVE_S if not _kill_children(process.pid) else END_S)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _kill_children(pid: int) -> bool:
+    """Whether there were any; the first of a process namespace takes everybody in it along."""
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return False
+    for child in children:
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    return bool(children)
 
 
 def _report(program: Program, status: str, heard: bytes, nonce: bytes, complaints: bytes, seconds: float) -> Report:

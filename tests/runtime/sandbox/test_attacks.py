@@ -128,7 +128,7 @@ def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
     others = {process.pid for process in psutil.process_iter()}
     begun = time.monotonic()
     report = attack(sandbox, BOMBS[name])
-    assert time.monotonic() - begun < LIMITS.case_s + 3.0
+    assert time.monotonic() - begun < LIMITS.total_s + 5.0
     assert report.status in ("done", "memory", "killed"), report
     if report.status == "done" and "daemon" not in name:
         assert report.cases[0].status in ("error", "timeout", "output", "killed"), report
