@@ -38,7 +38,7 @@ class TrainedModel(nn.Module):
     def __init__(self, language_model: nn.Module, loss: str) -> None:
         super().__init__()
         self.loss = loss
-        self.scorer = LogprobModel(language_model, 1.0, computes_entropy=False)
+        self.scorer = LogprobModel(language_model, 1.0, entropies="none")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean loss over a sequence [1, tokens]; `in_place` is the policy loss's path of rlplan's trainer."""
@@ -108,7 +108,7 @@ def scoring_model(case: Case, device: torch.device) -> nn.Module:
     role = Role(case.action.removeprefix("score-"))
     if role is Role.VALUE:
         return language_model(case, device, is_backbone=True).eval()
-    return LogprobModel(language_model(case, device), 1.0, computes_entropy=role is Role.POLICY).eval()
+    return LogprobModel(language_model(case, device), 1.0, entropies="seen" if role is Role.POLICY else "none").eval()
 
 
 def put_adapters_on(model: nn.Module, rank: int) -> None:

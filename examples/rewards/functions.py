@@ -1,6 +1,7 @@
 """Reward functions of one's own: TRL's signature and verl's, told apart by their parameters."""
 
 import re
+from itertools import pairwise
 
 
 def digits_in_order(prompts, completions, **columns):
@@ -8,7 +9,7 @@ def digits_in_order(prompts, completions, **columns):
     rewards = []
     for completion in completions:
         digits = re.sub(r"\D", "", completion)
-        pairs = list(zip(digits, digits[1:], strict=False))
+        pairs = list(pairwise(digits))
         rewards.append(sum(a <= b for a, b in pairs) / len(pairs) if pairs else 0.0)
     return rewards
 

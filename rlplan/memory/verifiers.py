@@ -11,7 +11,7 @@ from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpe
 from rlplan.units import MIB
 
 MATH_PROCESS_BYTES = 64 * MIB
-"""A process that has compared mathematics. Source: math-verify 0.9.0 with sympy 1.14 on CPython 3.11: 62 MB resident."""
+"""A process that has compared mathematics. Source: measured, math-verify 0.9.0, CPython 3.11: 62 MB resident."""
 FUNCTION_PROCESS_BYTES = 16 * MIB
 """An interpreter before it has loaded a user's function. Source: CPython 3.11, resident 14 MB."""
 

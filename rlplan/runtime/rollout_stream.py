@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
+from rlplan.runtime.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -24,24 +25,36 @@ COLLECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamWork:
-    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait."""
+    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait.
+
+    can_replace: whether more may be asked for than the steps take.
+    """
 
     num_prompts: int
     num_steps: int
     deadline_s: float
+    can_replace: bool = False
 
 
 class RolloutStream:
     """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
 
-    def __init__(self, fleet: Fleet, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        request_of: Callable[[int], RolloutRequest],
+        lead: Lead,
+        work: StreamWork,
+        buffer: ExperienceBuffer,
+    ) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
-        self._num_begun = 0
+        self._num_begun = self._num_replaced = 0
         self._open: dict[str, tuple[int, int]] = {}
-        self._complete: dict[int, FinishedRequest] = {}
+        self.buffer = buffer
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
+        self._is_finished = not work.can_replace
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
 
@@ -50,16 +63,17 @@ class RolloutStream:
         while True:
             self._begin()
             with self._changed:
-                if self._is_closed or (
-                    not self._open and self._num_begun == self.work.num_prompts * self.work.num_steps
-                ):
+                if self._is_closed or (not self._open and self._num_begun == self._num_wanted and self._is_finished):
                     return
+                if not self._open:  # something may still have to be replaced, or room to be made
+                    self._changed.wait(COLLECT_S)
+                    continue
             at_least = max(1, self.work.num_prompts // 4)
             collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
             with self._changed:
                 for finished in collected:
-                    number, _ = self._open.pop(finished.id)
-                    self._complete[number] = finished
+                    number, version = self._open.pop(finished.id)
+                    self.buffer.add(BufferedGroup(number, version, finished))
                 self._measurements += measurements
                 self._changed.notify_all()
 
@@ -67,8 +81,25 @@ class RolloutStream:
         """The `count` oldest complete groups by number, once none is left out that would become too old."""
         self._wait(lambda: self._is_ready(count), f"{count} complete groups")
         with self._changed:
-            chosen = sorted(self._complete)[:count]
-            return [(number, self._complete.pop(number)) for number in chosen]
+            taken = [(group.number, group.finished) for group in self.buffer.take(count)]
+            self._changed.notify_all()
+            return taken
+
+    def replace(self, num_groups: int) -> None:
+        """So many groups that were taken teach nothing: as many more are begun and taken."""
+        with self._changed:
+            self._num_replaced += num_groups
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Nothing will be replaced any more."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
+    @property
+    def _num_wanted(self) -> int:
+        return self.work.num_prompts * self.work.num_steps + self._num_replaced
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""
@@ -108,19 +139,19 @@ class RolloutStream:
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work
         allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
-        last = min(allowed, work.num_prompts * work.num_steps)
-        requests = []
-        for number in range(self._num_begun, last):
-            request = self.request_of(number)
-            self._open[request.id] = (number, self.version)
+        last = min(allowed + self._num_replaced, self._num_wanted)
+        requests: list[RolloutRequest] = []
+        while self._num_begun < last and not self.buffer.is_full_with(len(self._open)):
+            request = self.request_of(self._num_begun)
+            self._open[request.id] = (self._num_begun, self.version)
             requests.append(request)
-        self._num_begun = max(self._num_begun, last)
+            self._num_begun += 1
         return requests
 
     def _is_ready(self, count: int) -> bool:
         begun = [version for _, version in self._open.values()]
         late = must_be_waited_for(begun, self.version, self.lead.max_staleness)
-        return len(self._complete) >= count and not late
+        return len(self.buffer) >= count and not late
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self.work.deadline_s

@@ -49,6 +49,11 @@ class StepMetrics:
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
         self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
 
+    def add_replaced(self, num_groups: int) -> None:
+        """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
+        if self.job.max_refills:
+            self.learning["group_replaced"] = num_groups
+
     def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
         """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
         spans = [span for rollout in rollouts for span in rollout.completion.spans]
@@ -61,7 +66,7 @@ class StepMetrics:
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
-        rollouts, num_all = [rollout for rollout in rollouts if not rollout.failure], len(rollouts)
+        rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
         self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
         if not rollouts:
             return
@@ -118,7 +123,7 @@ class StepMetrics:
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
         """Greedy results on the held-out prompts, by reward."""
         for spec in self.job.rewards:
-            values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.failure]
+            values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
             self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -145,6 +150,9 @@ class StepMetrics:
         }
         if "kl_sum" in sums:
             row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+        for name in ("importance", "is_corrected", "is_ranked_right"):
+            if f"{name}_sum" in sums:
+                row[_LOGGED[name]] = sums[f"{name}_sum"] / max(1.0, sums[f"{name}_count"])
         if "teacher_kl_sum" in sums:
             row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
         return row | self._norm_row(Role.POLICY)
@@ -169,6 +177,11 @@ class StepMetrics:
         }
 
 
+_LOGGED = {
+    "importance": "importance/mean",
+    "is_corrected": "importance/corrected_fraction",
+    "is_ranked_right": "policy/ranked_right_fraction",
+}
 _VALUE = "value_"
 
 

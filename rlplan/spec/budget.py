@@ -249,6 +249,12 @@ class BudgetSpec(Spec):
         return ALGORITHMS[self.algorithm]
 
     @property
+    def num_generated_per_step(self) -> int:
+        """Rollouts that engines make in a step, the baselines that nobody trains on among them."""
+        baselines = self.workload.num_prompts_per_step * self.declaration.num_baseline_samples
+        return self.workload.num_rollouts_per_step + baselines
+
+    @property
     def has_reference(self) -> bool:
         """Whether a frozen copy of the policy is held as KL anchor. With adapters the frozen base is the anchor."""
         wanted = self.declaration.has_reference if self.kl_coef is None else self.kl_coef > 0

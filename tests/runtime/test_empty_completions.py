@@ -49,7 +49,7 @@ def test_the_policy_s_forward_and_backward_pass_takes_empty_responses(responses:
     from rlplan.runtime.logprob_model import LogprobModel, make_batch
     from rlplan.runtime.start_checkpoint import load_language_model
 
-    model = LogprobModel(load_language_model(make_job().policy.path), 1.0, computes_entropy=True)
+    model = LogprobModel(load_language_model(make_job().policy.path), 1.0, entropies="seen")
     logprobs, entropies = model(make_batch([SequencePair((1, 2), tokens) for tokens in responses]))
     assert len(logprobs) == len(entropies) == sum(map(len, responses))
     logprobs.sum().backward()

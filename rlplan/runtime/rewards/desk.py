@@ -36,6 +36,7 @@ class RewardDesk:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="reward")
         self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
         self._lock = threading.Lock()
+        self._notes: Counter[str] = Counter()
         self.span: tuple[float, float] | None = None
 
     def start(self) -> None:
@@ -53,20 +54,24 @@ class RewardDesk:
             if self.is_early and self._begun.get(key, ("",))[0] != response.text:
                 self._begun[key] = (response.text, self._pool.submit(self._judge, response))
 
-    def judge(self, rollouts: Sequence[Rollout]) -> Counter[str]:
-        """Write `rewards`, `reward` and `failure` of every rollout. Gives how often what was noted."""
+    def judge(self, rollouts: Sequence[Rollout]) -> None:
+        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet."""
+        rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
         for rollout in rollouts:
             self.begin(rollout.id, _response(rollout))
         verdicts = [self._verdict(rollout) for rollout in rollouts]
-        notes: Counter[str] = Counter()
         for rollout, verdict in zip(rollouts, verdicts, strict=True):
-            notes.update(verdict.notes)
+            self._notes.update(verdict.notes)
             self._write(rollout, verdict)
-        starts, ends = [v.start_s for v in verdicts if v.start_s], [v.end_s for v in verdicts if v.start_s]
-        self.span = (min(starts), max(ends)) if starts else None
+        starts, ends = [v.start_s for v in verdicts], [v.end_s for v in verdicts]
+        self.span = (min(starts), max(ends)) if starts and self.is_early else None
         with self._lock:
             for rollout in rollouts:
                 self._begun.pop(rollout.id, None)
+
+    def take_notes(self) -> Counter[str]:
+        """How often what was noted, such as a program's timeout, since the last time."""
+        notes, self._notes = self._notes, Counter()
         return notes
 
     def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
@@ -111,9 +116,10 @@ class RewardDesk:
         return self.job.limits.action_timeout_s
 
     def _write(self, rollout: Rollout, verdict: Verdict) -> None:
-        rollout.rewards, rollout.failure = dict(verdict.values), rollout.failure or verdict.failure
+        rollout.rewards, rollout.failure = dict(verdict.values), verdict.failure
+        rollout.has_failed = bool(verdict.failure)
         weighted = [spec.weight * verdict.values.get(spec.label, 0.0) for spec in self.job.rewards]
-        rollout.reward = 0.0 if rollout.failure else sum(weighted)
+        rollout.reward = 0.0 if rollout.has_failed else sum(weighted)
 
 
 def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:

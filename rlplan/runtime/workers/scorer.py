@@ -41,7 +41,7 @@ class Scorer(Worker):
             self.model = ValueModel(load_scalar_model(model_folder, dtype).requires_grad_(False))
         else:
             language_model = load_language_model(model_folder, dtype).requires_grad_(False)
-            self.model = LogprobModel(language_model, self.job.workload.temperature, computes_entropy=False)
+            self.model = LogprobModel(language_model, self.job.workload.temperature, entropies="none")
 
     def offload(self, destination: str) -> None:
         """Let the model go until `reload`: it is frozen, so its own files hold it already, whatever the destination."""

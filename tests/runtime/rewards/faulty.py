@@ -87,7 +87,7 @@ def prints_without_end(completions, **rest):
 def takes_all_memory(completions, **rest):
     kept = []
     while True:
-        kept.append(bytearray(10**8))
+        kept.append(bytearray(4 * 10**8))
 
 
 def leaves_threads(completions, **rest):

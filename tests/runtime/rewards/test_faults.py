@@ -10,7 +10,6 @@ from rlplan.errors import RunError, SpecError
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.rewards.desk import RewardDesk, failures_of
 from rlplan.runtime.rewards.judge import Judge, Response
-from rlplan.runtime.rewards.masking import mask_failures
 from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.spec.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
@@ -119,14 +118,6 @@ def test_towers_cost_their_timeout_and_are_no_silent_zero(text: str) -> None:
 def rollout(group: int, failure: str = "", number: int = 0) -> Rollout:
     completion = Completion((5, 6), (-0.1, -0.2), "stop")
     return Rollout(Prompt("1", "p", "12", (1,)), group, completion, "12", id=f"g/{group}/{number}", failure=failure)
-
-
-def test_what_failed_is_masked_and_left_out_of_its_group() -> None:
-    rollouts = [rollout(0), rollout(0), rollout(0, "x: timeout"), rollout(1), rollout(1, "x: timeout")]
-    valid = mask_failures(rollouts, min_samples=2)
-    assert valid == rollouts[:2]
-    assert [each.num_ignored for each in rollouts] == [0, 0, 2, 2, 2]
-    assert [each.advantages for each in rollouts[2:]] == [(0.0, 0.0)] * 3
 
 
 def test_more_failures_than_the_job_lets_pass_end_the_run() -> None:
