@@ -4,7 +4,7 @@
     metrics.jsonl   learning only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
-    failures.jsonl  rollouts that have no reward, and why; only where there are any
+    failures.jsonl  rollouts that have no reward, and why
     alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
     status.json     how the run stands; written atomically
 
@@ -39,6 +39,7 @@ class Recorder:
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         self._open("alarms.jsonl")
+        self._open("failures.jsonl")
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -133,9 +134,6 @@ class Recorder:
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Rollouts without a reward."""
-        with self._lock:
-            if rows and "failures.jsonl" not in self._files:
-                self._open("failures.jsonl")
         for row in rows:
             self._write("failures.jsonl", json.dumps(row))
 

@@ -73,7 +73,7 @@ class CodeExecutorSpec(_Reward):
     """
 
     kind: Literal["code_executor"]
-    pattern: str = r"```(?:python|py)?[ \t]*\n(.*?)```"
+    pattern: str = r"\x60{3}\w*[ \t]*\n(.*?)\x60{3}"
     template: str = "{program}"
     credit: Literal["all", "fraction"] = "all"
     case_timeout_s: float = Field(default=4.0, gt=0, le=600)
