@@ -27,6 +27,10 @@ def command(
         str | None,
         typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
     ] = None,
+    sandbox: Annotated[
+        str,
+        typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Run a job, a budget with a job in it, a plan or a bundle on vLLM, DeepSpeed and Ray.
@@ -48,7 +52,7 @@ def command(
         note(f"run folder: {folder}")
         try:
             with RunDisplay(bundle) as display:
-                run_bundle(bundle, folder, display.show, address)
+                run_bundle(bundle, folder, display.show, address, sandbox)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
                 _report(folder)

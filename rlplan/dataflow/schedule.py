@@ -15,6 +15,8 @@ Part = Literal["start", "step", "finish"]
 
 HOST_GROUP = "host"
 DRIVER_PROCESS = "driver/0"
+VERIFIER_PROCESS = "verifiers"
+"""All processes that judge responses, counted together."""
 HOST_DEVICE = "host:0"
 
 _STREAMS = {

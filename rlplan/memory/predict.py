@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action, Schedule
 from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.memory.forecast_value import ValueForecast
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.memory.overheads import heap_bytes
+from rlplan.memory.verifiers import verifier_bytes
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -63,7 +64,7 @@ def predict_ledger(
     models = {Role.POLICY: model, **(role_models or {})}
     processes = list(_processes(job, models, profile, schedule))
     order: list[tuple[Moment, str]] = []
-    rows: list[LedgerRow] = _host_rows(profile, schedule, job.hardware.num_hosts)
+    rows: list[LedgerRow] = _host_rows(profile, schedule, job)
     for moment, actions in _moments(job, schedule):
         for action in actions:
             order.append((moment, action.id))
@@ -154,9 +155,11 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
             )
 
 
-def _host_rows(profile: HardwareProfile, schedule: Schedule, num_hosts: int) -> list[LedgerRow]:
-    """What runs beside the workers all the time: the driver on the first host, Ray's own processes on each."""
-    overheads = profile.process_overheads
+def _host_rows(profile: HardwareProfile, schedule: Schedule, job: JobSpec) -> list[LedgerRow]:
+    """What runs beside the workers all the time: the driver and the rewards' own processes on the first host, Ray's own
+    processes on each.
+    """
+    overheads, num_hosts = profile.process_overheads, job.hardware.num_hosts
     first = schedule.start[0]
 
     def row(process: str, size: SourcedBytes, host: int = 0) -> LedgerRow:
@@ -178,4 +181,7 @@ def _host_rows(profile: HardwareProfile, schedule: Schedule, num_hosts: int) -> 
     others = [
         row(f"ray_system/{host}" if host else "ray_system", overheads.ray_system, host) for host in range(num_hosts)
     ]
+    if job.has_reward_processes:
+        bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
+        others.append(row(VERIFIER_PROCESS, bound))
     return [row(DRIVER_PROCESS, overheads.driver), *others]

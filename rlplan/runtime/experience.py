@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 class Prompt:
     """One prompt, tokenized. answer: the right answer, seen by verifiers only.
 
+    columns: what else its row says, as JSON, for reward functions.
     answers: given ones, where the policy generates none: the chosen and the rejected.
     """
 
@@ -17,6 +18,7 @@ class Prompt:
     text: str
     answer: str
     tokens: tuple[int, ...]
+    columns: str = "{}"
     answers: tuple[tuple[int, ...], ...] = ()
 
 
@@ -75,7 +77,8 @@ class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
     num_ignored: last tokens that nobody learns from: what a forced length added, or all of them.
-    has_failed: its reward could not be had, so that it is neither scored nor learned from.
+    id: its request's, and its number there. failure: why its reward could not be had; has_failed: that it could not, so
+    that it is neither scored nor learned from.
     baseline: what its reward is compared with where that is not its group. advantage: of the whole response.
     rewards: by reward name. scores: what each scored role says, by role: one number a response token, of a reward
     model one in all. advantages, returns: one a response token; returns are empty without a value model.
@@ -94,6 +97,8 @@ class Rollout:
     advantage: float = 0.0
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    id: str = ""
+    failure: str = ""
 
     @property
     def num_learned(self) -> int:

@@ -38,8 +38,15 @@ class Group:
 class GroupMaker:
     """Decodes responses and marks what nobody learns from. end_tokens: that end a sequence."""
 
-    def __init__(self, job: JobSpec, prompt_of: Callable[[int], Prompt], end_tokens: frozenset[int]) -> None:
-        self.job, self.prompt_of, self.end_tokens = job, prompt_of, end_tokens
+    def __init__(
+        self,
+        job: JobSpec,
+        prompt_of: Callable[[int], Prompt],
+        end_tokens: frozenset[int],
+        name_of: Callable[[int], str] = str,
+    ) -> None:
+        """prompt_of, name_of: the prompt by its number, and the request for its rollouts."""
+        self.job, self.prompt_of, self.end_tokens, self.name_of = job, prompt_of, end_tokens, name_of
         self._decoder: Any = None
 
     def make(self, finished: Finished) -> Group:
@@ -47,6 +54,8 @@ class GroupMaker:
         number, completions = finished
         prompt = self.prompt_of(number)
         rollouts = [self._rollout(prompt, completion) for completion in completions]
+        for index, rollout in enumerate(rollouts):
+            rollout.id = f"{self.name_of(number)}/{index}"
         num_samples = self.job.workload.num_samples_per_prompt
         return Group(number, rollouts[:num_samples], rollouts[num_samples:])
 
@@ -58,9 +67,12 @@ class GroupMaker:
             self._decoder = Tokenizer.from_file(str(Path(self.job.policy.path) / "tokenizer.json"))
         return str(self._decoder.decode(list(tokens), skip_special_tokens=True))
 
+    def text(self, completion: Completion) -> str:
+        """What a completion says, without what a forced length added."""
+        return self.decode(completion.tokens[: self._num_said(completion)])
+
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
-        learned = self._num_said(completion)
-        text = self.decode(completion.tokens[:learned])
+        learned, text = self._num_said(completion), self.text(completion)
         if self.job.algorithm.masks_truncated and completion.finish_reason == "length":
             learned = 0
         return Rollout(prompt, 0, completion, text, len(completion.tokens) - learned)

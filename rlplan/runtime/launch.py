@@ -25,6 +25,8 @@ from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
+from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import FREEING, Restart, check_freed
 from rlplan.spec.base import writing
@@ -75,11 +77,14 @@ class _Task:
     plan: Plan
     prompts: PromptSets
     address: str | None
+    desk: RewardDesk
     changes: tuple[str, ...] = ()
 
 
-def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str | None = None) -> None:
-    """Run a bundle. address: of a running Ray cluster, None to start Ray here.
+def run_bundle(
+    bundle: Path, run_folder: Path, listener: Listener, address: str | None = None, sandbox: str = AUTO
+) -> None:
+    """Run a bundle. address: of a running Ray cluster, None to start Ray here. sandbox: for programs in responses.
 
     Raises: RlplanError; the run folder's status.json says the same.
     """
@@ -88,14 +93,26 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str 
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)
+    desk = RewardDesk(spec.job, sandbox)
+    try:
+        desk.start()
+        _run_recorded(_Task(spec, plan, prompts, address, desk), run_folder, listener)
+    finally:
+        desk.close()
+
+
+def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
+    """Run, and leave how it ended in the run folder."""
+    spec, plan = task.spec, task.plan
     with writing(run_folder):
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
     recorder = Recorder(run_folder, dict(spec.schedule.processes))
+    _say_sandbox(task.desk, recorder, listener)
     recorder.write_status("running", None)
     try:
         with interruptible():
-            _run_down_the_ladder(_Task(spec, plan, prompts, address), recorder, listener)
+            _run_down_the_ladder(task, recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as error:
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -106,6 +123,17 @@ def run_bundle(bundle: Path, run_folder: Path, listener: Listener, address: str 
         raise
     finally:
         recorder.close()
+
+
+def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
+    """Where programs of responses run; that nothing protects from them does not go unseen."""
+    if desk.sandbox is None:
+        return
+    recorder.facts["sandbox"] = desk.sandbox.name
+    if desk.sandbox.name == NONE:
+        text = "programs in responses run without a sandbox (--sandbox none): with all rights of this user"
+        recorder.write_alarm(0, "sandbox", text)
+        listener(RunEvent("alarm", 0, text))
 
 
 def _run_down_the_ladder(task: _Task, recorder: Recorder, listener: Listener) -> None:
@@ -146,7 +174,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
         play = _Player(recorder, crew, listener, task)
-        runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce)
+        runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk)
         Controller(spec.schedule, play.perform, runner.deadline_s).run(spec.job.workload.num_steps, play.finish_step)
     finally:
         with uninterrupted():

@@ -28,12 +28,25 @@ class RequestMaker:
         epoch, index = divmod(number, len(self.prompts.train))
         return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
 
+    def name(self, number: int) -> str:
+        """The id of the request for the n-th prompt's rollouts."""
+        step, index = divmod(number, self.job.workload.num_prompts_per_step)
+        return f"generate/{step + 1}/{index}"
+
+    def prompt_of(self, request_id: str) -> Prompt:
+        """The prompt of a request. Raises: ValueError for an id that is none of ours."""
+        kind, *numbers = request_id.split("/")
+        if kind == "evaluate":
+            return self.prompts.heldout[int(numbers[0])]
+        step, index = map(int, numbers)
+        return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
+
     def rollouts(self, number: int) -> RolloutRequest:
         """The rollouts of the n-th prompt."""
         work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         step, index = divmod(number, work.num_prompts_per_step)
         request = self._request(
-            f"generate/{step + 1}/{index}",
+            self.name(number),
             self.prompt(number),
             num_samples=work.num_samples_per_prompt + num_greedy,
             temperature=work.temperature,

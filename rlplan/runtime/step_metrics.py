@@ -7,12 +7,13 @@ Learning metrics hold nothing that depends on the clock, so that two seeded runs
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
+from rlplan.spec.rewards import evaluation_name
 from rlplan.vocabulary import Role
 
 
@@ -64,7 +65,11 @@ class StepMetrics:
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of the rewards, each alone and weighted together."""
+        """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
+        rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
+        self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
+        if not rollouts:
+            return
         rewards = [rollout.reward for rollout in rollouts]
         mean = math.fsum(rewards) / len(rewards)
         self.learning["reward/mean"] = mean
@@ -77,6 +82,11 @@ class StepMetrics:
         for rollout in rollouts:
             groups[rollout.group].add(rollout.reward)
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
+
+    def add_reward_notes(self, notes: Mapping[str, int], num_rollouts: int) -> None:
+        """What kept programs from being right, as shares of the rollouts: `reward/NAME/timeout_fraction` and such."""
+        for note, count in sorted(notes.items()):
+            self.learning[f"reward/{note}_fraction"] = count / num_rollouts
 
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.
@@ -113,9 +123,8 @@ class StepMetrics:
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
         """Greedy results on the held-out prompts, by reward."""
         for spec in self.job.rewards:
-            values = [rollout.rewards[spec.kind] for rollout in rollouts]
-            name = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy"}[spec.kind]
-            self.learning[f"evaluate/{name}"] = math.fsum(values) / len(values)
+            values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
+            self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""

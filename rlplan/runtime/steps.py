@@ -5,6 +5,7 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.end_tokens import end_tokens
-from rlplan.runtime.experience import Rollout, RolloutRequest
+from rlplan.runtime.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.handover import Handover
@@ -23,10 +24,12 @@ from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker
+from rlplan.runtime.rewards.desk import RewardDesk, failures_of
+from rlplan.runtime.rewards.judge import Response
 from rlplan.runtime.rewards.total import finish_rewards
-from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.sample_watch import SampleWatch
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.supervision import FREEING, Restart, Supervisor
 from rlplan.runtime.switches import Switches
@@ -49,8 +52,9 @@ class ActionRunner:
         prompts: PromptSets,
         model_folder: Path,
         announce: Callable[[Restart], None],
+        desk: RewardDesk,
     ) -> None:
-        """announce: hears of processes that are started anew."""
+        """announce: hears of processes that are started anew. desk: judges rollouts; whoever opened it closes it."""
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
@@ -67,7 +71,8 @@ class ActionRunner:
         max_restarts = spec.job.limits.max_restarts if can_restart else 0
         self.supervisor = Supervisor(max_restarts, self._revive, announce)
         self.requests = RequestMaker(spec.job, prompts)
-        self.groups = GroupMaker(spec.job, self.requests.prompt, end_tokens(Path(spec.job.policy.path)))
+        ends = end_tokens(Path(spec.job.policy.path))
+        self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
         self.switches = Switches(crew, recorder.folder, spec.job)
         self.stream: RolloutStream | None = None
         if spec.schedule.lead is not None:
@@ -85,11 +90,14 @@ class ActionRunner:
                 ExperienceBuffer(self._buffer_limits()),
             )
         self._readers = RoleReaders(spec.job)
+        self.desk = desk
+        self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it. The one that leads goes on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.leading:
-            self.stream.run()
+            with self._judging_early():
+                self.stream.run()
             return
         handler = {
             ActionKind.START_TRAINER: self._start_trainer,
@@ -215,7 +223,8 @@ class ActionRunner:
         def more(count: int) -> list[Group]:
             nonlocal first
             numbers, first = range(first, first + count), first + count
-            completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+            with self._judging_early():
+                completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
             measurements.extend(measured)
             return self._made(zip(numbers, completions, strict=True))
 
@@ -246,9 +255,7 @@ class ActionRunner:
         """Groups of finished completions, rewarded where it must be known which of them teach."""
         groups = [self.groups.make(each) for each in finished]
         if self.job.max_refills:
-            for group in groups:
-                for rollout in group.rollouts:
-                    score_rollout(rollout, self.job.rewards)
+            self.desk.judge([rollout for group in groups for rollout in group.rollouts])
         return groups
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
@@ -267,9 +274,24 @@ class ActionRunner:
         self.metrics.add_rollouts(self.rollouts)
         self.metrics.add_replaced(self.num_replaced - before)
 
+    def _judging_early(self) -> AbstractContextManager[None]:
+        """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
+        return self._watch.watching() if self.desk.is_early else nullcontext()
+
+    def _begin_to_judge(self, sample: FinishedRequest) -> None:
+        prompt, completion = self.requests.prompt_of(sample.id.rpartition("/")[0]), sample.completions[0]
+        is_rollout = sample.id.startswith("generate/")
+        text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
+        self.desk.begin(sample.id, Response(prompt, text, completion.tokens))
+
     def _verify(self, action: Action, step: int) -> list[Measurement]:
-        for rollout in (*self.rollouts, *self.baselines):
-            score_rollout(rollout, self.job.rewards)
+        everything = (*self.rollouts, *self.baselines)
+        self.desk.judge(everything)
+        self.metrics.add_reward_notes(self.desk.take_notes(), len(everything))
+        self.recorder.write_failures(failures_of(everything, step))
+        if self.desk.span is not None:
+            self.recorder.record_verifiers(action, step, *self.desk.span)
+        self.desk.check_failures(everything, step)
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
@@ -350,13 +372,16 @@ class ActionRunner:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
-        groups, measurements = self._complete(action, self.requests.evaluation())
+        requests = self.requests.evaluation()
+        with self._judging_early():
+            groups, measurements = self._complete(action, requests)
         rollouts = [
-            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].tokens))
+            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].tokens), id=f"evaluate/{index}/0")
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
-        for rollout in rollouts:
-            score_rollout(rollout, self.job.rewards)
+        self.desk.judge(rollouts)
+        self.recorder.write_failures(failures_of(rollouts, step))
+        self.desk.check_failures(rollouts, step)
         self.metrics.add_evaluation(rollouts)
         return measurements
 

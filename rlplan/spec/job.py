@@ -20,9 +20,10 @@ from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.profiles import get_gpu, get_profile, is_cpu_host
+from rlplan.spec.rewards import FunctionSpec, RewardSpec, runs_elsewhere
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.training import TrainingSpec, check_sharing
-from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
+from rlplan.spec.workload import MAX_COUNT, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
 from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
@@ -146,13 +147,16 @@ class LimitsSpec(Spec):
     """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action.
 
     stall_timeout_s: an engine that makes no progress for so long hangs. max_restarts: how often a lost engine or scorer
-    is started anew in a run.
+    is started anew in a run. num_reward_workers: responses judged at the same time. max_failed_rewards: share of a
+    step's rollouts that may stay without a reward before the run fails.
     """
 
     start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
     action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
     stall_timeout_s: float = Field(default=120.0, gt=0, le=MAX_TIMEOUT_S)
     max_restarts: int = Field(default=2, ge=0, le=1000)
+    num_reward_workers: int = Field(default=2, ge=1, le=256)
+    max_failed_rewards: float = Field(default=0.1, ge=0, le=1)
 
 
 class PreflightSpec(Spec):
@@ -304,11 +308,18 @@ class JobSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _rewards_differ_in_kind(self) -> "JobSpec":
-        kinds = [reward.kind for reward in self.rewards]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"rewards: each kind stands at most once, these are {', '.join(kinds)}")
+    def _rewards_differ_in_name(self) -> "JobSpec":
+        labels = [reward.label for reward in self.rewards]
+        if len(set(labels)) < len(labels):
+            raise ValueError(
+                f"rewards: each name (by default the kind) stands at most once, these are {', '.join(labels)}"
+            )
         return self
+
+    @property
+    def has_reward_processes(self) -> bool:
+        """Whether judging takes processes of its own, beside the driver."""
+        return any(runs_elsewhere(reward) for reward in self.rewards)
 
     @model_validator(mode="after")
     def _prefill_fits_a_batch(self) -> "JobSpec":
@@ -333,7 +344,8 @@ class JobSpec(Spec):
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
-        changed = {"policy": policy, "algorithm": algorithm, "roles": roles, "workload": workload}
+        rewards = tuple(_moved(reward, change) for reward in self.rewards)
+        changed = {"policy": policy, "algorithm": algorithm, "roles": roles, "workload": workload, "rewards": rewards}
         return self.model_copy(update=changed)
 
     def resolved(self, folder: Path) -> "JobSpec":
@@ -468,6 +480,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
     ):
         if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(
@@ -477,6 +490,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _moved(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:
+    """A reward with its file's path changed, where it has one."""
+    if not isinstance(reward, FunctionSpec):
+        return reward
+    file, _, name = reward.path.rpartition(":")
+    return reward.model_copy(update={"path": f"{change(file)}:{name}"})
 
 
 def _take_in_the_algorithm_s_file(data: Any, folder: Path) -> None:

@@ -1,13 +1,12 @@
-"""The workload: which prompts, how many rollouts of what length, and how they are rewarded.
+"""The workload: which prompts, and how many rollouts of what length.
 
-In: the `workload:` and `rewards:` parts of a job, and rows of a JSONL file. Out: frozen values.
+In: the `workload:` part of a job, and rows of a JSONL file. Out: frozen values.
 Units: lengths in tokens; counts are of prompts or rollouts as their names say.
 """
 
 import json
-import re
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -94,42 +93,6 @@ class WorkloadSpec(Spec):
                 f"steps in one RL step; at most {MAX_MINI_BATCHES}"
             )
         return self
-
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a regular expression: {error}") from None
-    return pattern
-
-
-class AnswerMatcherSpec(Spec):
-    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
-
-    kind: Literal["answer_matcher"]
-    weight: float = 1.0
-    pattern: str = r"<answer>(.*?)</answer>"
-
-    @field_validator("pattern")
-    @classmethod
-    def _one_group(cls, pattern: str) -> str:
-        if re.compile(_compiles(pattern)).groups < 1:
-            raise ValueError("the pattern needs one (group) that holds the answer")
-        return pattern
-
-
-class FormatCheckerSpec(Spec):
-    """Reward 1 when the whole response matches the pattern."""
-
-    kind: Literal["format_checker"]
-    weight: float = 1.0
-    pattern: str = r"<answer>.*</answer>"
-
-    _pattern_compiles = field_validator("pattern")(_compiles)
-
-
-RewardSpec = Annotated[AnswerMatcherSpec | FormatCheckerSpec, Field(discriminator="kind")]
 
 
 class PromptRow(Spec):

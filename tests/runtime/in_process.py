@@ -19,8 +19,8 @@ from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
+from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.rewards.total import finish_rewards
-from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 from rlplan.runtime.workers.scorer import Scorer
 from rlplan.runtime.workers.value_trainer import ValueTrainer
@@ -60,6 +60,7 @@ class InProcess:
         self.job, self.prompts = job, load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)
         self.ends = end_tokens(Path(job.policy.path))
+        self.desk = RewardDesk(job)
         self.groups = GroupMaker(job, self.requests.prompt, self.ends)
         self.engine = AutoModelForCausalLM.from_pretrained(job.policy.path, dtype=torch.float32)
         self.policy = PolicyTrainer("policy_trainer/0", job, {}, 1)
@@ -85,12 +86,12 @@ class InProcess:
     def accuracy(self) -> float:
         """Greedy, on the held-out prompts."""
         completions = self._complete(self.requests.evaluation())
-        right = 0.0
-        for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True):
-            rollout = Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
-            score_rollout(rollout, self.job.rewards)
-            right += rollout.rewards["answer_matcher"]
-        return right / len(completions)
+        rollouts = [
+            Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
+            for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
+        ]
+        self.desk.judge(rollouts)
+        return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
 
     def _step(self) -> None:
         groups = gather(self.job.workload.num_prompts_per_step, self._more, self.job.max_refills, lambda _: None)
@@ -116,8 +117,7 @@ class InProcess:
         completions = self._complete([self.requests.rollouts(number) for number in numbers])
         groups = [self.groups.make(each) for each in zip(numbers, completions, strict=True)]
         for group in groups:
-            for rollout in (*group.rollouts, *group.baselines):
-                score_rollout(rollout, self.job.rewards)
+            self.desk.judge([*group.rollouts, *group.baselines])
         return groups
 
     def _score(self, rollouts: list[Rollout]) -> None:

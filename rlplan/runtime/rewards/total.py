@@ -32,16 +32,23 @@ def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], jo
     Rewards are dealt out anew where the job's controls say so.
     """
     for rollout in (*rollouts, *baselines):
+        if rollout.has_failed:
+            continue
         if Role.REWARD in job.scored_roles:
             rollout.rewards[REWARD_MODEL] = rollout.scores[Role.REWARD][0]
             rollout.reward += job.roles.reward.weight * rollout.rewards[REWARD_MODEL]
         if job.algorithm.overlong_buffer:
             rollout.rewards[OVERLONG] = overlong_penalty(rollout, job)
             rollout.reward += rollout.rewards[OVERLONG]
-    by_group = {rollout.group: rollout.reward for rollout in baselines}
+    by_group = {rollout.group: rollout for rollout in baselines}
     for rollout in rollouts:
-        rollout.baseline = by_group.get(rollout.group, 0.0)
+        baseline = by_group.get(rollout.group)
+        rollout.baseline = 0.0 if baseline is None else baseline.reward
+        if baseline is not None and baseline.has_failed:
+            rollout.has_failed, rollout.failure = True, rollout.failure or "its baseline has no reward"
     if job.controls.shuffle_rewards:
+        rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
+        rollouts = [rollout for rollout in rollouts if not rollout.failure]
         rewards = [rollout.reward for rollout in rollouts]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(rollouts, rewards, strict=True):
