@@ -135,7 +135,7 @@ def _tokenize_pairs(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt
                 )
             answers.append(tokens)
         prompt = _prompt_tokens(row, path, job, tokenizer)
-        prompts.append(Prompt(row.id, row.prompt, row.chosen, prompt, tuple(answers)))
+        prompts.append(Prompt(row.id, row.prompt, row.chosen, prompt, answers=tuple(answers)))
     return tuple(prompts)
 
 
