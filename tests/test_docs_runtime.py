@@ -51,7 +51,9 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
+    game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
+    job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game)})
     job = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     metrics = StepMetrics(job)
     metrics.add_replaced(1)
@@ -60,11 +62,12 @@ def collected_rows() -> tuple[set[str], set[str]]:
         prompt,
         0,
         Completion((3, 4), (-0.1, -0.2), "stop"),
-        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5},
+        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5, "environment": 1.0},
     )
     with metrics.timing("generate"):
         metrics.add_rollouts([rollout])
     metrics.add_staleness([rollout], 1)
+    metrics.add_begun_anew(1)
     metrics.add_rewards([rollout])
     sums = (
         "num_tokens",
@@ -100,9 +103,9 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
     before_sections = section(RUNTIME_PAGE, "The run folder").partition("### Metrics")[0]
     folder, _, status = before_sections.partition("`status.json`:")
     documented = {words(row[0])[0] for row in rows(folder)}
-    others = {"bundle/", "plan.json", "preflight.json", "logs/", "start_policy/", "policy/", "report/"}
+    others = {"bundle/", "plan.json", "preflight.json", "logs/", "start_policy/", "checkpoints/", "policy/", "report/"}
     assert documented == {path.name for path in tmp_path.iterdir()} | others
-    runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").glob("*.py"))
+    runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").rglob("*.py"))
     assert {name for name in others - {"report/"} if f'"{name.rstrip("/")}"' not in runtime} == set()
     assert {words(row[0])[0] for row in rows(status)} == set(json.loads((tmp_path / "status.json").read_text()))
 

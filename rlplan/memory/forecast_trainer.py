@@ -9,6 +9,7 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
@@ -30,7 +31,7 @@ PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
 
 AFTER_A_STEP = (
     *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
-    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.OFFLOAD_ROLE),
 )
 """What the first step does after its optimizer step."""
 
@@ -46,6 +47,9 @@ class TrainerForecast:
 
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
+
+    stages_states: bool = False
+    """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
 
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
@@ -67,6 +71,8 @@ class TrainerForecast:
             )
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
+        if self.stages_states:
+            held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:

@@ -64,7 +64,7 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
         return reason
     if job.device_kind == "cuda":
         return cannot_on_gpus(job, placement, num_training)
-    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
+    return _cannot_sample(job, placement) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
 
 
 def _cannot_divide(job: JobSpec, num_training: int) -> str:
@@ -80,7 +80,7 @@ def _cannot_divide(job: JobSpec, num_training: int) -> str:
     return ""
 
 
-def _cannot_sample(job: JobSpec) -> str:
+def _cannot_sample(job: JobSpec, placement: Placement) -> str:
     only = {"kv_dtype fp8": job.rollout.kv_dtype != "auto", "has_cuda_graphs": job.rollout.has_cuda_graphs,
             "has_expert_parallel": job.rollout.has_expert_parallel}  # fmt: skip
     if any(only.values()):
@@ -89,8 +89,11 @@ def _cannot_sample(job: JobSpec) -> str:
         return "training.offloads_parameters: on a CPU host weights lie on the host already"
     if job.rollout.quantization != "none":
         return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
-    if job.rollout.speculative_tokens:
-        return "rollout.speculative_tokens: on a CPU the log-probs of guessed tokens were seen to be wrong"
+    if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
+        return (
+            "rollout.speculative_tokens: on a CPU a colocated engine is made anew in its process, which vLLM cannot do "
+            "once it has guessed (Numba is loaded then)"
+        )
     return ""
 
 

@@ -76,6 +76,11 @@ class ExperienceBuffer:
         while most is not None and len(self._groups) > most:
             self._spill(self._groups.pop(max(self._groups)))
 
+    def groups(self) -> list[BufferedGroup]:
+        """Everything that is in it, by number; it stays there."""
+        spilled = [_from_json(json.loads(path.read_text("utf-8"))) for _, path in self._spilled.values()]
+        return sorted([*self._groups.values(), *spilled], key=lambda group: group.number)
+
     def versions_after(self, count: int) -> list[int]:
         """What the groups that taking `count` would leave there were begun under."""
         return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
@@ -95,10 +100,8 @@ class ExperienceBuffer:
 
     def state(self) -> dict[str, Any]:
         """Everything that is in it, as JSON: for a checkpoint."""
-        groups = [asdict(group) for group in self._groups.values()]
-        groups += [json.loads(path.read_text("utf-8")) for _, path in self._spilled.values()]
-        ordered = sorted(groups, key=lambda group: int(group["number"]))
-        return {"schema_version": STATE_VERSION, "num_evicted": self.num_evicted, "groups": ordered}
+        groups = [asdict(group) for group in self.groups()]
+        return {"schema_version": STATE_VERSION, "num_evicted": self.num_evicted, "groups": groups}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what `state` said. Raises: SpecError where that is of another version."""
@@ -149,6 +152,10 @@ def _from_json(data: dict[str, Any]) -> BufferedGroup:
             logprobs=tuple(each["logprobs"]),
             finish_reason=each["finish_reason"],
             spans=tuple(WeightSpan(**span) for span in each["spans"]),
+            observed=tuple((start, end) for start, end in each["observed"]),
+            num_turns=each["num_turns"],
+            reward=each["reward"],
+            failure=each["failure"],
         )
         for each in finished["completions"]
     )

@@ -106,6 +106,7 @@ def _prepare_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 gives the cores to whatever else runs on the host
     # A thread that outlives the run must not start another Ray by asking the one that is gone.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 

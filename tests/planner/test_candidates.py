@@ -53,7 +53,10 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
             {"hardware.num_hosts": 2, "placement.transport": "shared_memory"},
             "transport shared_memory needs trainer and engine on one host; of 2 hosts the first trains and the last",
         ),
-        ({"rollout.speculative_tokens": 3}, "log-probs of guessed tokens were seen to be wrong"),
+        (
+            {"rollout.speculative_tokens": 3, "placement": {"placement": "colocated"}},
+            "a colocated engine is made anew in its process, which vLLM cannot do once it has guessed",
+        ),
         (
             {"rollout.quantization": "fp8"},
             "rollout.quantization fp8: vLLM quantises on CUDA devices, a CPU host has none",

@@ -4,6 +4,7 @@ Run as a program it is one rank: it gets a JSON list of cases, each with overrid
 an exercise below, and prints what each exercise gave. `exercise` starts the ranks, once for all cases.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -227,6 +228,11 @@ def agree(live: LiveRank) -> dict[str, Any]:
     }
 
 
+def elsewhere(module: str, name: str) -> Callable[[LiveRank], Any]:
+    """An exercise of another module, which is imported when it is done."""
+    return lambda live: getattr(importlib.import_module(module), name)(live)
+
+
 def adapted(live: LiveRank) -> dict[str, Any]:
     """Steps of adapters: what the base said and says, what the policy says, and what was saved says elsewhere."""
     import tempfile
@@ -265,6 +271,7 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "memory": memory,
     "swap": swap,
     "agree": agree,
+    **{name: elsewhere("tests.runtime.live_checkpoints", name) for name in ("resume", "take_over")},
     "adapted": adapted,
 }
 

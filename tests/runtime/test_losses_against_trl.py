@@ -39,7 +39,7 @@ def row(values: torch.Tensor) -> torch.Tensor:
 
 def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor | None = None) -> torch.Tensor:
     samples = [
-        TrainSample((1,), (1,) * n, (), (), (), num_ignored=ignored)
+        TrainSample((1,), (1,) * n, (0.0,) * n, (), (), num_ignored=ignored)
         for n, ignored in zip(LENGTHS, IGNORED, strict=True)
     ]
     job = SimpleNamespace(algorithm=spec, workload=SimpleNamespace(max_response_len=8))
@@ -223,5 +223,5 @@ def test_leave_one_out_advantages_are_trl_s_with_kl_taken_off_the_rewards() -> N
 def test_a_job_of_each_algorithm_reads_what_trl_s_test_reads() -> None:
     """The weights of the tests above are those of a job."""
     job = make_job(**{"algorithm.name": "dapo"})
-    samples = [TrainSample((1,), (1,) * n, (), (), ()) for n in LENGTHS]
+    samples = [TrainSample((1,), (1,) * n, (0.0,) * n, (), ()) for n in LENGTHS]
     assert sum(weight * n for weight, n in zip(token_weights(samples, job), LENGTHS, strict=True)) == pytest.approx(1.0)

@@ -139,7 +139,7 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
-    rewards = [0.0] * len(rollout.completion.tokens)
+    rewards = [0.0] * len(rollout.completion.logprobs)
     if spec.kl_in == "reward" and spec.kl_coef:
         mine = rollout.scores.get(Role.POLICY, rollout.completion.logprobs)
         reference = rollout.scores.get(Role.REFERENCE, mine)
@@ -176,7 +176,7 @@ def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) 
         rewards = [answer_reward(rollouts[index], spec) for index in there]
         each = dict(zip(there, judge(rewards, [rollouts[index].group for index in there]), strict=True))
         return [
-            TokenAdvantages((each.get(index, 0.0),) * len(rollout.completion.tokens), whole=each.get(index, 0.0))
+            TokenAdvantages((each.get(index, 0.0),) * len(rollout.completion.logprobs), whole=each.get(index, 0.0))
             for index, rollout in enumerate(rollouts)
         ]
 

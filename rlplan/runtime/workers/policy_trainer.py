@@ -40,6 +40,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
+from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -61,6 +62,7 @@ class PolicyTrainer(Worker):
         self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
         self.parked = ParkedStates()
+        self.saver = StateSaver()
         self.device = torch.device("cpu")
 
     def import_libraries(self) -> None:
@@ -119,6 +121,7 @@ class PolicyTrainer(Worker):
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
+        self.saver.finish()
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
@@ -224,7 +227,7 @@ class PolicyTrainer(Worker):
             advantages=_joined(sample.advantages for sample in samples),
             weights=_joined(sample.spread(weight) for sample, weight in weighed),
             teacher_logprobs=_joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
-            lengths=tuple(len(sample.response_tokens) for sample in samples),
+            lengths=tuple(len(sample.logprobs) for sample in samples),
             sequence_weights=_joined((sample.weighed(weight),) for sample, weight in weighed),
             sequence_advantages=_joined((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
@@ -282,6 +285,18 @@ class PolicyTrainer(Worker):
     def reload(self) -> None:
         """Bring back what `offload` moved away, bit for bit."""
         self.parked.bring_back()
+
+    def reserve_staging(self) -> None:
+        """Take the memory into which states are copied for a checkpoint."""
+        self.saver.reserve(self.engine)
+
+    def save_states(self, path: str, facts: dict[str, Any], waits: bool) -> None:
+        """Write what a resumed run needs of this rank into a file; a receipt beside it says when it is whole."""
+        self.saver.save(self.engine, Path(path), facts, waits=waits)
+
+    def load_states(self, paths: Sequence[str], own: str, facts: dict[str, Any]) -> None:
+        """Become what the ranks were that wrote these files. own: this rank's, where it was one of them."""
+        load(self.engine, [Path(path) for path in paths], Path(own), facts)
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
@@ -354,6 +369,7 @@ class PolicyTrainer(Worker):
             return {}
         held = TrainedStates(self.engine).num_bytes()
         held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
+        held[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
