@@ -53,10 +53,12 @@ def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
     game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
+    refilled = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game)})
-    job = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     metrics = StepMetrics(job)
+    metrics.job = refilled  # an environment tells too late which groups teach
     metrics.add_replaced(1)
+    metrics.job = job
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
         prompt,
