@@ -17,12 +17,18 @@ from pydantic.fields import FieldInfo
 from rlplan.errors import SpecError
 from rlplan.planner.search import find_plan
 from rlplan.spec.job import JobSpec, load_job
-from rlplan.spec.workload import AnswerMatcherSpec, FormatCheckerSpec, PromptRow
+from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec
+from rlplan.spec.workload import PromptRow
 from rlplan.spec.yaml import parse_yaml
 from tests.documentation import ALL_KEYS, DOCS, EXAMPLES, keys_of, read, rows, section, words
 
 JOB_PAGE = read(DOCS / "job.md")
-REWARDS = {"answer_matcher": AnswerMatcherSpec, "format_checker": FormatCheckerSpec}
+REWARDS = {
+    "answer_matcher": AnswerMatcherSpec,
+    "format_checker": FormatCheckerSpec,
+    "code_executor": CodeExecutorSpec,
+    "function": FunctionSpec,
+}
 
 
 def key_rows(text: str) -> dict[str, list[str]]:

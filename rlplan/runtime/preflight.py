@@ -13,13 +13,15 @@ from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
 from rlplan.runtime.doctor import missing_packages
+from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.experience import Prompt
+from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.runtime.role_tokenizers import check_role_tokenizers
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.job import JobSpec
 from rlplan.spec.profiles import find_profile
-from rlplan.spec.workload import read_prompts
+from rlplan.spec.workload import PairRow, PromptRow, read_pairs, read_prompts
 from rlplan.units import format_bytes
 
 CGROUP_FILES = (
@@ -45,6 +47,7 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     if spec.job.has_turns:
         check_environment(spec.job.rollout.environment)
     check_role_tokenizers(spec.job)
+    check_algorithm(spec.job.algorithm)
 
 
 def check_plan(plan: Plan) -> None:
@@ -91,7 +94,10 @@ def load_prompts(job: JobSpec) -> PromptSets:
             rule="a tokenizer.json of the tokenizers library",
             way_out="copy the model's tokenizer there again",
         ) from None
-    train = _tokenize(Path(job.workload.prompts), job, tokenizer)
+    if job.algorithm.declaration.has_rollouts:
+        train = _tokenize(Path(job.workload.prompts), job, tokenizer)
+    else:
+        train = _tokenize_pairs(Path(job.workload.prompts), job, tokenizer)
     heldout = _tokenize(Path(job.workload.heldout_prompts), job, tokenizer)
     if len(train) < job.workload.num_prompts_per_step:
         raise SpecError(
@@ -112,18 +118,40 @@ def load_prompts(job: JobSpec) -> PromptSets:
 
 
 def _tokenize(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]:
-    prompts = []
-    for row in read_prompts(path):
-        tokens = tuple(tokenizer.encode(row.prompt).ids)  # type: ignore[attr-defined]
-        if not 0 < len(tokens) <= job.workload.max_prompt_len:
-            raise SpecError(
-                f"prompt {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_prompt_len}",
-                where=str(path),
-                rule="1 to workload.max_prompt_len tokens",
-                way_out="raise the limit or shorten the prompt",
-            )
-        prompts.append(Prompt(row.id, row.prompt, row.answer, tokens))
+    rows = read_prompts(path)
+    return tuple(Prompt(row.id, row.prompt, row.answer, _prompt_tokens(row, path, job, tokenizer)) for row in rows)
+
+
+def _tokenize_pairs(path: Path, job: JobSpec, tokenizer: object) -> tuple[Prompt, ...]:
+    """Prompts with a chosen and a rejected answer, each with the end of sequence that the policy would have to say."""
+    prompts, end = [], sorted(end_tokens(Path(job.policy.path)))[:1]
+    for row in read_pairs(path):
+        answers = []
+        for key, text in (("chosen", row.chosen), ("rejected", row.rejected)):
+            tokens = (*tokenizer.encode(text, add_special_tokens=False).ids, *end)  # type: ignore[attr-defined]
+            if len(tokens) > job.workload.max_response_len:
+                raise SpecError(
+                    f"{key} of {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_response_len}",
+                    where=str(path),
+                    rule="at most workload.max_response_len tokens, the end of sequence among them",
+                    way_out="raise the limit or shorten the answer",
+                )
+            answers.append(tokens)
+        prompt = _prompt_tokens(row, path, job, tokenizer)
+        prompts.append(Prompt(row.id, row.prompt, row.chosen, prompt, answers=tuple(answers)))
     return tuple(prompts)
+
+
+def _prompt_tokens(row: PromptRow | PairRow, path: Path, job: JobSpec, tokenizer: object) -> tuple[int, ...]:
+    tokens = tuple(tokenizer.encode(row.prompt).ids)  # type: ignore[attr-defined]
+    if not 0 < len(tokens) <= job.workload.max_prompt_len:
+        raise SpecError(
+            f"prompt {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_prompt_len}",
+            where=str(path),
+            rule="1 to workload.max_prompt_len tokens",
+            way_out="raise the limit or shorten the prompt",
+        )
+    return tokens
 
 
 def _check_packages(job: JobSpec) -> None:

@@ -1,13 +1,12 @@
-"""The workload: which prompts, how many rollouts of what length, and how they are rewarded.
+"""The workload: which prompts, and how many rollouts of what length.
 
-In: the `workload:` and `rewards:` parts of a job, and rows of a JSONL file. Out: frozen values.
+In: the `workload:` part of a job, and rows of a JSONL file. Out: frozen values.
 Units: lengths in tokens; counts are of prompts or rollouts as their names say.
 """
 
 import json
-import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -96,42 +95,6 @@ class WorkloadSpec(Spec):
         return self
 
 
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a regular expression: {error}") from None
-    return pattern
-
-
-class AnswerMatcherSpec(Spec):
-    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
-
-    kind: Literal["answer_matcher"]
-    weight: float = 1.0
-    pattern: str = r"<answer>(.*?)</answer>"
-
-    @field_validator("pattern")
-    @classmethod
-    def _one_group(cls, pattern: str) -> str:
-        if re.compile(_compiles(pattern)).groups < 1:
-            raise ValueError("the pattern needs one (group) that holds the answer")
-        return pattern
-
-
-class FormatCheckerSpec(Spec):
-    """Reward 1 when the whole response matches the pattern."""
-
-    kind: Literal["format_checker"]
-    weight: float = 1.0
-    pattern: str = r"<answer>.*</answer>"
-
-    _pattern_compiles = field_validator("pattern")(_compiles)
-
-
-RewardSpec = Annotated[AnswerMatcherSpec | FormatCheckerSpec, Field(discriminator="kind")]
-
-
 class PromptRow(Spec):
     """One row of a prompt file: an id, the text that the policy sees, and the right answer."""
 
@@ -140,8 +103,33 @@ class PromptRow(Spec):
     answer: str
 
 
+class PairRow(Spec):
+    """One row of a file of preferences: an id, the text that the policy sees, the better and the worse answer."""
+
+    id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    chosen: str
+    rejected: str
+
+
+Row = TypeVar("Row", PromptRow, PairRow)
+
+
 def read_prompts(path: Path) -> tuple[PromptRow, ...]:
-    """The rows of a JSONL file. Raises: SpecError naming file, line and rule for the first bad row."""
+    """The rows of a JSONL file of prompts. Raises: SpecError naming file, line and rule for the first bad row."""
+    return _read_rows(path, PromptRow)
+
+
+def read_pairs(path: Path) -> tuple[PairRow, ...]:
+    """The same of preferences. Both answers alike are a bad row, too: they teach nothing."""
+    rows = _read_rows(path, PairRow)
+    for number, row in enumerate(rows, 1):
+        if row.chosen == row.rejected:
+            raise _row_error(path, number, f"{row.id!r}: chosen and rejected are the same", "two different answers")
+    return rows
+
+
+def _read_rows(path: Path, kind: type[Row]) -> tuple[Row, ...]:
     try:
         if path.stat().st_size > MAX_DATA_BYTES:
             raise _row_error(path, 0, f"the file has more than {MAX_DATA_BYTES} bytes", "a smaller file")
@@ -153,7 +141,7 @@ def read_prompts(path: Path) -> tuple[PromptRow, ...]:
             rule="a readable JSONL file",
             way_out="check the path; paths in a job are relative to the job file",
         ) from None
-    rows = {number: _read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()}
+    rows = {number: _read_row(path, number, line, kind) for number, line in enumerate(lines, 1) if line.strip()}
     if not rows:
         raise SpecError(
             "the prompt file is empty",
@@ -169,16 +157,16 @@ def read_prompts(path: Path) -> tuple[PromptRow, ...]:
     return tuple(rows.values())
 
 
-def _read_row(path: Path, number: int, line: bytes) -> PromptRow:
+def _read_row(path: Path, number: int, line: bytes, kind: type[Row]) -> Row:
     try:
-        return PromptRow.model_validate(json.loads(line.decode("utf-8")))
+        return kind.model_validate(json.loads(line.decode("utf-8")))
     except UnicodeDecodeError:
         raise _row_error(path, number, "the line is not UTF-8", "UTF-8 text") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "row"
         raise _row_error(
-            path, number, f"{key}: {first['msg']}", "an object with the strings id, prompt, answer"
+            path, number, f"{key}: {first['msg']}", f"an object with the strings {', '.join(kind.model_fields)}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise _row_error(path, number, f"the line is not JSON ({error})", "one JSON object a line") from None

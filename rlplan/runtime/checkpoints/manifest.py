@@ -87,12 +87,15 @@ class ExpectedLength(Spec):
 
 
 class StreamState(Spec):
-    """Generation that runs ahead. num_begun: prompts, from 0. again: those that were under way or are lost: begun anew.
+    """Generation that runs ahead. num_begun: prompts, from 0; num_replaced: of them, beyond what the steps take.
+
+    again: those that were under way or are lost: begun anew.
 
     complete: finished ones that no step has taken; their rollouts lie in `experience.json`.
     """
 
     num_begun: int = Field(ge=0)
+    num_replaced: int = Field(default=0, ge=0)
     again: tuple[int, ...] = ()
     complete: tuple[int, ...] = ()
 
@@ -101,8 +104,8 @@ class RunState(Spec):
     """Where a run stood when a step had ended.
 
     version: of the weights that the engines held. mean_length, lengths: by which prompts are dealt out over several
-    engines. stream: None where every step generates its own rollouts. Seeds of requests and the order of prompts follow
-    from the job's seed and the step.
+    engines. stream: None where every step generates its own rollouts. num_replaced: prompts beyond those of the steps.
+    Seeds of requests and the order of prompts follow from the job's seed and the step.
     """
 
     schema_version: Literal[1] = 1
@@ -111,6 +114,7 @@ class RunState(Spec):
     mean_length: float = 0.0
     lengths: tuple[ExpectedLength, ...] = ()
     stream: StreamState | None = None
+    num_replaced: int = Field(default=0, ge=0)
 
 
 class Pointer(Spec):
