@@ -19,6 +19,7 @@ from rlplan.planner.ladder import MAX_RUNGS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
@@ -106,6 +107,9 @@ def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
         (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
     recorder = Recorder(run_folder, dict(spec.schedule.processes))
     _say_sandbox(task.desk, recorder, listener)
+    for line in task.prompts.said:
+        listener(RunEvent("phase", 0, line))
+    recorder.write_data(data_facts(task.prompts))
     recorder.write_status("running", None)
     try:
         with interruptible():
@@ -178,6 +182,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
             crew.close()
             if runner is not None:
                 runner.close()
+                recorder.write_lengths(runner.lengths.as_json())
 
 
 class _Player:

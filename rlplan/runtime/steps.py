@@ -14,6 +14,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import ResponseLengths
 from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.fleet import Fleet
@@ -90,7 +91,7 @@ class ActionRunner:
                 ExperienceBuffer(self._buffer_limits()),
             )
         self._readers = RoleReaders(spec.job)
-        self.desk = desk
+        self.desk, self.lengths = desk, ResponseLengths()
         self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
 
     def perform(self, action: Action, step: int) -> None:
@@ -254,6 +255,8 @@ class ActionRunner:
         self.rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.baselines = [rollout for group in groups for rollout in group.baselines]
         self.metrics.add_rollouts(self.rollouts)
+        for rollout in self.rollouts:
+            self.lengths.add(len(rollout.completion.tokens))
         self.metrics.add_replaced(self.num_replaced - before)
 
     def _judging_early(self) -> AbstractContextManager[None]:
