@@ -100,6 +100,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
         for word in arguments:
             key, is_override, _ = word.partition("=")
             if is_override and not key.startswith("-"):
+                key = key.removeprefix("job.")  # the job in a budget
                 assert key in ALL_KEYS | BUDGET_KEYS | {"rewards"}, f"{line}: no job or budget has a key {key}"
             if word.startswith("examples/"):
                 assert (ROOT / word).is_file(), f"{line}: {word} does not exist"

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from rlplan.emit.bundle import write_bundle
-from rlplan.planner.search import plan_from_file
 from rlplan_cli.options import AsJson, JobOrPlan, Overrides
 from rlplan_cli.render import note
 
@@ -21,7 +20,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
-    write_bundle(plan_from_file(plan, tuple(overrides or ())), out)
+    from rlplan_cli.sources import executable_plan
+
+    write_bundle(executable_plan(plan, tuple(overrides or ())), out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     if as_json:
         print(json.dumps({"schema_version": 1, "folder": str(out), "files": files}))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml) or a plan (.json).", show_default=False)]
+JobOrPlan = Annotated[Path, typer.Argument(help="A job or budget file (.yaml) or a plan (.json).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Overrides, such as workload.num_steps=5.", show_default=False),

@@ -19,7 +19,7 @@ NAME = "run"
 
 
 def command(
-    what: Annotated[Path, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)],
+    what: Annotated[Path, typer.Argument(help="A job or budget file, a plan or a bundle folder.", show_default=False)],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")] = None,
     with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
@@ -33,7 +33,7 @@ def command(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.
+    """Run a job, a budget with a job in it, a plan or a bundle on vLLM, DeepSpeed and Ray.
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
@@ -48,7 +48,7 @@ def command(
     plan, bundle, name = _read(what, tuple(overrides or ()))
     folder = out or _default_folder(name)
     with claimed(folder):
-        bundle = prepare_run_folder(plan, folder) if plan else bundle
+        bundle = prepare_run_folder(plan, folder, address) if plan else bundle
         note(f"run folder: {folder}")
         try:
             with RunDisplay(bundle) as display:
@@ -71,10 +71,10 @@ def command(
 def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | None, Path, str]":
     """(plan, bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder first."""
     from rlplan.emit.bundle import read_bundle
-    from rlplan.planner.search import plan_from_file
+    from rlplan_cli.sources import executable_plan
 
     if not what.is_dir():
-        plan = plan_from_file(what, overrides)
+        plan = executable_plan(what, overrides)
         return plan, what, plan.job.name
     if overrides:
         raise SpecError(

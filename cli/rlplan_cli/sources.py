@@ -7,16 +7,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
-from rlplan.planner.budget import Budget
+from rlplan.planner.budget import Budget, Verdict
 from rlplan.planner.gpu.remedies import find_budget
 from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
 from rlplan.spec.models.catalogue import load_catalogue, model_path
 from rlplan.spec.yaml import read_yaml
 from rlplan.units import format_bytes
 from rlplan_cli.render_budget import describe_choice
+
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,24 @@ def read_question(
     if isinstance(data, dict) and "gpus" in data:
         return Question(spec=with_hub_models(load_budget(path, (*overrides, *asks))))
     return _job(path, overrides, asks)
+
+
+def executable_plan(path: Path, overrides: tuple[str, ...]) -> "Plan":
+    """The plan that would run: of a job, of a budget that says what a run trains on, or one that was written.
+
+    Raises: SpecError, NoFeasiblePlanError, EmitError.
+    """
+    from rlplan.planner.lowering import executable_plan as lowered
+    from rlplan.planner.search import plan_from_file
+
+    question = read_question("run", str(path), overrides, {})
+    if question.job is not None:
+        return plan_from_file(path, overrides)
+    budget = question.answered()
+    assert budget is not None, "a question that is not about a job is about a budget"
+    if budget.verdict is Verdict.DOES_NOT_FIT:
+        raise does_not_fit(budget)
+    return lowered(budget)
 
 
 def _job(path: Path, overrides: tuple[str, ...], asks: tuple[str, ...]) -> Question:

@@ -24,7 +24,7 @@ def _start_calls(job: JobSpec) -> tuple[Call, ...]:
     for role in job.frozen_roles:
         calls.append(Call(f"start_scorer/{role}", ActionKind.START_SCORER, role, Phase.START))
     ready = tuple(call.id for call in calls)
-    calls.append(Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after=ready))
+    calls.append(_sync_call(job, ready))
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, after=("sync_weights",)))
     return tuple(calls)
 
@@ -44,7 +44,7 @@ def _step_calls(job: JobSpec) -> tuple[Call, ...]:
         for index in range(job.workload.num_mini_batches):
             calls += _mini_batch_calls(job, role, index, before)
             before = calls[-1].id
-    calls.append(Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after=(before,)))
+    calls.append(_sync_call(job, (before,)))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
@@ -58,6 +58,11 @@ def _experience_calls(job: JobSpec) -> list[Call]:
         Call("generate", ActionKind.GENERATE, Role.POLICY, Phase.ROLLOUT),
         Call("verify", ActionKind.VERIFY, Role.VERIFIER, Phase.SCORE, after=("generate",)),
     ]
+
+
+def _sync_call(job: JobSpec, after: tuple[str, ...]) -> Call:
+    takes_all = job.placement.sync_senders == "each"
+    return Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, takes_all=takes_all)
 
 
 def _mini_batch_calls(job: JobSpec, role: Role, index: int, before: str) -> list[Call]:

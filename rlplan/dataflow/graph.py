@@ -16,7 +16,8 @@ class Call:
     after: ids of calls of the same part (start, step or finish) that must have finished.
     every: the call happens in steps that are a multiple of it; first: from that step on.
     mini_batch: index of the mini-batch, for train calls.
-    held_by: the role whose processes do it, where that is not `role`.
+    held_by: the role whose processes do it, where that is not `role`. takes_all: every rank of it takes part, where
+    one would do.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Call:
     every: int = 1
     mini_batch: int | None = None
     held_by: Role | None = None
+    takes_all: bool = False
     first: int = 1
 
 

@@ -1,7 +1,7 @@
 """Layouts: device groups, and how a role's processes and shards lie on them.
 
 In: a candidate's choices. Out: frozen groups, layouts and processes.
-Left out: bytes. A device is named `cpu:0`; on a `cpu` profile it is a process slot of the host.
+Left out: bytes. A device is named `cpu:0`, which is a process slot of a host, or `cuda:0`, counted over all hosts.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class DeviceGroup:
 class RoleLayout:
     """How one role's worker processes lie on a device group, one process a device from the first on.
 
-    dp: groups that compute passes of their own; tp: tensor-parallel ranks of one replica; zero_stage: 0 for a role that
-    is not trained. A group's ranks follow one another.
+    dp: groups that compute passes of their own; tp: tensor-parallel ranks of one replica; zero_stage: of a role that is
+    not trained 3 where its ranks share the weights, else 0. A group's ranks follow one another.
     """
 
     role: Role
@@ -35,6 +35,11 @@ class RoleLayout:
     dp: int = 1
     tp: int = 1
     zero_stage: int = 0
+
+    @property
+    def shares_frozen_weights(self) -> bool:
+        """Whether these are ranks of a frozen role among which its weights are cut."""
+        return self.worker == "scorer" and self.zero_stage == 3
 
     @property
     def num_ranks_per_pass(self) -> int:

@@ -6,7 +6,7 @@ In: a job and a placement. Out: device groups and role layouts; a StepGraph arra
 from rlplan.dataflow.graph import StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.running_ahead import run_ahead
-from rlplan.dataflow.taking_turns import Turns, take_turns
+from rlplan.dataflow.taking_turns import Turns, park, take_turns
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, Role
 
@@ -15,10 +15,12 @@ def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
     """What the placement makes of a step.
 
     hybrid: as it is. colocated: engine and trainer take turns. disaggregated: as it is, or, where rollouts may be some
-    versions old, with generation that runs ahead.
+    versions old, with generation that runs ahead. Frozen roles are parked where the job says so.
     """
     if placement is Placement.COLOCATED:
-        return take_turns(graph, Turns(sleeps=job.load_profile().kind != "cpu", parked=parked_roles(job)))
+        return take_turns(graph, Turns(sleeps=job.device_kind == "cuda", parked=parked_roles(job)))
+    if job.placement.parks_only_frozen:
+        graph = park(graph, parked_roles(job))
     if job.placement.max_staleness:
         return run_ahead(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
     return graph
@@ -32,7 +34,8 @@ def parked_roles(job: JobSpec) -> tuple[Role, ...]:
     """
     if job.placement.parks == "none":
         return ()
-    moves_states = job.placement.parks == "disk" or job.load_profile().kind != "cpu"
+    moves_states = job.placement.parks == "disk" or job.device_kind == "cuda"
+    moves_states = moves_states and not job.placement.parks_only_frozen
     return (*(job.trained_roles if moves_states else ()), *job.frozen_roles)
 
 
@@ -41,11 +44,11 @@ def place(
 ) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
     """Groups and layouts for a placement.
 
-    hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process, engines a
-    process on each of the last. disaggregated: the last devices generate, those before them score (with
-    num_scoring_devices 0: those that train do), the others train.
+    hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process (or one on
+    each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score
+    (with num_scoring_devices 0: those that train do), the others train.
     """
-    devices = tuple(f"cpu:{index}" for index in range(job.hardware.num_devices))
+    devices = tuple(f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices))
     if placement is Placement.DISAGGREGATED:
         groups = _own_groups(job, devices)
         training, scoring, generation = groups[0], groups[-2], groups[-1]
@@ -65,8 +68,10 @@ def place(
     ]
     for role in job.trained_roles[1:]:
         layouts.append(_trainer(job, role, "value_trainer", training, zero_stage))
+    on = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
+    shared = zero_stage if zero_stage == 3 and len(on) > 1 else 0
     for role in job.frozen_roles:
-        layouts.append(RoleLayout(role, "scorer", scoring.name, scoring.devices[:1]))
+        layouts.append(RoleLayout(role, "scorer", scoring.name, on, dp=len(on), zero_stage=shared))
     return groups, tuple(layouts)
 
 

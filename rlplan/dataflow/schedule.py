@@ -164,7 +164,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
         phase=call.phase,
         device_group=mine[-1].group if mine else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(process for layout in mine for process in _taking_part(call.kind, layout)),
+        processes=tuple(process for layout in mine for process in _taking_part(call, layout)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
@@ -172,7 +172,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
     )
 
 
-def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
+def _taking_part(call: Call, layout: RoleLayout) -> tuple[str, ...]:
     """The layout's processes that an action needs.
 
     Up to ZeRO-2 the first group of ranks that each hold a part of every layer, or one rank that holds all of it, hands
@@ -180,4 +180,4 @@ def _taking_part(kind: ActionKind, layout: RoleLayout) -> tuple[str, ...]:
     """
     names = tuple(process for process, _ in layout.processes)
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
-    return names[: layout.tp] if kind in _FROM_ONE_RANK and is_whole else names
+    return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.takes_all else names

@@ -33,6 +33,19 @@ def take_turns(graph: StepGraph, turns: Turns) -> StepGraph:
     )
 
 
+def park(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
+    """The same step, in which an engine stays and frozen roles are there only while they score."""
+    offloads = [replace(_offload(role), after=(f"start_scorer/{role}",)) for role in roles]
+    ready = tuple(call.id for call in offloads)
+    start = []
+    for call in graph.start:
+        if call.kind is ActionKind.SYNC_WEIGHTS:
+            start += [*offloads, replace(call, after=(*call.after, *ready))]
+        else:
+            start.append(call)
+    return replace(graph, start=tuple(start), step=_chained(_with_parking(list(graph.step), roles)))
+
+
 def _start(calls: tuple[Call, ...], turns: Turns) -> tuple[Call, ...]:
     """Everybody else comes up and is parked, then the engine: its weights are the start checkpoint's already."""
     others = [call for call in calls if call.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER)]

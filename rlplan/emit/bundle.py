@@ -115,7 +115,7 @@ def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
     elif short := [
         index
         for index, cpus in enumerate(room)
-        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus
+        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus + 1e-9
     ]:
         what, rule = f"bundle {short[0]} offers {room[short[0]]} CPU", "a bundle offers what its workers take together"
     else:
@@ -124,7 +124,8 @@ def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
 
 
 def _check_roles(spec: ExecutionSpec, folder: Path) -> None:
-    wanted = [("deepspeed", role, spec.deepspeed) for role in spec.job.trained_roles]
+    shared = [layout.role for layout in spec.schedule.layouts if layout.shares_frozen_weights]
+    wanted = [("deepspeed", role, spec.deepspeed) for role in (*spec.job.trained_roles, *shared)]
     for name, role, configs in [*wanted, ("vllm", Role.POLICY, spec.vllm)]:
         if role not in configs:
             raise SpecError(

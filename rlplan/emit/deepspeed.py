@@ -6,6 +6,7 @@ In: a JobSpec and a Schedule. Out: a plain dict for `deepspeed.initialize(config
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
+from rlplan.memory.zero import ZeroSettings
 from rlplan.spec.job import JobSpec
 from rlplan.spec.training import TrainingSpec
 from rlplan.units import ceil_div
@@ -15,6 +16,10 @@ INITIAL_SCALE_POWER = 16
 """fp16 begins with a loss scale of 2 to this power; DeepSpeed halves it at every overflow. Source: its own default."""
 
 
+EIGHT_BIT = "AdamW8bit"
+"""bitsandbytes' name for AdamW with moments of 8 bits."""
+
+
 def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
     """DeepSpeed's JSON for a trained role.
 
@@ -22,6 +27,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
     may be accumulated.
     """
     algorithm, layout = job.algorithm, schedule.layout(f"{role}_trainer", role)
+    on_gpus = job.device_kind == "cuda"
     is_value = role is Role.VALUE and algorithm.value_learning_rate is not None
     learning_rate = algorithm.value_learning_rate if is_value else algorithm.learning_rate
     per_rank = job.workload.mini_batch_size // layout.dp
@@ -35,31 +41,54 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "zero_allow_untested_optimizer": True,
-        **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer else {}),
+        **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer and not on_gpus else {}),
         **_precision(job.training.dtype),
-        "zero_optimization": zero_section(job.training, layout.zero_stage),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": learning_rate,
-                "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
-                "eps": 1e-8,
-                "weight_decay": algorithm.weight_decay,
-                "torch_adam": True,
-                "fused": True,
-            },
-        },
+        "zero_optimization": zero_section(job.training, layout.zero_stage, on_gpus=on_gpus),
+        "optimizer": _optimizer(job, learning_rate, on_gpus=on_gpus),
     }
 
 
-def zero_section(training: TrainingSpec, stage: int) -> dict[str, Any]:
+def _optimizer(job: JobSpec, learning_rate: float | None, *, on_gpus: bool) -> dict[str, Any]:
+    """`optimizer`. bitsandbytes' is none that DeepSpeed makes by itself: the runtime does, from this section."""
+    algorithm = job.algorithm
+    params = {
+        "lr": learning_rate,
+        "betas": [algorithm.adam_beta1, algorithm.adam_beta2],
+        "eps": 1e-8,
+        "weight_decay": algorithm.weight_decay,
+    }
+    if job.training.optimizer == "adamw_8bit":
+        return {"type": EIGHT_BIT, "params": params}
+    # beside an optimizer on the host of a GPU DeepSpeed's own one, which is compiled when it starts
+    own = {} if on_gpus and job.training.offloads_optimizer else {"torch_adam": True, "fused": True}
+    return {"type": "AdamW", "params": {**params, **own}}
+
+
+def frozen_config(job: JobSpec) -> dict[str, Any]:
+    """DeepSpeed's JSON for a frozen role whose ranks share its weights: ZeRO-3 without an optimizer."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "steps_per_print": 1_000_000_000,
+        **_precision(job.training.dtype),
+        "zero_optimization": zero_section(
+            job.training.model_copy(update={"offloads_optimizer": False, "offloads_parameters": False}),
+            3,
+            on_gpus=job.device_kind == "cuda",
+        ),
+    }
+
+
+def zero_section(training: TrainingSpec, stage: int, *, on_gpus: bool = False) -> dict[str, Any]:
     """`zero_optimization`: only what the stage reads.
 
-    `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo on a CPU computes and
-    sends on the same cores, so it gains nothing and only holds more.
+    On a CPU `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo computes and
+    sends on the same cores, so it gains nothing and only holds more. On GPUs the settings are those that
+    `memory.gpu.states.zero_settings` counts: DeepSpeed's own defaults but for the buckets.
     """
     if stage == 0:
         return {"stage": 0}
+    if on_gpus:
+        return _zero_on_gpus(training, stage)
     section: dict[str, Any] = {
         "stage": stage,
         "contiguous_gradients": True,
@@ -76,6 +105,31 @@ def zero_section(training: TrainingSpec, stage: int) -> dict[str, Any]:
         }
     if training.offloads_optimizer:
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    return section
+
+
+def _zero_on_gpus(training: TrainingSpec, stage: int) -> dict[str, Any]:
+    counted = ZeroSettings(stage, 1)
+    section: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "overlap_comm": counted.overlaps,
+        "reduce_scatter": True,
+        "reduce_bucket_size": training.reduce_bucket_size,
+        "allgather_bucket_size": training.reduce_bucket_size,
+    }
+    if stage == 3:
+        section |= {
+            "sub_group_size": counted.sub_group_size,
+            "stage3_param_persistence_threshold": training.persistence_threshold,
+            "stage3_prefetch_bucket_size": counted.prefetch_bucket_size,
+            "stage3_max_live_parameters": counted.max_live_parameters,
+            "stage3_max_reuse_distance": counted.max_reuse_distance,
+        }
+    if training.offloads_optimizer:
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if training.offloads_parameters:
+        section["offload_param"] = {"device": "cpu", "pin_memory": True}
     return section
 
 

@@ -7,7 +7,7 @@ Left out: the ledger; a run compares itself with the plan that lies beside it.
 from typing import Any, Literal
 
 from rlplan.dataflow.schedule import Schedule
-from rlplan.emit.deepspeed import deepspeed_config
+from rlplan.emit.deepspeed import deepspeed_config, frozen_config
 from rlplan.emit.ray import RayPlacement, ray_placement
 from rlplan.emit.vllm import engine_arguments
 from rlplan.planner.plan import Plan
@@ -16,7 +16,8 @@ from rlplan.spec.job import JobSpec
 
 
 class ExecutionSpec(Spec):
-    """What will run. deepspeed: one config a trained role; vllm: engine arguments of the policy's rollout engine."""
+    """What will run. deepspeed: one config a trained role, and a frozen one whose ranks
+    share its weights; vllm: engine arguments of the policy's rollout engine."""
 
     schema_version: Literal[1] = 1
     job: JobSpec
@@ -31,7 +32,8 @@ def execution_spec(plan: Plan) -> ExecutionSpec:
     return ExecutionSpec(
         job=plan.job,
         schedule=plan.schedule,
-        deepspeed={role: deepspeed_config(plan.job, plan.schedule, role) for role in plan.job.trained_roles},
-        vllm={"policy": engine_arguments(plan.job)},
+        deepspeed={role: deepspeed_config(plan.job, plan.schedule, role) for role in plan.job.trained_roles}
+        | {layout.role: frozen_config(plan.job) for layout in plan.schedule.layouts if layout.shares_frozen_weights},
+        vllm={"policy": engine_arguments(plan.job, plan.schedule.placement)},
         ray=ray_placement(plan),
     )

@@ -1,14 +1,19 @@
 """The Ray placement: bundles, and one worker process a bundle slot with its environment.
 
 In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
+On GPUs a bundle is a GPU; processes that share it take equal parts of it, which tells Ray who sees which GPU and bounds
+nothing. Not yet run on a GPU; reserved on Ray nodes whose GPUs are numbers (tests/runtime/test_fake_gpus.py).
 """
 
+from collections import Counter
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
+from rlplan.spec.hardware import NodeProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.profiles import find_profile
 from rlplan.timing.eager import MMAP_THRESHOLD
 from rlplan.units import MIB
 from rlplan.vocabulary import Role
@@ -40,8 +45,26 @@ _WORKER_ENVIRONMENT = {
 }
 
 
+_ON_GPUS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_WORKER_ON_GPUS = {
+    "policy_trainer": {"DS_ACCELERATOR": "cuda"},
+    "value_trainer": {"DS_ACCELERATOR": "cuda"},
+    "scorer": {"DS_ACCELERATOR": "cuda"},
+    "rollout_engine": {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    },
+}
+THREADS_A_GPU = 4
+"""OpenMP threads of a process on a GPU whose node nobody has described."""
+
+
 class WorkerPlacement(Spec):
-    """One worker process. bundle: index into the placement group; num_threads: its OpenMP threads."""
+    """One worker process. bundle: index into the placement group; num_threads: its OpenMP threads.
+
+    num_gpus: its part of the bundle's GPU.
+    """
 
     process: str
     worker: Worker
@@ -51,6 +74,7 @@ class WorkerPlacement(Spec):
     num_cpus: float
     num_threads: int
     environment: dict[str, str]
+    num_gpus: float = 0.0
 
 
 class RayPlacement(Spec):
@@ -68,12 +92,15 @@ class RayPlacement(Spec):
 
 
 def ray_placement(plan: Plan) -> RayPlacement:
-    """One bundle a device; each worker takes one logical CPU of its device's bundle.
+    """One bundle a device; on a CPU host each worker takes one logical CPU of its device's bundle.
 
     Logical CPUs are slots, not cores: processes of a hybrid placement share a device in turn. A process that is alone
     at work while the others wait (engine, scorer) may use the threads of its whole group.
     """
-    devices = [f"cpu:{index}" for index in range(plan.job.hardware.num_devices)]
+    job = plan.job
+    devices = [f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices)]
+    if job.device_kind == "cuda":
+        return _on_gpus(plan, devices)
     group_sizes = {group.name: len(group.devices) for group in plan.schedule.groups}
     workers = []
     heap = _KEPT if plan.job.hardware.keeps_heap else _RELEASED
@@ -95,39 +122,39 @@ def ray_placement(plan: Plan) -> RayPlacement:
                 )
             )
     bundles = tuple({"CPU": float(sum(worker.bundle == index for worker in workers))} for index in range(len(devices)))
-    hosts = [plan.job.hardware.host_of(index) for index in range(len(devices))]
-    islands = tuple(
+    return RayPlacement(bundles=bundles, islands=_islands(job, bundles), workers=tuple(workers))
+
+
+def _on_gpus(plan: Plan, devices: list[str]) -> RayPlacement:
+    """One bundle a GPU; the processes on it share it in equal parts."""
+    processes = [(layout, *pair) for layout in plan.schedule.layouts for pair in layout.processes]
+    sharing = Counter(device for _, _, device in processes)
+    threads = _threads_a_gpu(plan)
+    workers = []
+    for layout, process, device in processes:
+        environment = {**_ON_GPUS, **_WORKER_ON_GPUS[layout.worker], "OMP_NUM_THREADS": str(threads)}
+        part = int(PARTS / sharing[device]) / PARTS
+        place: dict[str, Any] = {"device": device, "bundle": devices.index(device), "num_cpus": part, "num_gpus": part}
+        named: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
+        workers.append(WorkerPlacement(**named, **place, num_threads=threads, environment=environment))
+    bundles = tuple({"GPU": float(device in sharing), "CPU": float(device in sharing)} for device in devices)
+    return RayPlacement(bundles=bundles, islands=_islands(plan.job, bundles), workers=tuple(workers))
+
+
+PARTS = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+def _threads_a_gpu(plan: Plan) -> int:
+    node = find_profile(plan.job.hardware.profile, where="hardware.profile")
+    return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_A_GPU
+
+
+def _islands(job: JobSpec, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:
+    """The bundles of each host that hold anything."""
+    hosts = [job.hardware.host_of(index) for index in range(len(bundles))]
+    islands = (
         tuple(index for index, host in enumerate(hosts) if host == one and bundles[index]["CPU"])
         for one in dict.fromkeys(hosts)
     )
-    return RayPlacement(bundles=bundles, islands=tuple(filter(None, islands)), workers=tuple(workers))
-
-
-def gpu_placement(candidate: GpuCandidate, gpus_per_host: int) -> RayPlacement:
-    """What a plan for GPUs reserves: one bundle a GPU. Its workers are not placed yet: jobs do not run on GPUs.
-
-    An engine's tensor-parallel ranks lie together. Trainers, scorers and shared devices fill hosts one after another.
-    """
-    step = candidate.step
-    if step.shares_devices:
-        sizes = _blocks(step.num_training, gpus_per_host)
-    else:
-        sizes = [*_blocks(step.num_training, gpus_per_host), *_blocks(step.num_scoring, gpus_per_host)]
-        engines = step.num_generation // candidate.engine.tp
-        sizes += _blocks(candidate.engine.tp, gpus_per_host) * engines
-    first, islands = 0, []
-    for size in sizes:
-        islands.append(tuple(range(first, first + size)))
-        first += size
-    bundles = tuple({"GPU": 1.0, "CPU": 1.0} for _ in range(first))
-    return RayPlacement(bundles=bundles, islands=tuple(islands), spreads_islands=False, workers=())
-
-
-def _blocks(num_gpus: int, gpus_per_host: int) -> list[int]:
-    """Whole hosts, and what is left over.
-
-    >>> _blocks(20, 8)
-    [8, 8, 4]
-    """
-    whole, rest = divmod(num_gpus, gpus_per_host)
-    return [gpus_per_host] * whole + [rest] * bool(rest)
+    return tuple(filter(None, islands))

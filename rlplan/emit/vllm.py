@@ -7,7 +7,7 @@ from typing import Any
 
 from rlplan.memory.weight_sync import engine_lora_rank
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import SyncContent
+from rlplan.vocabulary import Placement, SyncContent
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
@@ -16,7 +16,7 @@ LONGEST_NGRAM = 3
 """Tokens that must have stood before for what followed them to be guessed again."""
 
 
-def engine_arguments(job: JobSpec) -> dict[str, Any]:
+def engine_arguments(job: JobSpec, placement: Placement = Placement.HYBRID) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
 
     On a CPU prompts are not cut (a batch holds one longest sequence): vLLM 0.32 takes back the random draw of a cut
@@ -39,12 +39,13 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
         "kv_cache_memory_bytes": job.rollout.kv_cache_memory,
         "block_size": job.rollout.block_size,
         "enable_prefix_caching": True,
-        "enable_chunked_prefill": job.load_profile().kind != "cpu",
-        "enforce_eager": True,
+        "enable_chunked_prefill": job.device_kind == "cuda",
+        "enforce_eager": not job.rollout.has_cuda_graphs,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
         **_adapter_arguments(job),
+        **(_gpu_arguments(job, placement) if job.device_kind == "cuda" else {}),
     }
     if job.rollout.quantization != "none":
         arguments["quantization"] = job.rollout.quantization
@@ -54,6 +55,29 @@ def engine_arguments(job: JobSpec) -> dict[str, Any]:
             "num_speculative_tokens": job.rollout.speculative_tokens,
             "prompt_lookup_max": LONGEST_NGRAM,
         }
+    return arguments
+
+
+LEAST_UTILIZATION = 0.01
+"""With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
+free (v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for next to nothing."""
+
+
+def _gpu_arguments(job: JobSpec, placement: Placement) -> dict[str, Any]:
+    """What an engine on GPUs is told beside. Its ranks see one GPU each, so their own all-reduce, which opens their
+    peers' memory by device numbers, is left out for NCCL's. Not yet run on a GPU.
+    """
+    rollout = job.rollout
+    arguments: dict[str, Any] = {
+        "gpu_memory_utilization": LEAST_UTILIZATION,
+        "disable_custom_all_reduce": True,
+        "enable_sleep_mode": placement is Placement.COLOCATED,
+        "async_scheduling": False,
+    }
+    if rollout.kv_dtype == "fp8":
+        arguments["kv_cache_dtype"] = "fp8"
+    if rollout.has_expert_parallel:
+        arguments["enable_expert_parallel"] = True
     return arguments
 
 

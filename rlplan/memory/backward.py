@@ -156,6 +156,8 @@ class _Layers:
         self.in_flight = layer_backward_bytes(model, num_tokens, e)
         if rank.adapters:  # its output and a scaled copy, at most as wide as the MLP
             self.in_flight += 2 * e * num_tokens * model.intermediate_size
+        if rank.dequantised:  # a weight of the base as the product needs it, and a copy of the output
+            self.in_flight += e * (rank.dequantised + num_tokens * model.intermediate_size)
         self.freed = mlp_freed_bytes(model, num_tokens, e)
 
     def at(self, layer: int, *, attention_only: bool) -> int:

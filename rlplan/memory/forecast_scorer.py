@@ -6,9 +6,10 @@ In: a job and its model. Out: bytes by kind.
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.activations import forward_working_bytes
 from rlplan.memory.ledger import Moment
-from rlplan.memory.logits import largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, logits_bytes, probability_slice_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
+from rlplan.memory.training import frozen_states
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -34,13 +35,21 @@ def judging_peak(job: JobSpec, model: ModelSpec, num_processes: int, ulysses: in
 class ScorerForecast:
     """One scorer process. See `memory.predict.Forecast`."""
 
-    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_processes: int) -> None:
+    def __init__(
+        self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
+    ) -> None:
+        """shares: whether the processes share the weights (ZeRO-3) instead of having all of them each."""
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
+        self.states = frozen_states(job.training, model, num_processes) if shares else None
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended: once it is parked, no model."""
+        imports = self.profile.process_overheads
         held = {
-            MemoryKind.PROCESS: self.profile.process_overheads.scorer.value,
+            # spread over devices, scorers have DeepSpeed too, as a trainer has
+            MemoryKind.PROCESS: (
+                imports.policy_trainer if self.job.placement.spreads_scoring else imports.scorer
+            ).value,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
         }
         if action.kind is not ActionKind.OFFLOAD_ROLE:
@@ -48,8 +57,12 @@ class ScorerForecast:
         return held
 
     @property
-    def _weight_bytes(self) -> int:
+    def _whole_bytes(self) -> int:
         return parameter_bytes(self.model, self.job.training.dtype.num_bytes)
+
+    @property
+    def _weight_bytes(self) -> int:
+        return self._whole_bytes if self.states is None else self.states.weight_bytes()
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
         """Nothing is repacked."""
@@ -60,6 +73,13 @@ class ScorerForecast:
         held = self.resident(action, moment) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
             held |= judging_peak(self.job, self.model, self.num_processes)
+            if self.states is not None:
+                layer = max(tensor.numel for tensor in self.states.frozen)
+                held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)
+        elif action.kind is ActionKind.START_SCORER and self.states is not None:
+            # one tensor at a time: as it is read, fp32 at most, and whole on its way to the shares
+            largest = max(tensor.numel for tensor in self.states.frozen)
+            held[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * largest
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
         return held

@@ -12,6 +12,7 @@ from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucke
 from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
+from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import merging_bytes, trained_rank
@@ -140,6 +141,7 @@ class TrainerForecast:
         flattening = states.gradient_bytes() + copies - late
         stepping = settings.master_bytes * states.partition_numel if copies else 0
         stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
+        stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
         moments = [
             (states.backward_gradient_bytes() - late, self._reduced_at_once()),
             (max(flattening, stepping), kept),
@@ -163,7 +165,7 @@ class TrainerForecast:
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
 
-        Loading: the start checkpoint's pages, fp32, are mapped while they are copied or cast.
+        Loading: the start checkpoint's pages, fp32, are mapped while they are copied, cast or put into 4 bits.
         Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
         fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
         empty step, with fp32 gradients, beside a copy.
@@ -171,7 +173,11 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        loading = loaded + FLOAT_BYTES * states.num_trainable - there
+        in_file = states.frozen or states.trainable
+        copied = e * sum(parameter.numel for parameter in in_file)
+        if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
+            copied = held[MemoryKind.WEIGHTS]
+        loading = copied + FLOAT_BYTES * sum(parameter.numel for parameter in in_file) - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),
@@ -198,8 +204,11 @@ class TrainerForecast:
     def _imports(self) -> int:
         """Bytes of the libraries, PEFT among them where adapters are trained."""
         overheads = self.profile.process_overheads
-        peft = overheads.adapters.value if self.trained.adapters and overheads.adapters else 0
-        return overheads.policy_trainer.value + peft
+        imports_more = (
+            bool(self.trained.adapters) or self.job.training.optimizer != "adamw"
+        )  # PEFT has bitsandbytes too
+        more = overheads.adapters.value if imports_more and overheads.adapters else 0
+        return overheads.policy_trainer.value + more
 
     def _has_stepped(self, action: Action, moment: Moment) -> bool:
         """Adam's moments appear in the first optimizer step."""
@@ -210,8 +219,9 @@ class TrainerForecast:
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
     def _staging(self) -> int:
-        """The first rank alone sends."""
-        if self.rank or not self.has_arena:
+        """The first rank alone sends, or each to the engine on its device."""
+        sends = not self.rank or self.job.placement.sync_senders == "each"
+        if not sends or not self.has_arena:
             return 0
         return sync_staging_bytes(self.job, self.model)
 

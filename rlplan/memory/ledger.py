@@ -106,6 +106,18 @@ class MemoryLedger:
         """Bytes of a host."""
         return dict(self.capacities).get(host, self.host_capacity)
 
+    def rows_of(self, process: str) -> tuple[LedgerRow, ...]:
+        """The rows of a process, or, where it is like its layout's first rank, of that one."""
+        first = f"{process.rpartition('/')[0]}/0"
+        return self._by_process.get(process) or self._by_process.get(first, ())
+
+    @cached_property
+    def _by_process(self) -> dict[str, tuple[LedgerRow, ...]]:
+        rows: dict[str, list[LedgerRow]] = defaultdict(list)
+        for row in self.rows:
+            rows[row.process].append(row)
+        return {process: tuple(mine) for process, mine in rows.items()}
+
     def process_peak(self, process: str) -> Peak:
         """The largest sum of one process's rows inside any action: on its device, or on the host if it has none."""
         totals: dict[tuple[Moment, str], list[LedgerRow]] = defaultdict(list)

@@ -13,10 +13,12 @@ from rlplan.units import ceil_div
 STEP_COUNTER_BYTES = 4
 """Bytes of the `step` tensor that torch's AdamW keeps for every tensor it updates (torch 2.13, optim/adamw.py)."""
 BLOCK_SIZE = 256
-"""Elements that share one scale. Source: bitsandbytes 0.49, optim/optimizer.py; torchao 0.14 low_bit_optim."""
+"""Elements that share one scale. Source: bitsandbytes 0.50, optim/optimizer.py; torchao 0.14 low_bit_optim."""
 MIN_QUANTIZED_NUMEL = 4096
-"""Tensors below this keep fp32 moments. Source: bitsandbytes 0.49, `min_8bit_size`; torchao 0.14 `subclass_8bit`."""
+"""Tensors below this keep fp32 moments. Source: bitsandbytes 0.50, `min_8bit_size`; torchao 0.14 `subclass_8bit`."""
 SCALE_BYTES = 4
+CODE_BYTES = 4 * 256
+"""What the 256 numbers of a byte stand for. Source: bitsandbytes 0.50, optim/optimizer.py, `name2qmap`."""
 
 
 class Optimizer(StrEnum):
@@ -33,15 +35,16 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
     """Bytes of the states that an optimizer keeps for tensors of these sizes, from the first step on.
 
     Counts: AdamW two moments of n*e and a step counter; 8-bit AdamW two bytes an element and two scales a block of 256,
-    and fp32 moments for tensors below 4096 elements; Muon one momentum of n*e; SGD nothing.
-    Source: torch 2.13 optim/adamw.py; bitsandbytes 0.49 optim/optimizer.py; DeepSpeed 0.19.8 runtime/zero/muon.
+    fp32 moments for tensors below 4096 elements, and once the two codes of 256 values; Muon one momentum of n*e; SGD
+    nothing.
+    Source: torch 2.13 optim/adamw.py; bitsandbytes 0.50 optim/optimizer.py; DeepSpeed 0.19.8 runtime/zero/muon.
     Assumes: Muon's list holds the matrices of the hidden layers only; the rest goes to AdamW in a call of its own.
     Differs: paged 8-bit AdamW may move to the host; while there is room it is all on the device.
 
     >>> optimizer_bytes(Optimizer.ADAMW, [1000])
     8004
-    >>> optimizer_bytes(Optimizer.ADAMW_8BIT, [8192, 10])  # 2 * (8192 + 32 scales of 4) + 8 * 10, one counter each
-    16728
+    >>> optimizer_bytes(Optimizer.ADAMW_8BIT, [8192, 10])  # 2 * (8192 + 32 scales of 4) + 8 * 10 + 2 * 256 * 4
+    18768
     """
     if optimizer is Optimizer.SGD:
         return 0
@@ -49,7 +52,24 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
         return sum(numels) * moment_bytes
     if optimizer is Optimizer.ADAMW:
         return sum(2 * numel * moment_bytes + STEP_COUNTER_BYTES for numel in numels)
-    return sum(_quantized_bytes(numel) + STEP_COUNTER_BYTES for numel in numels)
+    sizes = tuple(numels)
+    codes = 2 * CODE_BYTES if any(numel >= MIN_QUANTIZED_NUMEL for numel in sizes) else 0
+    return sum(map(_quantized_bytes, sizes)) + codes
+
+
+def eight_bit_step_bytes(optimizer: Optimizer, numels: Iterable[int]) -> int:
+    """Bytes that a step of 8-bit AdamW takes on a CPU beside gradients and states, of the tensor it steps at a time.
+
+    Counts: both moments in fp32, the scaled gradient, the root of the second one and its corrected copy, 5 * 4 bytes an
+    element of the largest tensor.
+    Source: bitsandbytes 0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`.
+    Differs: the kernels for GPUs update in place. Assumes: gradients and master weights in fp32.
+
+    >>> eight_bit_step_bytes(Optimizer.ADAMW_8BIT, [100_000, 10]), eight_bit_step_bytes(Optimizer.ADAMW, [100_000])
+    (2000000, 0)
+    """
+    is_quantised = optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
+    return 5 * 4 * max(numels, default=0) if is_quantised else 0
 
 
 def step_copy_bytes(optimizer: Optimizer, numels: Iterable[int], element_bytes: int) -> int:

@@ -116,7 +116,7 @@ def _processes(
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
-                forecast = ScorerForecast(job, model, profile, len(layout.devices))
+                forecast = ScorerForecast(job, model, profile, len(layout.devices), shares=layout.shares_frozen_weights)
             yield _Process(name, device, layout.role, forecast, _provenances(profile, layout.worker))
 
 

@@ -6,9 +6,18 @@ Left out: the bytes themselves (zero.py), activations (activations.py), the walk
 
 from dataclasses import dataclass
 
+from rlplan.memory.optimizers import Optimizer
+from rlplan.memory.quantization import NF4_DOUBLE, Quantization
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.training import TrainingSpec
+
+BASE_FORMATS = {"nf4": Quantization(NF4_DOUBLE)}
+"""How `training.quantization` keeps a frozen base. Source: `rlplan.runtime.quantized_base`."""
+CODE_BYTES = 4 * 16 + 4 * 256
+"""What each weight in 4 bits says by itself: its code of 16 values, and that of its scales, of 256.
+
+Source: bitsandbytes 0.50, functional.py, `quantize_4bit`, `quantize_blockwise` (`code.to(copy=True)`)."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +25,7 @@ class TrainedRank:
     """A data-parallel rank: its model and states, and whether it computes each layer anew in the backward pass.
 
     adapters: what is trained beside a frozen model; empty where the model itself is. ulysses: ranks that share a pass,
-    each with a part of its tokens.
+    each with a part of its tokens. dequantised: elements of the largest weight whose 4 bits a product makes whole.
     """
 
     model: ModelSpec
@@ -24,6 +33,7 @@ class TrainedRank:
     recomputes_layers: bool = False
     adapters: tuple[Parameter, ...] = ()
     ulysses: int = 1
+    dequantised: int = 0
 
     @property
     def element_bytes(self) -> int:
@@ -53,18 +63,63 @@ def trained_rank(
         persistence_threshold=training.persistence_threshold,
         max_reuse_distance=0,
         prefetch_bucket_size=0,
+        optimizer=Optimizer(training.optimizer),
         offloads_optimizer=training.offloads_optimizer,
     )
     trained, frozen = parameters or (model.parameters, ())
-    states = ZeroStates(settings, trained, frozen, rank)
-    adapters = trained if frozen else ()
-    return TrainedRank(model, states, training.gradient_checkpointing, adapters, training.ulysses)
+    states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(training, frozen))
+    return TrainedRank(
+        model,
+        states,
+        training.gradient_checkpointing,
+        adapters=trained if frozen else (),
+        ulysses=training.ulysses,
+        dequantised=max((p.numel for p in frozen if _is_quantised(training, p)), default=0),
+    )
+
+
+def frozen_bytes(training: TrainingSpec, frozen: tuple[Parameter, ...]) -> int:
+    """Bytes of a frozen base beside adapters, as it is held.
+
+    Counts: its elements in the training type; in 4 bits `quantization.NF4_DOUBLE`, and the codes 4 * (16 + 256) of each
+    weight. Source: `rlplan.runtime.quantized_base`; bitsandbytes 0.50, functional.py, `QuantState`.
+    Assumes: everything but the decoder's linear layers stays as it is.
+
+    >>> training = TrainingSpec(quantization="nf4", lora={"rank": 1})
+    >>> weights = (Parameter("model.layers.0.mlp.up_proj.weight", (64, 64)), Parameter("model.norm.weight", (64,)))
+    >>> frozen_bytes(training, weights)  # 64*64/2 + 64 scales + 4 + 4 + 1088, and 4*64
+    3464
+    """
+    e, form = training.dtype.num_bytes, BASE_FORMATS.get(training.quantization)
+    if form is None:
+        return e * sum(parameter.numel for parameter in frozen)
+    codes = CODE_BYTES * sum(form.covers(parameter) for parameter in frozen)
+    return codes + sum(form.num_bytes(parameter, e) for parameter in frozen)
+
+
+def _is_quantised(training: TrainingSpec, parameter: Parameter) -> bool:
+    form = BASE_FORMATS.get(training.quantization)
+    return form is not None and form.covers(parameter)
+
+
+def frozen_states(training: TrainingSpec, model: ModelSpec, num_ranks: int) -> ZeroStates:
+    """What a rank holds of a frozen model whose weights all share. Source: `rlplan.emit.deepspeed.frozen_config`."""
+    settings = ZeroSettings(
+        stage=3,
+        num_ranks=num_ranks,
+        weight_bytes=training.dtype.num_bytes,
+        persistence_threshold=training.persistence_threshold,
+        max_reuse_distance=0,
+        prefetch_bucket_size=0,
+    )
+    return ZeroStates(settings, (), frozen=model.parameters)
 
 
 def merging_bytes(rank: TrainedRank) -> int:
     """Bytes of one weight while its adapters are added to it, in the weight sync and in a checkpoint.
 
-    Counts: for the largest adapted weight the product B A, its scaled copy and their sum, 3 * 4 bytes an element.
+    Counts: for the largest adapted weight the product B A, its scaled copy and the sum, 3 * 4 bytes an element; the
+    weight in fp32, 4 more, where it is of another type; what its 4 bits stand for, e more.
     Source: `rlplan.runtime.adapters`. Assumes: one weight at a time.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -76,4 +131,6 @@ def merging_bytes(rank: TrainedRank) -> int:
     25165824
     """
     adapted = {parameter.name.split(".lora_")[0] + ".weight" for parameter in rank.adapters}
-    return 3 * 4 * max((parameter.numel for parameter in rank.states.frozen if parameter.name in adapted), default=0)
+    largest = max((parameter.numel for parameter in rank.states.frozen if parameter.name in adapted), default=0)
+    e = rank.element_bytes
+    return (12 + (4 if e < 4 else 0)) * largest + e * rank.dequantised

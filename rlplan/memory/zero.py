@@ -81,12 +81,16 @@ class States:
 
 @dataclass(frozen=True)
 class ZeroStates:
-    """One rank's persistent tensors. trainable, frozen: in the module's order; tied tensors once."""
+    """One rank's persistent tensors. trainable, frozen: in the module's order; tied tensors once.
+
+    frozen_bytes: of all frozen tensors up to stage 2, where they are not of the weights' type.
+    """
 
     settings: ZeroSettings
     trainable: tuple[Parameter, ...]
     frozen: tuple[Parameter, ...] = ()
     rank: int = 0
+    frozen_bytes: int | None = None
 
     @cached_property
     def num_trainable(self) -> int:
@@ -126,7 +130,8 @@ class ZeroStates:
             shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
             return settings.weight_bytes * (shares + self.persistent_numel * has_stepped)
         flat = self.partition_numel * (settings.num_ranks if settings.stage else 1)
-        return settings.weight_bytes * (flat + sum(parameter.numel for parameter in self.frozen))
+        frozen = settings.weight_bytes * sum(parameter.numel for parameter in self.frozen)
+        return settings.weight_bytes * flat + (frozen if self.frozen_bytes is None else self.frozen_bytes)
 
     def master_bytes(self) -> int:
         """Bytes of the master weights m*S.
@@ -142,8 +147,11 @@ class ZeroStates:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's states of the share: one flat tensor a group, except in stage 0 (each parameter)."""
-        numels = [parameter.numel for parameter in self.trainable] if self.settings.stage == 0 else self._sub_groups()
-        return optimizer_bytes(self.settings.optimizer, numels, self.settings.moment_bytes)
+        return optimizer_bytes(self.settings.optimizer, self.stepped_numels(), self.settings.moment_bytes)
+
+    def stepped_numels(self) -> list[int]:
+        """Elements of the tensors that the optimizer knows: parameters in stage 0, else flat ones."""
+        return [parameter.numel for parameter in self.trainable] if self.settings.stage == 0 else self._sub_groups()
 
     @cached_property
     def owned(self) -> tuple[Parameter, ...]:

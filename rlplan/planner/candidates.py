@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.placements import num_training_devices
 from rlplan.memory.weight_sync import ENGINE_LORA_RANKS
+from rlplan.planner.gpu.cannot import cannot_on_gpus
 from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, SyncContent, Transport
@@ -59,13 +60,11 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
     if num_training < 1:
         needed = job.hardware.num_devices + 1 - num_training
         return f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
-    return (
-        _cannot_divide(job, num_training)
-        or _cannot_sample(job)
-        or _cannot_adapt(job)
-        or _cannot_sync(job)
-        or _cannot_share(job)
-    )
+    if reason := _cannot_divide(job, num_training):
+        return reason
+    if job.device_kind == "cuda":
+        return cannot_on_gpus(job, placement, num_training)
+    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
 
 
 def _cannot_divide(job: JobSpec, num_training: int) -> str:
@@ -82,6 +81,12 @@ def _cannot_divide(job: JobSpec, num_training: int) -> str:
 
 
 def _cannot_sample(job: JobSpec) -> str:
+    only = {"kv_dtype fp8": job.rollout.kv_dtype != "auto", "has_cuda_graphs": job.rollout.has_cuda_graphs,
+            "has_expert_parallel": job.rollout.has_expert_parallel}  # fmt: skip
+    if any(only.values()):
+        return f"rollout.{next(key for key, is_on in only.items() if is_on)}: the engine has it on GPUs only"
+    if job.training.offloads_parameters:
+        return "training.offloads_parameters: on a CPU host weights lie on the host already"
     if job.rollout.quantization != "none":
         return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
     if job.rollout.speculative_tokens:
@@ -90,18 +95,23 @@ def _cannot_sample(job: JobSpec) -> str:
 
 
 def _cannot_adapt(job: JobSpec) -> str:
-    if job.training.quantization != "none":
-        return f"training.quantization {job.training.quantization} (bitsandbytes) needs a GPU, a CPU host has none"
+    if job.training.quantization != "none" and job.placement.sync_content == "adapter":
+        return "placement.sync_content adapter: the engine would hold the base as it was before it was quantised"
     rank = job.training.lora.rank
     if rank is not None and job.placement.sync_content == "adapter" and rank > MAX_ENGINE_LORA_RANK:
         return f"training.lora.rank {rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
     return ""
 
 
-def _cannot_sync(job: JobSpec) -> str:
+def _cannot_sync(job: JobSpec, placement: Placement) -> str:
     transport, content = job.sync_transport, job.placement.sync_content
     if transport in CUDA_TRANSPORTS:
         return f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if job.placement.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
+        if placement is not Placement.HYBRID or job.rollout.num_processes != job.hardware.num_devices:
+            return "placement.sync_senders each: every training device has a rank of an engine on it (hybrid)"
+        if transport is not Transport.SHARED_MEMORY or content is SyncContent.ADAPTER:
+            return "placement.sync_senders each: through shared_memory, with full or delta content"
     if content is SyncContent.ADAPTER and job.training.lora.rank is None:
         return "placement.sync_content adapter hands adapters over, and training.lora.rank says that there are none"
     if content is SyncContent.ADAPTER and job.placement.max_staleness:

@@ -80,7 +80,7 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
         rollouts=RolloutWork(
             num_prompts=work.num_prompts_per_step,
             num_samples=job.num_generated_per_prompt,
-            prompt_len=work.max_prompt_len,
+            prompt_len=work.usual_prompt_len,
             lengths=cut_lengths(work.response_lengths, work.max_response_len),
             num_engines=1,
             limits=EngineLimits(rollout.max_num_seqs, blocks, rollout.block_size),

@@ -3,33 +3,36 @@
 In: a JobSpec. Out: a Plan, or NoFeasiblePlanError that says which row binds and what would fit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import arrange, place
-from rlplan.dataflow.schedule import build_schedule
+from rlplan.dataflow.placements import arrange, num_training_devices, place
+from rlplan.dataflow.schedule import Schedule, build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.predict import predict_ledger
 from rlplan.planner.candidates import Candidate, list_candidates
+from rlplan.planner.gpu.of_job import GpuJob
 from rlplan.planner.plan import Plan, Rejection, read_plan
 from rlplan.planner.remedies import list_remedies
 from rlplan.spec.fingerprints import take_fingerprints
-from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec, load_job
 from rlplan.spec.model import ModelSpec
 from rlplan.timing.cpu import predict_job
+from rlplan.timing.job import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
+from rlplan.vocabulary import Role
 
 
 def find_plan(job: JobSpec) -> Plan:
     """The plan for a job. Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits)."""
-    model, profile = job.load_model(), job.load_profile()
-    if _missing_kv_cache(job, model):
+    model = job.load_model()
+    if job.device_kind == "cpu" and _missing_kv_cache(job, model):
         raise _small_kv_cache(job, model)
-    result = _search(job, model, profile)
+    result = _search(job, model)
     if isinstance(result, Plan):
         return result
     if result.nearest is None:
@@ -37,7 +40,8 @@ def find_plan(job: JobSpec) -> Plan:
     plan, peak, available = result.nearest
 
     def fits(other: JobSpec) -> bool:
-        return not _missing_kv_cache(other, model) and isinstance(_search(other, model, profile), Plan)
+        is_small = other.device_kind == "cpu" and _missing_kv_cache(other, model)
+        return not is_small and isinstance(_search(other, model), Plan)
 
     raise _nothing_fits(plan, peak, available, list_remedies(job, peak.num_bytes, fits))
 
@@ -50,13 +54,14 @@ class _NoPlan:
     nearest: tuple[Plan, Peak, int] | None
 
 
-def _search(job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> Plan | _NoPlan:
+def _search(job: JobSpec, model: ModelSpec) -> Plan | _NoPlan:
     candidates, impossible = list_candidates(job)
+    predict = _predictor(job, model)
     rejected = list(impossible)
     nearest: tuple[Plan, Peak, int] | None = None
     fitting: list[tuple[Candidate, Plan]] = []
     for candidate in candidates:
-        plan = _build(job, model, profile, candidate)
+        plan = _build(job, predict, candidate)
         overflow = _overflow(plan.ledger)
         if overflow is None:
             fitting.append((candidate, plan))
@@ -69,7 +74,7 @@ def _search(job: JobSpec, model: ModelSpec, profile: HardwareProfile) -> Plan | 
         return _NoPlan(tuple(rejected), nearest)
     _, best = min(fitting, key=lambda item: _step_s(item[1]))
     rejected += [_slower(candidate, plan, best) for candidate, plan in fitting if plan is not best]
-    return best.model_copy(update={"rejected": tuple(rejected), "fingerprints": take_fingerprints(job, profile)})
+    return best.model_copy(update={"rejected": tuple(rejected), "fingerprints": take_fingerprints(job)})
 
 
 def _step_s(plan: Plan) -> float:
@@ -99,13 +104,38 @@ def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     return find_plan(load_job(path, overrides))
 
 
-def _build(job: JobSpec, model: ModelSpec, profile: HardwareProfile, candidate: Candidate) -> Plan:
+def _build(job: JobSpec, predict: "Predictor", candidate: Candidate) -> Plan:
     groups, layouts = place(job, candidate.placement, candidate.zero_stage)
     graph = arrange(build_step_graph(job), job, candidate.placement)
     schedule = build_schedule(graph, candidate.placement, groups, layouts)
+    ledger, timing = predict(schedule, candidate)
+    return Plan(job=job, schedule=schedule, ledger=ledger, timing=timing)
+
+
+Predictor = Callable[[Schedule, Candidate], tuple[MemoryLedger, JobTiming | None]]
+"""Bytes and seconds of a candidate's schedule."""
+
+
+def _predictor(job: JobSpec, model: ModelSpec) -> Predictor:
+    """How a job is predicted, by the kind of its devices: nothing else of a plan depends on it."""
     others = job.load_role_models()
-    ledger = predict_ledger(job, model, profile, schedule, others)
-    return Plan(job=job, schedule=schedule, ledger=ledger, timing=predict_job(job, model, profile, schedule, others))
+    if job.device_kind == "cuda":
+        on_gpus = GpuJob(job, {Role.POLICY: model, **others})
+
+        def of_gpus(schedule: Schedule, candidate: Candidate) -> tuple[MemoryLedger, JobTiming | None]:
+            num_training = num_training_devices(job, candidate.placement)
+            chosen = on_gpus.candidate(candidate.placement, candidate.zero_stage, num_training)
+            on_gpus.check_kv_cache(chosen)
+            return on_gpus.ledger(schedule, chosen), on_gpus.timing(schedule, chosen)
+
+        return of_gpus
+    profile = job.load_profile()
+
+    def of_cpu(schedule: Schedule, candidate: Candidate) -> tuple[MemoryLedger, JobTiming | None]:
+        ledger = predict_ledger(job, model, profile, schedule, others)
+        return ledger, predict_job(job, model, profile, schedule, others)
+
+    return of_cpu
 
 
 def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:

@@ -155,7 +155,7 @@ def read_pools(budget: BudgetSpec) -> tuple[GpuPool, ...]:
     """The groups of GPUs of a budget; memory, host_memory and gpus_per_host hold for each. Raises: SpecError."""
     pools = []
     for num_gpus, gpu, named in parse_pools(budget.gpus, where="gpus"):
-        node = named or _usual_node(gpu)
+        node = named or usual_node(gpu)
         capacity = gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
         per_host = min(num_gpus, budget.gpus_per_host or (node.num_gpus if node else num_gpus))
         host_memory = budget.host_memory or (node.host_memory.value if node else None)
@@ -169,7 +169,7 @@ def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
     return first.num_gpus, first.gpu, first.capacity
 
 
-def _usual_node(gpu: GpuProfile) -> NodeProfile | None:
+def usual_node(gpu: GpuProfile) -> NodeProfile | None:
     """The first bundled node with this GPU; None where there is none."""
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():

@@ -1,7 +1,8 @@
 """LoRA adapters in a trained module, by PEFT: added, switched off, merged into the weights, written in PEFT's layout.
 
 In: a Hugging Face module and the job's `training.lora`. Out: the same module with adapters beside its linear layers.
-The base is frozen and shared: with the adapters off it is the reference, to the bit. Left out: 4-bit bases (CUDA only).
+The base is frozen and shared: with the adapters off it is the reference, to the bit. With `training.quantization` its
+linear layers are in 4 bits (quantized_base.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlplan.memory.training import BASE_FORMATS
+from rlplan.runtime.quantized_base import quantize_base, whole_form, whole_weight
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.job import JobSpec
 
@@ -28,6 +31,10 @@ def add_adapters(model: Any, job: JobSpec) -> None:
     from peft import inject_adapter_in_model
 
     model.requires_grad_(False)
+    if job.training.quantization != "none":
+        quantize_base(
+            model, [p.name for p in job.load_model().parameters if BASE_FORMATS[job.training.quantization].covers(p)]
+        )
     inject_adapter_in_model(_config(job), model, adapter_name=ADAPTER)
 
 
@@ -80,9 +87,14 @@ class MergedWeights(WeightSource):
         }
         self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
 
+    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """(type, shape) of a whole weight, of one in 4 bits as it is without them."""
+        parameter = self._parameters[name]
+        return super().form_of(name) if hasattr(parameter, "ds_shape") else whole_form(parameter)
+
     def read(self, name: str) -> torch.Tensor:
         """One weight, whole; its layer is gathered."""
-        weight = self._parameters[name].detach()
+        weight = whole_weight(self._parameters[name])
         change = self._changes.get(name)
         return weight if change is None else change.added_to(weight)
 

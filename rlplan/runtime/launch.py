@@ -20,6 +20,7 @@ from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
+from rlplan.runtime.devices import check_devices
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
@@ -54,12 +55,13 @@ SAMPLES_PER_STEP = 2
 """Rollouts of each step that are written out to be read."""
 
 
-def prepare_run_folder(plan: Plan, run_folder: Path) -> Path:
+def prepare_run_folder(plan: Plan, run_folder: Path, address: str | None = None) -> Path:
     """Write the bundle of a plan into a run folder of its own (claim.py), once nothing speaks against running it.
 
     Returns: the bundle's folder. Raises: SpecError, EmitError, HostError; then nothing has been written.
     """
     spec = execution_spec(plan)
+    check_devices(spec.job, address)
     check_plan(plan)
     check_host(spec, plan.ledger)
     load_prompts(spec.job)
@@ -88,6 +90,7 @@ def run_bundle(
     Raises: RlplanError; the run folder's status.json says the same.
     """
     spec, plan = read_bundle(bundle), read_plan(bundle / "plan.json")
+    check_devices(spec.job, address)
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)

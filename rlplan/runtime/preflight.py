@@ -23,6 +23,7 @@ from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
 from rlplan.runtime.role_tokenizers import check_role_tokenizers
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.job import JobSpec
+from rlplan.spec.profiles import find_profile
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec
 from rlplan.units import format_bytes
 
@@ -44,7 +45,7 @@ class PromptSets:
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     """Packages and memory. Raises: HostError."""
-    _check_packages()
+    _check_packages(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
     check_role_tokenizers(spec.job)
@@ -56,14 +57,14 @@ def check_plan(plan: Plan) -> None:
     if plan.fingerprints is None:
         return
     policy = plan.job.policy.path
-    if model_fingerprint(Path(policy)) != plan.fingerprints.model:
+    if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
             where=f"{policy}: config.json, tokenizer.json, generation_config.json, *.safetensors",
             rule="a plan is run with the files that it was made from",
             way_out="plan the job again, or put the files back",
         )
-    found = profile_fingerprint(plan.job.load_profile())
+    found = profile_fingerprint(find_profile(plan.job.hardware.profile, where="hardware.profile"))
     if found != plan.fingerprints.profile:
         raise SpecError(
             f"the plan was made with other values of the hardware profile '{plan.job.hardware.profile}' "
@@ -169,8 +170,8 @@ def _answer_tokens(row: DataRow, path: Path, job: JobSpec, tokenizer: Any) -> tu
     return tuple(answers)
 
 
-def _check_packages() -> None:
-    missing = missing_packages()
+def _check_packages(job: JobSpec) -> None:
+    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",
@@ -219,7 +220,7 @@ def _check_memory(ledger: MemoryLedger) -> None:
         )
     shared = shutil.disk_usage("/dev/shm").free
     staging = max((row.peak_bytes for row in ledger.rows if row.kind == "sync_staging"), default=0)
-    if staging > shared:
+    if ledger.shares_host_memory and staging > shared:
         raise HostError(
             f"weight sync stages {format_bytes(staging)}, /dev/shm has {format_bytes(shared)} free",
             where="/dev/shm",
@@ -228,17 +229,22 @@ def _check_memory(ledger: MemoryLedger) -> None:
         )
 
 
+def _has_weights(folder: str) -> bool:
+    names = ("model.safetensors", "model.safetensors.index.json")
+    return any((Path(folder) / name).is_file() for name in names)
+
+
 def _check_policy_files(job: JobSpec) -> None:
     weights = Path(job.policy.path) / "model.safetensors"
-    if job.policy.init == "checkpoint" and not weights.is_file():
+    if job.policy.init == "checkpoint" and not _has_weights(job.policy.path):
         raise SpecError(
             "the policy has no weights",
             where=str(weights),
-            rule="init: checkpoint reads model.safetensors",
+            rule="init: checkpoint reads model.safetensors, or the parts that model.safetensors.index.json names",
             way_out="put the file there, or set policy.init to random",
         )
     for role, path in job.roles.paths.items():
-        if not (Path(path) / "model.safetensors").is_file():
+        if not _has_weights(path):
             raise SpecError(
                 f"the {role} has no weights",
                 where=str(Path(path) / "model.safetensors"),

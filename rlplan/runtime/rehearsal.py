@@ -46,8 +46,12 @@ def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, 
 def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident: Mapping[str, int]) -> None:
     """What all processes of a host hold, those that rehearsed at their peak, against the host's capacity.
 
+    On GPUs nothing is left to check: what does not fit there has failed already.
+
     resident: bytes of each process that waits. Raises: MisfitError with both numbers.
     """
+    if not ledger.shares_host_memory:
+        return
     hosts = _hosts(ledger)
     peaks = {one.process: one.measured_bytes for one in rehearsed}
     needed: dict[str, int] = {}
@@ -80,8 +84,8 @@ def as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reason: str = 
 
 def _predicted(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> int:
     totals: dict[tuple[str, str], int] = {}
-    for row in ledger.rows:
-        if row.process == process and row.action_id in actions:
+    for row in ledger.rows_of(process):
+        if row.action_id in actions and row.space == "device":
             key = (row.moment, row.action_id)
             totals[key] = totals.get(key, 0) + row.peak_bytes
     return max(totals.values(), default=0)

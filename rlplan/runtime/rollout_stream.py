@@ -149,8 +149,8 @@ class RolloutStream:
         return requests
 
     def _is_ready(self, count: int) -> bool:
-        begun = [version for _, version in self._open.values()]
-        late = must_be_waited_for(begun, self.version, self.lead.max_staleness)
+        begun = [*(version for _, version in self._open.values()), *self.buffer.versions_after(count)]
+        late = must_be_waited_for(begun, self.version, self.lead.max_staleness, self.work.num_prompts)
         return len(self.buffer) >= count and not late
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:

@@ -74,7 +74,7 @@ class ActionRunner:
         self.requests = RequestMaker(spec.job, prompts)
         ends = end_tokens(Path(spec.job.policy.path))
         self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
-        self.switches = Switches(crew, recorder.folder, spec.job.placement.parks, spec.job.limits.action_timeout_s)
+        self.switches = Switches(crew, recorder.folder, spec.job)
         self.stream: RolloutStream | None = None
         if spec.schedule.lead is not None:
             work = spec.job.workload
@@ -129,7 +129,8 @@ class ActionRunner:
         for action in self.spec.schedule.start:
             if action.kind is ActionKind.START_TRAINER:
                 for measurement in self._everywhere(action, lambda rank: ("rehearse",))[1]:
-                    peaks[measurement.process] = measurement.peak_bytes
+                    device = measurement.device
+                    peaks[measurement.process] = device.peak if device else measurement.peak_bytes
                 folder = self._folder_of(action.role)
                 self._everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
@@ -143,6 +144,13 @@ class ActionRunner:
             if action.kind is not ActionKind.SYNC_WEIGHTS:
                 self.handover.resend()
             return
+        if self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+            raise RunError(
+                f"{process} is lost, and its share of the {action.role}'s weights with it",
+                where=f"{action.id}, step {step}",
+                rule="a rank that shares weights cannot rejoin its group",
+                way_out="start the run again",
+            )
         self.crew.restart(process)
         for call in (("import_libraries",), ("start", folder)):
             self.crew.gather([self.crew.submit(process, *call)], timeout_s)
@@ -165,11 +173,8 @@ class ActionRunner:
 
     def _start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
-        timeout = self.deadline_s(action)
         asked = self.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
-        first = action.processes[0]
-        address = self.crew.addresses[first]
-        port = self.crew.gather([self.crew.submit(first, "open_rendezvous", address, asked)], timeout)[0]
+        address, port = self._rendezvous(action, asked)
         world, folder = len(action.processes), self._folder_of(action.role)
         started = self._everywhere(action, lambda rank: ("start", rank, world, port, folder, address))
         return imported + started[1]
@@ -184,8 +189,21 @@ class ActionRunner:
         return imported + self.fleet.start(folder, self.handover.version, self.deadline_s(action))
 
     def _start_scorer(self, action: Action, step: int) -> list[Measurement]:
-        imported = self._import_libraries(action)
-        return imported + self._everywhere(action, lambda rank: ("start", self._folder_of(action.role)))[1]
+        imported, folder = self._import_libraries(action), self._folder_of(action.role)
+        if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+            return imported + self._everywhere(action, lambda rank: ("start", folder))[1]
+        address, config = self._rendezvous(action, 0), self.spec.deepspeed[action.role]
+        world = len(action.processes)
+        return (
+            imported + self._everywhere(action, lambda rank: ("start_share", rank, world, address, folder, config))[1]
+        )
+
+    def _rendezvous(self, action: Action, port: int) -> tuple[str, int]:
+        """Where the ranks of an action's processes meet: at the first one's, on a free port where none is given."""
+        first = action.processes[0]
+        address = self.crew.addresses[first]
+        listening = self.crew.submit(first, "open_rendezvous", address, port)
+        return address, int(self.crew.gather([listening], self.deadline_s(action))[0])
 
     def _folder_of(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""

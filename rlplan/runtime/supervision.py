@@ -128,8 +128,8 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
     """Bytes that an action frees in a process: held after its action before this one, less held after this one."""
     moment = _moment(step)
     held: dict[tuple[Moment, str], int] = {}
-    for row in ledger.rows:
-        if row.process == process:
+    for row in ledger.rows_of(process):
+        if row.space == "device":
             key = (row.moment, row.action_id)
             held[key] = held.get(key, 0) + row.resident_bytes
     mine = [key for key in ledger.order if key in held]

@@ -11,24 +11,24 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import ActionKind
-
-SLEEP_LEVEL = 2
-"""Weights are dropped, not kept: they are sent again before the engine makes another token."""
 
 
 class Switches:
     """weights: the folder that an engine is started from; the last saved ones, or the start checkpoint."""
 
-    def __init__(self, crew: Crew, run_folder: Path, parks: str, timeout_s: float) -> None:
-        self.crew, self.run_folder, self.parks, self.timeout_s = crew, run_folder, parks, timeout_s
+    def __init__(self, crew: Crew, run_folder: Path, job: JobSpec) -> None:
+        self.crew, self.run_folder = crew, run_folder
+        self.parks, self.sleep_level = job.placement.parks, job.rollout.sleep_level
+        self.timeout_s = job.limits.action_timeout_s
         self.saved: Path | None = None
 
     def perform(self, action: Action) -> list[Measurement]:
         """Do one switch on all processes of the action."""
         method: tuple[Any, ...] = {
             ActionKind.STOP_ENGINE: ("stop",),
-            ActionKind.SLEEP_ENGINE: ("sleep", SLEEP_LEVEL),
+            ActionKind.SLEEP_ENGINE: ("sleep", self.sleep_level),
             ActionKind.WAKE_WEIGHTS: ("wake", ["weights"]),
             ActionKind.WAKE_KV_CACHE: ("wake", ["kv_cache"]),
             ActionKind.OFFLOAD_ROLE: ("offload", self.parks),

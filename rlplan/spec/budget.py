@@ -4,6 +4,7 @@ In: a YAML file, or `--model`, `--algorithm` and `--gpus`, with dotted overrides
 choices are `auto`. Left out: data, rewards and deadlines, which memory does not depend on (they are a job's, job.py).
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -204,6 +205,8 @@ class BudgetSpec(Spec):
     kl_coef: 0 does without a reference, None is as usual.
     target: who trains: rlplan's own runtime (DeepSpeed), or what a plan is exported to. objective: what is made small,
     or large (tokens per second). price_per_gpu_hour: in dollars, of each group of GPUs alike.
+    job: the parts of a job file (docs/job.md) that a run needs beside: what is trained on, how it is rewarded.
+    folder: what its paths are relative to, the file's own unless given.
     memory: bytes of one GPU that may be used, None for all that the driver reports. host_memory, gpus_per_host: of one
     host, None as in the node that is named, or the first bundled one with this GPU.
     """
@@ -225,6 +228,8 @@ class BudgetSpec(Spec):
     training: BudgetTraining = BudgetTraining()
     rollout: BudgetRollout = BudgetRollout()
     placement: BudgetPlacement = BudgetPlacement()
+    job: dict[str, Any] | None = None
+    folder: str | None = None
 
     @field_validator("algorithm")
     @classmethod
@@ -273,6 +278,8 @@ def load_budget(path: Path, overrides: Sequence[str] = ()) -> BudgetSpec:
         for key in ("model", "value_model", "reward_model")
         if (name := getattr(budget, key)) and (path.parent / name).exists()
     }
+    if budget.job is not None:
+        changed["folder"] = os.path.normpath(path.parent.resolve() / (budget.folder or "."))
     return budget.model_copy(update=changed)
 
 

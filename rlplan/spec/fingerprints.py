@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.hardware import Profile
 from rlplan.spec.job import JobSpec
+from rlplan.spec.profiles import find_profile
 
 READ_WHOLE = ("config.json", "generation_config.json", "tokenizer.json")
 """Small files that decide what a model is."""
@@ -23,18 +24,20 @@ DIGEST_LENGTH = 16
 
 
 class Fingerprints(Spec):
-    """model: of the policy's folder. profile: of the hardware profile's values."""
+    """model: of the policy's folder, empty where it was not there. profile: of the hardware profile's values."""
 
     model: str
     profile: str
 
 
-def take_fingerprints(job: JobSpec, profile: HardwareProfile) -> Fingerprints:
+def take_fingerprints(job: JobSpec) -> Fingerprints:
     """Of a job's policy and of its profile. Raises: SpecError when a file cannot be read."""
-    return Fingerprints(model=model_fingerprint(Path(job.policy.path)), profile=profile_fingerprint(profile))
+    folder, profile = Path(job.policy.path), find_profile(job.hardware.profile, where="hardware.profile")
+    model = model_fingerprint(folder) if folder.exists() else ""
+    return Fingerprints(model=model, profile=profile_fingerprint(profile))
 
 
-def profile_fingerprint(profile: HardwareProfile) -> str:
+def profile_fingerprint(profile: Profile) -> str:
     """Of every value in a profile, whatever file it stands in."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:DIGEST_LENGTH]
 

@@ -15,10 +15,11 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.declaration import read_declaration
-from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.profiles import get_profile
+from rlplan.spec.models.catalogue import load_catalogue
+from rlplan.spec.profiles import get_gpu, get_profile, is_cpu_host
 from rlplan.spec.rewards import FunctionSpec, RewardSpec, runs_elsewhere
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.training import TrainingSpec, check_sharing
@@ -41,7 +42,9 @@ class PolicySpec(Spec):
 class HardwareSpec(Spec):
     """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
 
-    num_hosts: the devices lie on so many hosts, dealt out in order and evenly; memory is that of each.
+    profile: of a CPU host, whose devices are process slots, or of a GPU or a node of GPUs, whose devices these are.
+    num_hosts: the devices lie on so many hosts, dealt out in order and evenly. memory: of each host, on GPUs of each
+    GPU; host_memory: on GPUs of each host.
     rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
     0 takes any free port.
     keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
@@ -52,6 +55,7 @@ class HardwareSpec(Spec):
     num_devices: int = Field(ge=1, le=16_384)
     num_hosts: int = Field(default=1, ge=1, le=2048)
     memory: ByteCount | None = None
+    host_memory: ByteCount | None = None
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
     keeps_heap: bool = False
 
@@ -75,6 +79,8 @@ class RolloutSpec(Spec):
 
     num_engines: replicas; tp: tensor-parallel ranks of each. stop: texts and tokens that end a response.
     quantization: of the weights while they are loaded. speculative_tokens: guessed at a time from what stands before.
+    On GPUs only: kv_dtype (`fp8` halves the KV cache), has_cuda_graphs, has_expert_parallel (whole experts on an
+    engine's ranks), sleep_level (of an engine that sleeps: 2 drops its weights, 1 keeps them on the host).
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
@@ -83,6 +89,10 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     quantization: Literal["none", "fp8"] = "none"
     speculative_tokens: int = Field(default=0, ge=0, le=16)
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    has_cuda_graphs: bool = False
+    has_expert_parallel: bool = False
+    sleep_level: Literal[1, 2] = 2
     kv_cache_memory: ByteCount = 64 * MIB
     max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
     max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
@@ -102,7 +112,10 @@ class PlacementSpec(Spec):
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
     max_buffered_groups: prompts whose rollouts are under way or wait for a step, at most; max_groups_in_memory of those
     that are finished wait in memory, the others on the disk; null: as many as max_staleness allows.
-    parks: where trained and frozen roles of a colocated placement go while they wait.
+    spreads_scoring: a frozen role has a process on every device of its group instead of one on the first; with
+    zero_stage 3 these share its weights. parks: where trained and frozen roles of a colocated placement go while they
+    wait. parks_only_frozen: frozen roles alone go, whatever the placement.
+    sync_senders: trainer rank `one` hands over to all, or `each` to the engine on its own device (CUDA IPC must).
     sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
     check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
     """
@@ -114,10 +127,13 @@ class PlacementSpec(Spec):
     partial_rollouts: bool = True
     max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     max_groups_in_memory: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    spreads_scoring: bool = False
     parks: Literal["none", "host", "disk"] = "none"
+    parks_only_frozen: bool = False
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
+    sync_senders: Literal["one", "each"] = "one"
     sync_content: SyncContent = SyncContent.FULL
     sync_bucket: ByteCount = 64 * MIB
     check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
@@ -247,9 +263,12 @@ class JobSpec(Spec):
         """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
 
         Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
+        On GPUs CUDA IPC on shared devices, NCCL between those of their own.
         """
         if self.placement.transport != "auto":
             return self.placement.transport
+        if self._is_on_gpus:
+            return Transport.NCCL if self.placement.placement == "disaggregated" else Transport.CUDA_IPC
         return Transport.SHARED_MEMORY if self.hardware.num_hosts == 1 else Transport.GLOO
 
     @model_validator(mode="after")
@@ -304,7 +323,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _prefill_fits_a_batch(self) -> "JobSpec":
-        if self.rollout.max_num_batched_tokens < self.workload.max_seq_len:
+        if self.rollout.max_num_batched_tokens < self.workload.max_seq_len and not self._is_on_gpus:
             raise ValueError(
                 f"rollout.max_num_batched_tokens = {self.rollout.max_num_batched_tokens} must hold one longest "
                 f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
@@ -414,8 +433,24 @@ class JobSpec(Spec):
                 check_sharing(self.training, models[role], f"roles.{role}.path")
         return models
 
+    @property
+    def _is_on_gpus(self) -> bool:
+        try:
+            return self.device_kind != "cpu"
+        except SpecError:  # an unknown profile is said where it is read
+            return False
+
+    @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """What a device of the job is: a slot of a CPU host, or a GPU. Raises: SpecError for an unknown profile."""
+        return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
+
+    def load_gpu(self) -> GpuProfile:
+        """The GPU that the job names, by itself or by its node. Raises: SpecError."""
+        return get_gpu(self.hardware.profile, where="hardware.profile")
+
     def load_profile(self) -> HardwareProfile:
-        """The hardware profile that the job names. Raises: SpecError."""
+        """The profile of the CPU host that the job names. Raises: SpecError."""
         profile = get_profile(self.hardware.profile, where="hardware.profile")
         if self.hardware.num_devices > profile.max_devices * self.hardware.num_hosts:
             raise SpecError(
@@ -435,8 +470,8 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise SpecError(
             f"{path} is a budget for GPUs, not a job",
             where=f"{path}: gpus",
-            rule="a job says what runs on this host; jobs do not run on GPUs yet",
-            way_out=f"rlplan plan {path}, or explain, simulate and estimate",
+            rule="a job says what runs, with every path; a budget says what it may take",
+            way_out=f"rlplan plan, emit or run {path}; `job:` in it says what a run of it needs",
         )
     _take_in_the_algorithm_s_file(data, path.parent)
     job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
@@ -447,7 +482,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         ("workload.heldout_prompts", job.workload.heldout_prompts),
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
     ):
-        if not _exists(Path(place)):
+        if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(
                 f"'{place}' does not exist",
                 where=f"{path}: {key}",
@@ -471,6 +506,11 @@ def _take_in_the_algorithm_s_file(data: Any, folder: Path) -> None:
     if isinstance(part, dict) and isinstance(part.get("path"), str):
         part["path"], part["custom"] = read_declaration(part["path"], folder)
         part.setdefault("name", part["custom"]["name"])
+
+
+def _is_bundled(path: Path) -> bool:
+    """Whether a folder's shape is known although it is not there."""
+    return "/".join(path.parts[-2:]) in load_catalogue()
 
 
 def _exists(path: Path) -> bool:

@@ -200,8 +200,7 @@ def read_model(path: Path) -> ModelSpec:
 
 def load_model(folder: Path) -> ModelSpec:
     """ModelSpec of a folder that the runtime can train and serve. Raises: SpecError naming the key."""
-    path = folder / "config.json"
-    return _runnable(read_config(path), str(path))
+    return _runnable(_config_in(folder), str(folder / "config.json"))
 
 
 def load_scalar_base(folder: Path) -> ModelSpec:
@@ -209,12 +208,25 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
     The shape is that of the language model of the same family: what differs is the head.
     """
-    path = folder / "config.json"
-    config = read_config(path)
+    config = _config_in(folder)
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         config = {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
-    return _runnable(config, str(path))
+    return _runnable(config, str(folder / "config.json"))
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """The folder's config; of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`.
+
+    So a job can be planned where its models do not lie. Raises: SpecError.
+    """
+    if not folder.exists():
+        from rlplan.spec.models.catalogue import load_catalogue  # it is made of what stands here
+
+        entry = load_catalogue().get("/".join(folder.parts[-2:]))
+        if entry is not None:
+            return entry.config
+    return read_config(folder / "config.json")
 
 
 def _runnable(config: dict[str, Any], where: str) -> ModelSpec:

@@ -153,6 +153,11 @@ def get_profile(name: str, *, where: str) -> CpuProfile:
     return profile
 
 
+def is_cpu_host(name: str, *, where: str) -> bool:
+    """Whether a profile is that of a host without a GPU. Raises: SpecError where it is unknown."""
+    return isinstance(find_profile(name, where=where), CpuProfile)
+
+
 def get_gpu(name: str, *, where: str) -> GpuProfile:
     """The GPU of that name, or the GPU of the node of that name. Raises: SpecError."""
     profile = find_profile(name, where=where)

@@ -31,8 +31,10 @@ class TrainingSpec(Spec):
     persistence_threshold: elements up to which a tensor stays whole on every rank under ZeRO-3. quantization: of the
     policy's frozen base beside adapters; `nf4` is QLoRA. max_tokens_per_micro_batch: tokens that are packed into one
     pass; null takes what workload.micro_batch_size_per_gpu of the longest sequences have.
+    optimizer: `adamw_8bit` keeps both moments in a byte each (bitsandbytes).
     ulysses: ranks that share a pass, each with a part of its tokens. tp: ranks that share a pass, each with a part of
-    every layer (DeepSpeed's AutoTP).
+    every layer (DeepSpeed's AutoTP). offloads_parameters: weights lie on the host too, and come layer by layer (ZeRO-3
+    on GPUs).
     """
 
     dtype: Dtype = Dtype.FLOAT32
@@ -42,15 +44,22 @@ class TrainingSpec(Spec):
     persistence_threshold: int = Field(default=100_000, ge=0)
     gradient_checkpointing: bool = False
     offloads_optimizer: bool = False
+    offloads_parameters: bool = False
     ulysses: int = Field(default=1, ge=1, le=64)
     tp: int = Field(default=1, ge=1, le=64)
     lora: LoraSpec = LoraSpec()
     quantization: Literal["none", "nf4"] = "none"
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
 
     @property
     def trains_adapters(self) -> bool:
         """Whether the policy's base is frozen and adapters are trained."""
         return self.lora.rank is not None
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether something has 4 or 8 bits."""
+        return self.quantization != "none" or self.optimizer != "adamw"
 
     @property
     def num_ranks_per_pass(self) -> int:
@@ -61,6 +70,19 @@ class TrainingSpec(Spec):
     def _only_a_frozen_base_is_quantised(self) -> "TrainingSpec":
         if self.quantization != "none" and not self.trains_adapters:
             raise ValueError(f"training.quantization {self.quantization} is of a frozen base: give training.lora.rank")
+        if self.quantization != "none" and self.zero_stage == 3:
+            raise ValueError(
+                f"training.quantization {self.quantization} lies whole on every rank: training.zero_stage 0 to 2"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_host_steps_in_full(self) -> "TrainingSpec":
+        if self.optimizer != "adamw" and self.offloads_optimizer:
+            raise ValueError(
+                f"training.optimizer {self.optimizer} does not go with training.offloads_optimizer: "
+                f"DeepSpeed's Adam on the host has fp32 moments"
+            )
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ class WorkloadSpec(Spec):
     prompt_column, answer_column: of a data set whose layout is none of those that are known.
     evaluate_every: greedy evaluation on the held-out prompts after every so many steps; also before the first and
     after the last. mini_batch_size: rollouts per optimizer step. micro_batch_size_per_gpu: rollouts per forward.
-    mean_response_len: of usual rollouts, for predicted seconds alone; the longest where it is not given.
+    mean_prompt_len, mean_response_len: of usual rollouts, for predictions alone; the longest where not given.
     response_lengths: how lengths are distributed, for simulated runs, and for real ones where controls force them.
     """
 
@@ -36,6 +36,7 @@ class WorkloadSpec(Spec):
     micro_batch_size_per_gpu: int = Field(ge=1, le=MAX_COUNT)
     max_prompt_len: int = Field(ge=1, le=MAX_COUNT)
     max_response_len: int = Field(ge=1, le=MAX_COUNT)
+    mean_prompt_len: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     mean_response_len: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     response_lengths: LengthSpec = ConstantLengths()
     temperature: float = Field(default=1.0, ge=0.01, le=2)
@@ -63,11 +64,17 @@ class WorkloadSpec(Spec):
         """Tokens of a response in predicted seconds: the longest, an upper bound, unless the job says."""
         return self.max_response_len if self.mean_response_len is None else self.mean_response_len
 
-    @field_validator("mean_response_len")
+    @property
+    def usual_prompt_len(self) -> int:
+        """Tokens of a prompt in predictions: the longest, an upper bound, unless the job says."""
+        return self.max_prompt_len if self.mean_prompt_len is None else self.mean_prompt_len
+
+    @field_validator("mean_prompt_len", "mean_response_len")
     @classmethod
     def _mean_is_no_longer(cls, mean: int | None, info: ValidationInfo) -> int | None:
-        if mean is not None and mean > info.data.get("max_response_len", mean):
-            raise ValueError("mean_response_len is at most max_response_len")
+        longest = str(info.field_name).replace("mean", "max")
+        if mean is not None and mean > info.data.get(longest, mean):
+            raise ValueError(f"{info.field_name} is at most {longest}")
         return mean
 
     @model_validator(mode="after")

@@ -323,7 +323,7 @@ class CpuTimes:
     @property
     def _lengths(self) -> tuple[int, int]:
         """(prompt, response) tokens of a usual rollout."""
-        return self.job.workload.max_prompt_len, self.job.workload.usual_response_len
+        return self.job.workload.usual_prompt_len, self.job.workload.usual_response_len
 
     @property
     def _scoring(self) -> RoleLayout:

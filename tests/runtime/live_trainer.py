@@ -29,7 +29,7 @@ def exercise(num_ranks: int, cases: Mapping[str, Case], folder: Path) -> dict[st
     for rank in range(num_ranks):
         environment = dict(
             os.environ,
-            PYTHONPATH=str(ROOT),
+            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             DS_ACCELERATOR="cpu",
             HF_HUB_OFFLINE="1",
             OMP_NUM_THREADS="1",
@@ -227,7 +227,46 @@ def agree(live: LiveRank) -> dict[str, Any]:
     }
 
 
-EXERCISES: dict[str, Callable[[LiveRank], Any]] = {"source": source, "memory": memory, "swap": swap, "agree": agree}
+def adapted(live: LiveRank) -> dict[str, Any]:
+    """Steps of adapters: what the base said and says, what the policy says, and what was saved says elsewhere."""
+    import tempfile
+
+    import torch
+
+    from rlplan.runtime.experience import SequencePair
+    from rlplan.runtime.workers.scorer import Scorer
+
+    micro_batches, weights = samples_of(live)
+    pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in micro_batches for s in batch]
+
+    def said() -> list[float]:
+        with torch.no_grad():
+            return flat(live.trainer._judge(pairs, lambda batch: live.trainer.engine.module(batch)[0]))
+
+    def flat(scores: list[tuple[float, ...]]) -> list[float]:
+        return [value for each in scores for value in each]
+
+    answer: dict[str, Any] = {"start": said()}
+    for _ in range(2):
+        live.call("forward_backward", micro_batches, weights)
+        live.call("optimizer_step")
+    answer |= {"trained": said(), "reference": flat(live.call("score", pairs, "reference"))}
+    answer["components"] = live.measured("components")["components"]
+    with tempfile.TemporaryDirectory() as folder:
+        live.call("save", folder, live.job.policy.path)
+        scorer = Scorer("scorer/reference/0", live.job, "reference", 1)
+        scorer.start(folder)
+        answer["saved"] = flat(scorer.score(pairs, "reference"))
+    return answer
+
+
+EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
+    "source": source,
+    "memory": memory,
+    "swap": swap,
+    "agree": agree,
+    "adapted": adapted,
+}
 
 
 if __name__ == "__main__":

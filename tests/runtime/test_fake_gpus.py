@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from rlplan.emit.ray import RayPlacement, gpu_placement
+from rlplan.emit.bundle import read_bundle, write_bundle
+from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.lowering import executable_plan
 from rlplan.runtime.cluster import Cluster
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.spec.budget import load_budget
@@ -17,8 +20,10 @@ from tests.factories import EXAMPLES
 GPUS_PER_HOST = 8
 
 
-def placement(name: str) -> RayPlacement:
-    return gpu_placement(find_budget(load_budget(EXAMPLES / name)).candidate, GPUS_PER_HOST)
+def placement(name: str, folder: Path) -> RayPlacement:
+    """What the example's bundle reserves."""
+    write_bundle(executable_plan(find_budget(load_budget(EXAMPLES / name))), folder)
+    return read_bundle(folder).ray
 
 
 def hosts(count: int) -> list[Host]:
@@ -27,8 +32,8 @@ def hosts(count: int) -> list[Host]:
 
 
 @pytest.mark.parametrize(("name", "num_hosts"), [("grpo-7b-8xh100.yaml", 1), ("ppo-70b-64xh100.yaml", 8)])
-def test_an_example_fits_on_its_hosts_and_on_no_fewer(name: str, num_hosts: int) -> None:
-    wanted = placement(name)
+def test_an_example_fits_on_its_hosts_and_on_no_fewer(name: str, num_hosts: int, tmp_path: Path) -> None:
+    wanted = placement(name, tmp_path)
     islands = [add_up([wanted.bundles[bundle] for bundle in island]) for island in wanted.islands]
     assert not isinstance(deal_islands(islands, hosts(num_hosts), wanted.spreads_islands), Unplaced)
     assert isinstance(deal_islands(islands, hosts(num_hosts - 1), wanted.spreads_islands), Unplaced)
@@ -83,6 +88,54 @@ def test_every_gpu_of_the_cluster_is_reserved_and_each_island_on_one_host(fake_h
         assert sorted(used.values()) == [GPUS_PER_HOST] * fake_hosts.count
     finally:
         cluster.release()
+
+
+@pytest.mark.engine
+def test_the_bundle_of_an_example_has_its_gpus_or_is_refused(fake_hosts: FakeHosts, tmp_path: Path) -> None:
+    """64 GPUs on 8 nodes: each GPU holds two trainers, an engine's rank and two scorers."""
+    cluster = Cluster(placement("ppo-70b-64xh100.yaml", tmp_path), fake_hosts.address)
+    try:
+        if fake_hosts.count < 8:
+            with pytest.raises(HostError, match="asks for 64 GPUs, 16 GPUs free"):
+                cluster.start(60.0)
+            return
+        cluster.start(60.0)
+        assert len(cluster.groups) == 8
+        assert [island(worker.bundle) for worker in cluster.placement.workers if worker.worker == "rollout_engine"] == [
+            bundle // GPUS_PER_HOST for bundle in range(64)
+        ]
+        seen = _gpus_seen_on_one_bundle(cluster)
+        assert len(seen) == 5
+        assert len(set(seen)) == 1
+    finally:
+        cluster.release()
+
+
+def island(bundle: int) -> int:
+    return bundle // GPUS_PER_HOST
+
+
+def _gpus_seen_on_one_bundle(cluster: Cluster) -> list[tuple[str, ...]]:
+    """What Ray tells each process on the first GPU that it may see."""
+    import ray
+
+    @ray.remote
+    class Looker:
+        def look(self) -> tuple[str, ...]:
+            return tuple(str(gpu) for gpu in ray.get_gpu_ids())
+
+    mine = [worker for worker in cluster.placement.workers if worker.bundle == 0]
+    actors = [
+        Looker.options(  # type: ignore[attr-defined]
+            num_cpus=worker.num_cpus, num_gpus=worker.num_gpus, scheduling_strategy=cluster.strategy(0)
+        ).remote()
+        for worker in mine
+    ]
+    try:
+        return list(ray.get([actor.look.remote() for actor in actors], timeout=60))
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 @pytest.mark.engine

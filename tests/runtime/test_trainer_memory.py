@@ -54,6 +54,18 @@ GROUPS["ulysses"] = (
     2,
     {name: {"training.zero_stage": 2, "training.ulysses": 2, **kind} for name, kind in KINDS.items()},
 )
+GROUPS["bitsandbytes"] = (
+    1,
+    {
+        f"{name}, {dtype}": {"training.zero_stage": 2, "training.dtype": dtype, **changes}
+        for dtype in ("float32", "bfloat16")
+        for name, changes in {
+            "adapters": {"training.lora": {"rank": 8}},
+            "nf4": {"training.lora": {"rank": 8}, "training.quantization": "nf4"},
+            "8 bits": {"training.optimizer": "adamw_8bit"},
+        }.items()
+    },
+)
 """How many ranks, and cases that are started together: each group takes half a minute, and `-k` picks one."""
 MOMENTS = {
     "first/forward_backward": ("first", ActionKind.TRAIN_FORWARD_BACKWARD),

@@ -303,7 +303,7 @@ def test_paths_made_relative_and_absolute_again_are_the_same(parts: list[str], f
 
 
 def test_without_rewards_a_reward_model_or_a_teacher_stands_in() -> None:
-    with pytest.raises(SpecError, match="neither a reward model"):
+    with pytest.raises(SpecError, match="one of the three is needed"):
         make_job(rewards=[])
     assert make_job(rewards=[], **{"roles.teacher.path": "other"}).scored_roles == ("reference", "teacher")
 

@@ -81,7 +81,7 @@ class EngineOnGpu:
         if action.kind is ActionKind.SLEEP_ENGINE:
             return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
         held = self.resident(action, moment)
-        if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE):
+        if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
             held.pop(MemoryKind.FRAGMENTATION, None)
             held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
         elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:

@@ -63,7 +63,9 @@ def predict_gpu_ledger(
     rollout_buffer: int = 0,
     capacities: Mapping[str, int] | None = None,
 ) -> MemoryLedger:
-    """The whole ledger of a schedule. host_capacity: bytes of a host; rollout_buffer: of a step's rollouts.
+    """The whole ledger of a schedule. processes: those that stand for all; others of the schedule are like one of them.
+
+    host_capacity: bytes of a host; rollout_buffer: of a step's rollouts.
 
     capacities: of devices and hosts that have another one.
     """
@@ -80,7 +82,8 @@ def predict_gpu_ledger(
         for action in actions:
             order.append((moment, action.id))
             for name in action.processes:
-                rows += _rows(action, moment, by_name[name])
+                if name in by_name:
+                    rows += _rows(action, moment, by_name[name])
     return MemoryLedger(
         tuple(rows),
         capacity,

@@ -34,7 +34,7 @@ GPU_PLAN_SCHEMA_VERSION = 1
 GPU_PLAN_KIND = "gpu_plan"
 MAX_BYTES = 1 << 26
 AGAIN = "make the plan again with `rlplan plan`"
-_MODELS = ("model", "value_model", "reward_model")
+_PLACES = ("model", "value_model", "reward_model", "folder")
 _NOT_STORED = ("schema_version", "budget", "rows")
 _STORED = ("spec", "choice", "totals", "results")
 
@@ -51,7 +51,7 @@ def write_gpu_plan(budget: Budget, path: Path) -> None:
 def dump_gpu_plan(budget: Budget, folder: Path) -> str:
     """JSON of a plan whose model paths are relative to `folder`."""
     stored = {
-        "spec": _with_models(budget.spec, lambda name: _relative(name, folder)).model_dump(mode="json"),
+        "spec": _with_places(budget.spec, lambda name: _relative(name, folder)).model_dump(mode="json"),
         "choice": choice_as_json(budget.candidate),
         "totals": totals(budget),
         "results": results_as_json(budget),
@@ -95,7 +95,7 @@ def read_gpu_plan(path: Path) -> Budget:
             way_out=f"change the budget file, and {AGAIN}",
         )
     spec = validate(BudgetSpec, data["spec"], file=f"{path}: spec", way_out=AGAIN)
-    spec = _with_models(spec, lambda name: _absolute(name, path.parent))
+    spec = _with_places(spec, lambda name: _absolute(name, path.parent))
     setting = read_setting(spec)
     check_budget(spec, setting)
     candidate = _read_choice(data["choice"], f"{path}: choice")
@@ -205,8 +205,8 @@ def _read_alternative(data: dict[str, Any], search: GpuSearch) -> Alternative:
     )
 
 
-def _with_models(spec: BudgetSpec, changed: Callable[[str], str]) -> BudgetSpec:
-    names = {key: name for key in _MODELS if (name := getattr(spec, key))}
+def _with_places(spec: BudgetSpec, changed: Callable[[str], str]) -> BudgetSpec:
+    names = {key: name for key in _PLACES if (name := getattr(spec, key))}
     return spec.model_copy(update={key: changed(name) for key, name in names.items()})
 
 

@@ -204,6 +204,9 @@ class GpuRoles:
             )
         if worker == "scorer":
             role = Role(rest[0])
+            if budget.target == "rlplan":  # a frozen role's rank has whole sequences
+                alone = replace(candidate.trainer, ulysses=1)
+                passes = self.passes(replace(candidate, trainer=alone), response_len)
             return ScorerOnGpu(
                 role,
                 setting.model_of(role),

@@ -1,8 +1,8 @@
 """Layouts: what rows of other people's data sets look like, told by their columns, and what they mean here.
 
-In: rows as dictionaries. Out: rows of ours. Known: our own; verl's (`prompt` a chat, `reward_model.ground_truth`); TRL's
-(`prompt` a text or a chat; preferences as `chosen` and `rejected`, with the prompt in both where there is none beside
-them); OpenRLHF's (`input`, `label`); and columns that the job names.
+In: rows as dictionaries. Out: rows of ours. Known: our own; verl's (`prompt` a chat, `reward_model.ground_truth`);
+TRL's (`prompt` a text or a chat; preferences as `chosen` and `rejected`, with the prompt in both where there is none
+beside them); OpenRLHF's (`input`, `label`); and columns that the job names.
 """
 
 import json

@@ -9,6 +9,7 @@ CUDA works behind the processor's back: a packet is published, and given back, w
 from expandable segments has no handle; the arena is allocated while they are off.
 """
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,9 @@ class CudaIpcOutlet(SharedMemoryOutlet):
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         super().__init__(endpoint, packets)
-        self.endpoint = replace(self.endpoint, handles=torch.multiprocessing.reductions.reduce_tensor(self.arena))
+        # as bytes: they pass through the driver, which has no torch
+        handles = pickle.dumps(torch.multiprocessing.reductions.reduce_tensor(self.arena))
+        self.endpoint = replace(self.endpoint, handles=handles)
 
     def publish(self, header: Header) -> None:
         """Let the readers have the packet, when it is written."""
@@ -56,7 +59,7 @@ class CudaIpcInlet(SharedMemoryInlet):
         super().release(index)
 
     def _memory(self) -> Any:
-        rebuild, arguments = self.endpoint.handles
+        rebuild, arguments = pickle.loads(self.endpoint.handles)  # from a process of this run
         arguments = list(arguments)
         arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
         return rebuild(*arguments)

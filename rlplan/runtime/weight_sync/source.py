@@ -41,10 +41,7 @@ class WeightSource:
 
     def metadata(self) -> tuple[WeightMeta, ...]:
         """Names, types and whole shapes, in the module's order. Nothing is gathered for it."""
-        return tuple(
-            WeightMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._parameters.items()
-        )
+        return tuple(WeightMeta(name, *self.form_of(name)) for name in self._parameters)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight in the module's order."""
@@ -65,6 +62,11 @@ class WeightSource:
             with gathered(self.needed_for(members)):
                 for name in members:
                     yield name, self.read(name)
+
+    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """(type, shape) of a whole weight."""
+        parameter = self._parameters[name]
+        return parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def read(self, name: str) -> torch.Tensor:
         """One weight, whole; its layer is gathered."""

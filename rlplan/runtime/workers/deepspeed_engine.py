@@ -4,41 +4,53 @@ In: the bundle's DeepSpeed config, a rank, a model folder. Out: an engine. Left 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import nn
 
+from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
+from rlplan.runtime.experience import SequencePair
+from rlplan.runtime.logprob_model import TokenBatch, judge_packed, make_batch
+from rlplan.runtime.packing import pack_best_fit
 from rlplan.vocabulary import Dtype
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
 
 
 def join_ranks(
-    rank: int, world_size: int, address: str, port: int, timeout_s: float, listener: int | None = None
+    rank: int,
+    world_size: int,
+    address: tuple[str, int],
+    timeout_s: float,
+    listener: int | None = None,
+    *,
+    on_gpus: bool = False,
 ) -> None:
-    """Meet the other ranks over gloo, once in a process. listener: rank 0's open socket, on one interface only."""
+    """Meet the other ranks, once in a process: over gloo, on GPUs over NCCL beside it (not yet run on a GPU).
+
+    listener: rank 0's open socket, on one interface only. A process sees its own GPU alone, so that is number 0.
+    """
     import deepspeed
     import torch.distributed as dist
 
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK="0" if on_gpus else str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_SIZE=str(world_size),
-        MASTER_ADDR=address,
-        MASTER_PORT=str(port),
+        MASTER_ADDR=address[0],
+        MASTER_PORT=str(address[1]),
     )
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
-        store = dist.TCPStore(
-            address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener
-        )
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpus else "gloo", verbose=False)
 
 
 def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
@@ -56,16 +68,23 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
             way_out="training.dtype=bfloat16 or float32",
         )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=config)
+    optimizer = None
+    if config["optimizer"]["type"] == EIGHT_BIT:
+        from bitsandbytes.optim import AdamW8bit
+
+        optimizer = AdamW8bit(trainable, **config["optimizer"]["params"])
+        config = {key: value for key, value in config.items() if key != "optimizer"}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     return engine
 
 
-def offload_to_host(engine: Any) -> None:
-    """Move an engine's states from its GPU to pinned memory. Not yet run on a GPU."""
-    from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+def share_frozen(model: nn.Module, config: dict[str, Any]) -> Any:
+    """DeepSpeed's ZeRO-3 around a model that nobody trains: each rank keeps its share of the weights."""
+    import deepspeed
 
-    engine.offload_states(device=OffloadDeviceEnum.cpu, pin_memory=True, non_blocking=False)
-    torch.cuda.empty_cache()
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    engine.eval()
+    return engine
 
 
 def recompute_layers(language_model: Any) -> None:
@@ -91,6 +110,20 @@ def largest_count(count: int) -> int:
     largest = torch.tensor(count)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
+
+
+def judge_together(
+    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
+) -> list[tuple[float, ...]]:
+    """Numbers of each response's tokens, of this rank's own pairs.
+
+    As many passes on every rank that this one has met, for ZeRO-3 gathers in each.
+    """
+    judged = judge_packed(pairs, max_tokens, judge)
+    count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+    for _ in range(largest_count(count) - count):
+        judge(make_batch([]))
+    return judged
 
 
 def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:

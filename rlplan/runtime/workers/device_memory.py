@@ -22,6 +22,11 @@ class DeviceBytes:
     total: int
 
     @property
+    def peak(self) -> int:
+        """The most that tensors took, with the process's context and libraries where the driver tells them apart."""
+        return self.peak_allocated + max(0, self.process - self.reserved)
+
+    @property
     def held(self) -> int:
         """What the process keeps from others."""
         return self.process or self.reserved

@@ -4,8 +4,9 @@ In: storages. Out: the same storages, empty, then full again. Left out: which te
 
 The file has no name from the moment it is made, so nothing stays behind however the process ends. It lies where
 temporary files lie (TMPDIR); on a file system in memory it would free nothing. On a CPU host this is what frees memory:
-there is no other memory to go to. On CUDA DeepSpeed's own `offload_states` moves states to pinned memory; that path is
-written against its API and has not run on a GPU yet.
+there is no other memory to go to. From a GPU storages go to pinned memory of the host, or through it to the file; that
+has not run on a GPU yet. DeepSpeed's own `offload_states` is not used: it knows stages 1 to 3 alone, in ZeRO-3 only
+beside its own optimizers, and what it moves has other addresses afterwards.
 """
 
 import ctypes
@@ -27,21 +28,35 @@ class ParkedStates:
 
     def __init__(self) -> None:
         self._file: int | None = None
+        self._copies: list[torch.Tensor] = []
         self._sizes: list[tuple[torch.UntypedStorage, int]] = []
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the file."""
+        """Bytes in the file or in the host's memory."""
         return sum(size for _, size in self._sizes)
 
-    def park(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Write the storages to the file and empty them. Raises: HostError when the disk is full."""
-        assert self._file is None, "parked already"
+    def park(self, storages: Sequence[torch.UntypedStorage], *, in_memory: bool = False) -> None:
+        """Write the storages to the file, or copy them to the host's memory, and empty them.
+
+        Raises: HostError when the disk is full.
+        """
+        assert not self._sizes, "parked already"
+        if in_memory:
+            self._copies = [_copy_of(storage) for storage in storages]
+        else:
+            self._write_all(storages)
+        self._sizes = [(storage, storage.nbytes()) for storage in storages]
+        for storage in storages:
+            storage.resize_(0)
+        ctypes.CDLL(None).malloc_trim(0)  # small storages lie in the heap, which keeps what is freed
+
+    def _write_all(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._file, path = tempfile.mkstemp(prefix="rlplan-parked-")
         Path(path).unlink()
         try:
             for storage in storages:
-                _write(self._file, _bytes_of(storage))
+                _write(self._file, _bytes_of(_on_host(storage)))
         except OSError as error:
             self._forget()
             raise HostError(
@@ -50,25 +65,48 @@ class ParkedStates:
                 rule="placement.parks=disk writes a rank's states to a temporary file",
                 way_out="make room there, name another folder with TMPDIR, or take placement.parks=none",
             ) from None
-        self._sizes = [(storage, storage.nbytes()) for storage in storages]
-        for storage in storages:
-            storage.resize_(0)
-        ctypes.CDLL(None).malloc_trim(0)  # small storages lie in the heap, which keeps what is freed
 
     def bring_back(self) -> None:
         """Fill the storages again; nothing where nothing is parked."""
-        if self._file is None:
-            return
-        os.lseek(self._file, 0, os.SEEK_SET)
-        for storage, size in self._sizes:
+        if self._file is not None:
+            os.lseek(self._file, 0, os.SEEK_SET)
+        for index, (storage, size) in enumerate(self._sizes):
             storage.resize_(size)
-            _read(self._file, _bytes_of(storage))
+            if self._file is None:
+                _whole(storage).copy_(self._copies[index])
+            else:
+                _read_into(storage, self._file)
         self._forget()
 
     def _forget(self) -> None:
         if self._file is not None:
             os.close(self._file)
-        self._file, self._sizes = None, []
+        self._file, self._sizes, self._copies = None, [], []
+
+
+def _whole(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a tensor of bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _copy_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The same bytes in the host's memory; pinned where they come from a GPU, so that it can fetch them itself."""
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda").copy_(
+        _whole(storage)
+    )
+
+
+def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage if storage.device.type == "cpu" else _copy_of(storage).untyped_storage()
+
+
+def _read_into(storage: torch.UntypedStorage, descriptor: int) -> None:
+    if storage.device.type == "cpu":
+        _read(descriptor, _bytes_of(storage))
+        return
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    _read(descriptor, _bytes_of(copy.untyped_storage()))
+    _whole(storage).copy_(copy)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:

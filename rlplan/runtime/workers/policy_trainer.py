@@ -5,7 +5,6 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 """
 
 import gc
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +17,13 @@ from rlplan.memory.weight_sync import Packet, policy_packets
 from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import SequencePair, TrainSample
-from rlplan.runtime.logprob_model import Entropies, LogprobModel, TokenBatch, judge_packed, make_batch
+from rlplan.runtime.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
-from rlplan.runtime.packing import pack_best_fit
+from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.sequence_parallel import Sharing, meet
+from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
@@ -34,11 +34,12 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
-    largest_count,
-    offload_to_host,
+    judge_together,
     recompute_layers,
 )
+from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -57,9 +58,10 @@ class PolicyTrainer(Worker):
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
         self.sender: PolicySender | None = None
-        self.listener: socket.socket | None = None
+        self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
         self.parked = ParkedStates()
+        self.device = torch.device("cpu")
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured.
@@ -76,40 +78,44 @@ class PolicyTrainer(Worker):
         check_deepspeed(self.config, f"deepspeed/{self.role}.json")
         if self.has_adapters:
             import peft  # noqa: F401
+        if self.job.training.needs_bitsandbytes:
+            import bitsandbytes  # noqa: F401
 
     def open_rendezvous(self, address: str, port: int) -> int:
         """Listen at this host's address, where the ranks will meet; gives the port. 0 takes any free one.
 
         Raises: HostError when the port is taken. The socket stays open until `start`, so that nobody else gets it.
         """
-        self.listener = socket.socket()
-        try:
-            self.listener.bind((address, port))
-        except OSError as error:
-            raise HostError(
-                f"port {port} cannot be used: {error.strerror}",
-                where="hardware.rendezvous_port",
-                rule="a free port, or 0 for any",
-                way_out="set it to 0, or end what listens there",
-            ) from None
-        self.listener.listen()
-        return int(self.listener.getsockname()[1])
+        return self.rendezvous.open(address, port)
 
     def start(self, rank: int, world_size: int, port: int, model_folder: str, address: str = LOOPBACK) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        listener = self.listener.detach() if rank == 0 and self.listener is not None else None
+        listener = self.rendezvous.take()
         torch.manual_seed(self.job.seed)
-        join_ranks(rank, world_size, address, port, self.job.limits.start_timeout_s, listener)
+        self.device, on_gpus = own_device(self.job), self.job.device_kind == "cuda"
+        timeout_s = self.job.limits.start_timeout_s
+        join_ranks(rank, world_size, (address, port), timeout_s, listener, on_gpus=on_gpus)
         self.sharing = meet(self.job.training.ulysses)
         self._take_over(model_folder)
 
     def _take_over(self, model_folder: str) -> None:
         """Load the model and hand it to DeepSpeed."""
-        language_model = self.load(model_folder)
-        own_storages(language_model)
+        if self._is_cut_from_the_start:
+            language_model = build_cut(
+                model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.role is Role.VALUE
+            )
+        else:
+            language_model = self.load(model_folder)
+            own_storages(language_model)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
+
+    @property
+    def _is_cut_from_the_start(self) -> bool:
+        """On GPUs under ZeRO-3: as many ranks as a host has GPUs would each load the whole model. Not with adapters."""
+        zero = self.config.get("zero_optimization", {})
+        return self.device.type == "cuda" and zero.get("stage") == 3 and not self.has_adapters
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
@@ -119,14 +125,25 @@ class PolicyTrainer(Worker):
             gc.collect()
 
     def rehearse(self) -> None:
-        """One step at its largest, of sequences that count nothing; `begin_anew` comes next."""
+        """One step at its largest, of sequences that count nothing; `begin_anew` comes next.
+
+        Raises: MisfitError where a GPU has too little memory for it.
+        """
         workload = self.job.workload
         count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, workload.mini_batch_size))
         values = (0.0,) * workload.max_response_len
         tokens = (0,) * workload.max_prompt_len, (0,) * workload.max_response_len
         longest = TrainSample(*tokens, *[values] * 6, old_logprobs=values)
-        self.forward_backward([[longest] * count], [[0.0] * count])
-        self.optimizer_step()
+        try:
+            self.forward_backward([[longest] * count], [[0.0] * count])
+            self.optimizer_step()
+        except torch.OutOfMemoryError as error:
+            raise MisfitError(
+                f"{self.process} needs more memory than its GPU has left for one micro-batch of the longest sequences",
+                where=str(error).splitlines()[0],
+                rule="what is rehearsed fits",
+                way_out="plan for less: hardware.memory, or fewer tokens a pass",
+            ) from None
 
     def begin_anew(self, model_folder: str) -> None:
         """Forget everything since `start`, but for the other ranks and the way to the engine."""
@@ -170,7 +187,9 @@ class PolicyTrainer(Worker):
         """
         totals: dict[str, float] = {}
         for samples, weights in zip(micro_batches, token_weights, strict=True):
-            _accumulate(totals, self._micro_batch(samples, weights))
+            with inside(self.device):
+                _accumulate(totals, self._micro_batch(samples, weights))
+        forget_cache(self.device)
         return totals
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
@@ -230,16 +249,15 @@ class PolicyTrainer(Worker):
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
     ) -> list[tuple[float, ...]]:
         """Numbers of each response's tokens; as many passes on every rank, for ZeRO-3 gathers in each."""
-        max_tokens = self.job.max_tokens_per_micro_batch
-        judged = judge_packed(pairs, max_tokens, judge)
-        count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
-        for _ in range(largest_count(count) - count):
-            judge(make_batch([]))
+        with inside(self.device):
+            judged = judge_together(pairs, self.job.max_tokens_per_micro_batch, judge)
+        forget_cache(self.device)
         return judged
 
     def optimizer_step(self) -> dict[str, float]:
         """Apply the accumulated gradient."""
         norm = global_norm(self.engine, self.engine.step)
+        forget_cache(self.device)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
 
     def offload(self, destination: str) -> None:
@@ -247,11 +265,12 @@ class PolicyTrainer(Worker):
 
         Raises: HostError for `host` on a host without a GPU, where it would free nothing.
         """
-        if destination == "disk":
+        if destination == "disk" or self.device.type == "cuda":
             held = TrainedStates(self.engine).storages()
-            self.parked.park([storage for storages in held.values() for storage in storages])
-        elif next(self.engine.module.parameters()).device.type == "cuda":
-            offload_to_host(self.engine)
+            # what is offloaded for good is on the host already
+            storages = [s for mine in held.values() for s in mine if s.device.type == self.device.type]
+            self.parked.park(storages, in_memory=destination == "host")
+            forget_cache(self.device)
         else:
             raise HostError(
                 f"states cannot move to '{destination}'",
@@ -262,8 +281,6 @@ class PolicyTrainer(Worker):
 
     def reload(self) -> None:
         """Bring back what `offload` moved away, bit for bit."""
-        if next(self.engine.module.parameters()).device.type == "cuda":
-            self.engine.reload_states()
         self.parked.bring_back()
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:

@@ -7,6 +7,7 @@ With tensor parallelism each rank is such a process; rank 0 is asked, and leads 
 
 import dataclasses
 import gc
+import importlib
 import os
 import socket
 from collections.abc import Sequence
@@ -67,7 +68,9 @@ class RolloutEngine(Worker):
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         import torch
-        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+        worker = "cpu_worker" if self.job.device_kind == "cpu" else "gpu_worker"
+        importlib.import_module(f"vllm.v1.worker.{worker}")
         from vllm import LLM  # noqa: F401
         from vllm.model_executor.models.registry import ModelRegistry
 
@@ -94,8 +97,10 @@ class RolloutEngine(Worker):
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from rlplan.runtime.workers.own_device import own_device
         from rlplan.runtime.workers.weight_packing import watch_weight_packing
 
+        own_device(self.job)
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address) if address else None
@@ -249,7 +254,8 @@ class RolloutEngine(Worker):
         from rlplan.runtime.workers.lock_step import join
 
         world_size = int(self.arguments["tensor_parallel_size"])
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
+        names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
         listener = self.listener.detach() if self.listener is not None else None

@@ -1,20 +1,27 @@
 """Scorer: a frozen model that judges responses: the reference's or a teacher's log-probs, a reward model's reward.
 
 In: prompts with responses. Out: one number a response token, of a reward model one in all.
+A process has the whole model, or, where the plan says so, a share of it: then its ranks meet and DeepSpeed's ZeRO-3
+brings the layers together, one after the other; no rank ever loads more than one tensor.
 """
 
 import gc
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel, judge_packed
+from rlplan.runtime.logprob_model import LogprobModel
+from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
-from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES
+from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, judge_together, share_frozen
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
+from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Role
@@ -27,42 +34,99 @@ class Scorer(Worker):
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
+        self.engine: Any = None
+        self.device = torch.device("cpu")
+        self.rendezvous = Rendezvous()
+        self.parked = ParkedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
+        if self.job.placement.spreads_scoring:
+            import deepspeed
+
+            importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    def open_rendezvous(self, address: str, port: int) -> int:
+        """Listen where the ranks that share this role's weights will meet; gives the port."""
+        return self.rendezvous.open(address, port)
 
     def start(self, model_folder: str) -> None:
-        """Load the frozen model."""
-        self.model_folder = model_folder
-        dtype = TORCH_DTYPES[self.job.training.dtype]
-        if self.role == Role.REWARD:
-            self.model = ValueModel(load_scalar_model(model_folder, dtype).requires_grad_(False))
-        else:
-            language_model = load_language_model(model_folder, dtype).requires_grad_(False)
-            self.model = LogprobModel(language_model, self.job.workload.temperature, entropies="none")
+        """Load the frozen model, whole."""
+        self.model_folder, self.device = model_folder, own_device(self.job)
+        load = load_scalar_model if self._is_scalar else load_language_model
+        self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
+
+    def start_share(
+        self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]
+    ) -> None:
+        """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
+        self.model_folder, self.device = model_folder, own_device(self.job)
+        on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.start_timeout_s
+        listener = self.rendezvous.take()
+        join_ranks(rank, world_size, address, timeout_s, listener, on_gpus=on_gpus)
+        self.engine = share_frozen(
+            self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
+        )
+        self.model = self.engine.module
+
+    @property
+    def _is_scalar(self) -> bool:
+        return self.role == Role.REWARD
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.job.training.dtype]
+
+    def _wrapped(self, model: Any) -> Any:
+        """The module that judges."""
+        model.requires_grad_(False)
+        if self._is_scalar:
+            return ValueModel(model)
+        return LogprobModel(model, self.job.workload.temperature, entropies="none")
 
     def offload(self, destination: str) -> None:
-        """Let the model go until `reload`: it is frozen, so its own files hold it already, whatever the destination."""
-        self.model = None
-        gc.collect()
+        """Let the model go until `reload`: on a CPU host its own files hold it already, whatever the destination.
+
+        From a GPU, and of a share in any case, its weights are parked.
+        """
+        if self.engine is None and self.device.type == "cpu":
+            self.model = None
+            gc.collect()
+        else:
+            self.parked.park(self._storages(), in_memory=destination == "host")
+            forget_cache(self.device)
         give_memory_back()
 
     def reload(self) -> None:
-        """Load the model again."""
-        self.start(self.model_folder)
+        """Have the model again."""
+        if self.model is None:
+            self.start(self.model_folder)
+        else:
+            self.parked.bring_back()
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
         """Of each response, micro-batch by micro-batch."""
         max_tokens = self.job.max_tokens_per_micro_batch
-        if self.role == Role.REWARD:
-            return judge_packed(whole_sequences(pairs), max_tokens, self.model)
-        return judge_packed(pairs, max_tokens, lambda batch: self.model(batch)[0])
+        with inside(self.device):
+            if self._is_scalar:
+                judged = judge_together(whole_sequences(pairs), max_tokens, self.model)
+            else:
+                judged = judge_together(pairs, max_tokens, lambda batch: self.model(batch)[0])
+        forget_cache(self.device)
+        return judged
 
     def components(self) -> dict[tuple[str, str], int]:
-        """Bytes of the frozen parameters."""
+        """Bytes of the frozen parameters that lie here."""
         if self.model is None:
             return {}
-        return {(self.role, MemoryKind.WEIGHTS.value): storage_bytes(self.model.parameters())}
+        return {(self.role, MemoryKind.WEIGHTS.value): sum(storage.nbytes() for storage in self._storages())}
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        """Distinct storages of the weights: of a share its partitions, and what ZeRO-3 leaves whole."""
+        tensors = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if storage_bytes([t])}
+        return list(held.values())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlplan.runtime.quantized_base import scales_of
 from rlplan.vocabulary import MemoryKind
 
 STATE_KINDS = (
@@ -48,6 +49,7 @@ class TrainedStates:
         if kind is MemoryKind.WEIGHTS:
             found += [parameter.data for parameter in parameters]
             found += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+            found += [scale for parameter in parameters for scale in scales_of(parameter)]
         elif kind is MemoryKind.GRADIENTS:
             found += [parameter.grad for parameter in parameters if parameter.grad is not None]
             found += [grad for parameter in parameters for grad in tensors_in(getattr(parameter, "grad_accum", None))]

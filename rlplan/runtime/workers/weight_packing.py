@@ -56,7 +56,9 @@ def watch_weight_packing() -> Iterator[WeightPacking]:
         before = _allocated_bytes()
         result = original(model, *arguments, **keywords)
         packing.kept_bytes = storage_bytes(model.parameters())
-        packing.packed_bytes = _allocated_bytes() - before + packing.loaded_bytes - packing.kept_bytes
+        is_packed = next(model.parameters()).device.type == "cpu"  # on a GPU weights stay tensors
+        handed_out = _allocated_bytes() - before if is_packed else packing.kept_bytes - packing.loaded_bytes
+        packing.packed_bytes = handed_out + packing.loaded_bytes - packing.kept_bytes
         return result
 
     base_loader.process_weights_after_loading = watched

@@ -1,0 +1,167 @@
+"""A plan for GPUs becomes a job with every choice fixed, whose plan says the same bytes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import EmitError, SpecError
+from rlplan.planner.budget import Budget
+from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.lowering import executable_plan, job_of
+from rlplan.planner.plan import Plan
+from rlplan.spec.budget import BudgetSpec, load_budget
+from rlplan.vocabulary import ActionKind, Placement, Transport
+from tests.factories import EXAMPLES
+
+DATA = {
+    "workload": {"prompts": "data/sort_digits/train.jsonl", "heldout_prompts": "data/sort_digits/heldout.jsonl"},
+    "rewards": [{"kind": "answer_matcher"}],
+}
+SMALL = {
+    "model": "Qwen/Qwen2.5-1.5B",
+    "gpus": "8xH100",
+    "workload": {"num_prompts_per_step": 32, "max_prompt_len": 512, "max_response_len": 512},
+    "training": {"ulysses": 1, "tp": 1},
+    "job": DATA,
+    "folder": str(EXAMPLES),
+}
+
+
+def budget(**parts: Any) -> Budget:
+    data: dict[str, Any] = dict(SMALL)
+    for key, part in parts.items():
+        data[key] = {**data.get(key, {}), **part} if isinstance(part, dict) else part
+    return find_budget(BudgetSpec(**data))
+
+
+def kinds(plan: Plan) -> list[ActionKind]:
+    return [action.kind for action in plan.schedule.step]
+
+
+COLOCATED = {"placement": "colocated", "parks": True}
+CASES = {
+    "hybrid": {"placement": {"placement": "hybrid"}},
+    "colocated, all parked": {"placement": COLOCATED},
+    "colocated, weights kept": {"placement": COLOCATED, "rollout": {"sleep_level": 1, "tp": 2}},
+    "colocated, frozen parked": {"placement": {"placement": "colocated", "parks": "frozen"}},
+    "disaggregated": {"placement": {"placement": "disaggregated", "generation_share": 0.5}},
+    "disaggregated over disk": {
+        "placement": {"placement": "disaggregated", "generation_share": 0.5, "transport": "disk"}
+    },
+    "asynchronous": {"placement": {"placement": "disaggregated", "generation_share": 0.5, "max_staleness": 2}},
+    "offloaded": {"placement": {"placement": "hybrid"}, "training": {"zero_stage": 3, "offloads_optimizer": True}},
+    "weights offloaded": {
+        "placement": {"placement": "hybrid"},
+        "training": {"zero_stage": 3, "offloads_optimizer": True, "offloads_parameters": True},
+    },
+    "ppo on two hosts": {"algorithm": "ppo", "gpus": "2xdgx-h100", "placement": {"placement": "hybrid"}},
+}
+
+
+@pytest.mark.parametrize("parts", CASES.values(), ids=CASES)
+def test_the_job_s_plan_is_where_the_budget_put_it_and_holds_as_much(parts: dict[str, Any]) -> None:
+    chosen = budget(**parts)
+    plan = executable_plan(chosen)
+    step = chosen.candidate.step
+    assert plan.schedule.placement is step.placement
+    assert plan.zero_stage == chosen.candidate.trainer.zero_stage
+    assert plan.schedule.layout("policy_trainer").dp == step.num_training
+    engine = plan.schedule.layout("rollout_engine")
+    assert engine.dp * engine.tp == step.num_generation
+    assert plan.job.rollout.kv_cache_memory == chosen.kv.kv_cache_memory_bytes  # type: ignore[union-attr]
+    mine, theirs = plan.ledger, chosen.ledger
+    for device in theirs.devices:
+        expected = theirs.device_peak(device).num_bytes
+        assert mine.device_peak(device).num_bytes == pytest.approx(expected, rel=0.01), device
+
+
+def test_an_example_holds_to_the_byte_what_its_budget_says() -> None:
+    chosen = find_budget(load_budget(EXAMPLES / "ppo-70b-64xh100.yaml"))
+    plan = executable_plan(chosen)
+    peak = plan.ledger.device_peak("cuda:0")
+    assert (peak.num_bytes, peak.action_id) == (chosen.binding.num_bytes, "train_forward_backward/0")
+    assert len(plan.schedule.processes) == 5 * 64
+    assert plan.timing is not None
+    assert plan.timing.step.seconds <= chosen.timing.seconds  # the runtime takes no log-probs anew before training
+
+
+def test_a_colocated_engine_sleeps_and_wakes_in_three_actions() -> None:
+    plan = executable_plan(budget(placement=COLOCATED))
+    chain = kinds(plan)
+    assert chain.index(ActionKind.SLEEP_ENGINE) < chain.index(ActionKind.RELOAD_ROLE)
+    after = chain[chain.index(ActionKind.WAKE_WEIGHTS) :]
+    assert after[:4] == [
+        ActionKind.WAKE_WEIGHTS,
+        ActionKind.SYNC_WEIGHTS,
+        ActionKind.OFFLOAD_ROLE,
+        ActionKind.WAKE_KV_CACHE,
+    ]
+    assert ActionKind.STOP_ENGINE not in chain
+
+
+def test_parked_frozen_roles_are_there_only_while_they_score() -> None:
+    plan = executable_plan(budget(placement={"placement": "hybrid", "parks": "frozen"}))
+    names = [action.id for action in plan.schedule.step]
+    first = names.index("reload_role/reference")
+    assert names[first : first + 3] == ["reload_role/reference", "score/reference", "offload_role/reference"]
+    assert "offload_role/policy" not in names
+    assert "offload_role/reference" in [action.id for action in plan.schedule.start]
+
+
+def test_every_rank_hands_over_to_the_engine_on_its_own_gpu() -> None:
+    plan = executable_plan(budget(placement={"placement": "hybrid"}))
+    assert plan.job.sync_transport is Transport.CUDA_IPC
+    sync = next(action for action in plan.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS)
+    assert len(sync.processes) == 16
+
+
+def test_generation_runs_ahead_where_the_budget_lets_it() -> None:
+    plan = executable_plan(budget(**CASES["asynchronous"]))
+    assert plan.schedule.lead is not None
+    assert plan.schedule.lead.max_staleness == 2
+    assert plan.job.sync_transport is Transport.NCCL
+
+
+def test_models_are_looked_for_under_their_ids() -> None:
+    job = job_of(budget(reward_model="Qwen/Qwen2.5-0.5B"))
+    assert job.policy.path == str(EXAMPLES / "models" / "Qwen" / "Qwen2.5-1.5B")
+    assert job.roles.reward.path == str(EXAMPLES / "models" / "Qwen" / "Qwen2.5-0.5B")
+    assert job.load_model().hidden_size == 1536  # from the catalogue: the folder is not there
+
+
+def test_a_folder_of_the_user_s_own_goes_before() -> None:
+    here = {**DATA, "policy": {"path": "elsewhere/Qwen/Qwen2.5-1.5B"}}
+    assert job_of(budget(job=here)).policy.path == str(EXAMPLES / "elsewhere" / "Qwen" / "Qwen2.5-1.5B")
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "words"),
+    [
+        ({"job": None}, SpecError, "not what is trained on"),
+        ({"job": {**DATA, "training": {"zero_stage": 1}}}, SpecError, "job.training.zero_stage is what the budget"),
+        ({"target": "megatron"}, EmitError, "target megatron"),
+        ({"gpus": "4xH100 + 4xL40S"}, EmitError, "gpus 4xH100"),
+        ({"rollout": {"sleep_level": 0}, "placement": {"placement": "colocated"}}, EmitError, "sleep_level 0"),
+        ({"training": {"master_dtype": "bfloat16"}}, EmitError, "master_dtype"),
+        ({"training": {"optimizer": "muon"}}, EmitError, "muon"),
+        ({"job": {**DATA, "policy": {"path": "models/Qwen/Qwen2.5-0.5B"}}}, SpecError, "another shape than Qwen"),
+    ],
+)
+def test_what_the_runtime_lacks_is_said(parts: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        executable_plan(budget(**parts))
+
+
+def test_a_job_that_contradicts_itself_on_gpus_is_refused(tmp_path: Path) -> None:
+    from rlplan.planner.candidates import list_candidates
+
+    job = job_of(budget(placement={"placement": "hybrid"}))
+    for change, words in (
+        ({"transport": "nccl"}, "on shared GPUs weights go by"),
+        ({"sync_senders": "one"}, "each is right here"),
+    ):
+        other = job.model_copy(update={"placement": job.placement.model_copy(update=change)})
+        (rejection,) = list_candidates(other)[1]
+        assert rejection.placement is Placement.HYBRID
+        assert words in rejection.reason
