@@ -29,6 +29,7 @@ from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.steps import ActionRunner
+from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.supervision import FREEING, Restart, check_freed
 from rlplan.spec.base import writing
 from rlplan.vocabulary import ActionKind
@@ -79,6 +80,7 @@ class _Task:
     prompts: PromptSets
     address: str | None
     desk: RewardDesk
+    followers: Followers | None = None
     changes: tuple[str, ...] = ()
 
 
@@ -114,9 +116,10 @@ def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
         listener(RunEvent("phase", 0, line))
     recorder.write_data(data_facts(task.prompts))
     recorder.write_status("running", None)
+    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name)
     try:
         with interruptible():
-            _run_down_the_ladder(task, recorder, listener)
+            _run_down_the_ladder(replace(task, followers=followers), recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as error:
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -127,6 +130,7 @@ def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
         raise
     finally:
         recorder.close()
+        followers.close()
 
 
 def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
@@ -231,6 +235,10 @@ class _Player:
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
             self.listener(RunEvent("alarm", step, leak.text()))
+        for line in self.task.followers.take_dead() if self.task.followers else ():
+            self.recorder.write_alarm(step, "sink", line)
+            self.listener(RunEvent("alarm", step, line))
+        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
             self.recorder.write_metrics(learning)

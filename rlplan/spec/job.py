@@ -165,6 +165,12 @@ class PreflightSpec(Spec):
     rehearses: bool = True
 
 
+class MetricsSpec(Spec):
+    """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+
+
 class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
@@ -195,6 +201,7 @@ class JobSpec(Spec):
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
+    metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")

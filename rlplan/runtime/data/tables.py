@@ -1,8 +1,8 @@
 """Tables: rows of a file or a local Hugging Face data set, one dictionary each.
 
 In: JSONL, JSON, parquet, or a folder (`save_to_disk`, or parquet files as the Hub has them). Out: rows with numbers.
-Run as a process of its own where pyarrow is needed, so that the driver does not hold it: `python -m … PATH` prints rows as
-JSON lines. Left out: the network; a data set is downloaded before.
+Run as a process of its own where pyarrow is needed, so that the driver does not hold it: it prints rows as JSON lines.
+Left out: the network; a data set is downloaded before.
 """
 
 import json
