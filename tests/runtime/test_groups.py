@@ -1,11 +1,14 @@
 """Groups that teach nothing are replaced, up to a number of times, and a step always has as many groups."""
 
+import json
 from rlplan.runtime.experience import Completion, Prompt, Rollout, WeightSpan
 from rlplan.runtime.groups import Group, GroupMaker, gather
 from rlplan.runtime.mini_batch import deal_out, token_weights, train_sample
+from rlplan.runtime.preflight import load_prompts
+from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
-from rlplan.spec.job import JobSpec
-from tests.factories import make_job
+from rlplan.spec.job import JobSpec, load_job
+from tests.factories import EXAMPLES, make_job
 
 PROMPT = Prompt("1", "Sort: 21345", "12345", (5, 8, 7))
 
@@ -105,3 +108,15 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
     assert sorted(tuple(sorted(s.group for s in samples)) for samples in passes) == [(0, 0), (2, 2)]
     whole = [s.weighed(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)]
     assert whole == [0.25] * 4
+
+
+def test_given_answers_become_a_group_of_a_chosen_and_a_rejected_one() -> None:
+    job = load_job(EXAMPLES / "algorithms" / "dpo.yaml")
+    prompts = load_prompts(job)
+    first = (EXAMPLES / "data" / "sort_digits" / "pairs.jsonl").read_text().splitlines()[0]
+    assert prompts.train[0].text == json.loads(first)["prompt"]
+    requests = RequestMaker(job, prompts)
+    group, number = requests.answers(7), requests.prompt(7)
+    assert [each.reward for each in group.rollouts] == [1.0, 0.0]
+    assert [each.completion.tokens for each in group.rollouts] == list(number.answers)
+    assert all(each.completion.tokens[-1] == 1 for each in group.rollouts), "an end of sequence follows"
