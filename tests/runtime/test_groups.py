@@ -1,6 +1,7 @@
 """Groups that teach nothing are replaced, up to a number of times, and a step always has as many groups."""
 
 import json
+
 from rlplan.runtime.experience import Completion, Prompt, Rollout, WeightSpan
 from rlplan.runtime.groups import Group, GroupMaker, gather
 from rlplan.runtime.mini_batch import deal_out, token_weights, train_sample
