@@ -28,8 +28,8 @@ from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
-from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.sinks.followers import Followers
+from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import FREEING, Restart, check_freed
 from rlplan.spec.base import writing
 from rlplan.vocabulary import ActionKind

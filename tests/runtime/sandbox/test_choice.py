@@ -15,7 +15,7 @@ from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
 from rlplan.runtime.sandbox.choice import open_sandbox, self_test
 from rlplan.runtime.sandbox.memory_groups import MemoryGroup, TreeWatch, sweep
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
-from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, deny_list, denied_calls
+from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 from rlplan.units import MIB
 from tests.factories import make_job
@@ -29,7 +29,7 @@ HOG = (
 def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     job = make_job(rewards=[{"kind": "code_executor"}])
-    with pytest.raises(HostError, match="no sandbox holds on this host.*bwrap is not installed") as caught:
+    with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
         RewardDesk(job)
     assert "or not at all" in caught.value.rule
     desk = RewardDesk(job, "none")
