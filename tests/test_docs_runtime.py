@@ -52,7 +52,9 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
     job = plan_of("quickstart").job
+    job = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     metrics = StepMetrics(job)
+    metrics.add_replaced(1)
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
         prompt,
@@ -73,6 +75,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
         "ratio_max",
         "kl_sum",
         "teacher_kl_sum",
+        *(f"{name}_{what}" for name in ("importance", "is_corrected", "is_ranked_right") for what in ("sum", "count")),
     )
     metrics.add_training([dict.fromkeys((*sums, "kl_max"), 1.0)], is_first=True)
     metrics.add_optimizer_step({"grad_norm": 1.0})
