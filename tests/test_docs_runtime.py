@@ -106,7 +106,18 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
     before_sections = section(RUNTIME_PAGE, "The run folder").partition("### Metrics")[0]
     folder, _, status = before_sections.partition("`status.json`:")
     documented = {words(row[0])[0] for row in rows(folder)}
-    others = {"bundle/", "plan.json", "preflight.json", "logs/", "start_policy/", "checkpoints/", "policy/", "report/"}
+    others = {
+        "bundle/",
+        "plan.json",
+        "preflight.json",
+        "data.json",
+        "lengths.json",
+        "logs/",
+        "start_policy/",
+        "checkpoints/",
+        "policy/",
+        "report/",
+    }
     assert documented == {path.name for path in tmp_path.iterdir()} | others
     runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").rglob("*.py"))
     assert {name for name in others - {"report/"} if f'"{name.rstrip("/")}"' not in runtime} == set()

@@ -17,6 +17,8 @@ HOST_GROUP = "host"
 DRIVER_PROCESS = "driver/0"
 VERIFIER_PROCESS = "verifiers"
 """All processes that judge responses, counted together."""
+SINK_PROCESS = "sinks"
+"""All processes that hand metrics on, counted together."""
 HOST_DEVICE = "host:0"
 
 _STREAMS = {

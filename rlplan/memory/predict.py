@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action, Schedule
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Action, Schedule
 from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.memory.forecast_value import ValueForecast
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.memory.overheads import heap_bytes
+from rlplan.memory.sinks import sink_bytes
 from rlplan.memory.verifiers import verifier_bytes
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
@@ -192,4 +193,7 @@ def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> li
     if job.has_turns and (each := overheads.environment) is not None:
         size = each.model_copy(update={"value": each.value * job.rollout.environment.num_workers})
         others.append(row("environment", size))
+    if job.metrics.sinks:
+        size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
+        others.append(row(SINK_PROCESS, size))
     return [row(DRIVER_PROCESS, overheads.driver), *others]

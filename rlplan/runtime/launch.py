@@ -19,6 +19,7 @@ from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
@@ -36,6 +37,7 @@ from rlplan.runtime.resuming import (
 )
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
+from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import FREEING, LostGroupError, Restart, check_freed
 from rlplan.spec.base import writing
@@ -71,6 +73,7 @@ class _Task:
     prompts: PromptSets
     address: str | None
     desk: RewardDesk
+    followers: Followers | None = None
     changes: tuple[str, ...] = ()
     resumption: Resumption | None = None
 
@@ -111,12 +114,16 @@ def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
         (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
     recorder = Recorder(run_folder, dict(spec.schedule.processes), resumption.step if resumption else None)
     _say_sandbox(task.desk, recorder, listener)
+    for line in task.prompts.said:
+        listener(RunEvent("phase", 0, line))
+    recorder.write_data(data_facts(task.prompts))
     recorder.write_status("running", None)
     if resumption is not None:
         say_resumed(resumption, recorder, listener)
+    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name)
     try:
         with interruptible():
-            _run_to_the_end(task, recorder, listener)
+            _run_to_the_end(replace(task, followers=followers), recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as failure:
         error = resumable(failure, run_folder)
@@ -130,6 +137,7 @@ def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
         raise
     finally:
         recorder.close()
+        followers.close()
 
 
 def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
@@ -210,6 +218,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
             crew.close()
             if runner is not None:
                 runner.close()
+                recorder.write_lengths(runner.lengths.as_json())
 
 
 class _Player:
@@ -258,6 +267,10 @@ class _Player:
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
             self.listener(RunEvent("alarm", step, leak.text()))
+        for line in self.task.followers.take_dead() if self.task.followers else ():
+            self.recorder.write_alarm(step, "sink", line)
+            self.listener(RunEvent("alarm", step, line))
+        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
             self.recorder.write_metrics(learning)

@@ -180,6 +180,15 @@ class Recorder:
         """What was rehearsed before step 1."""
         (self.folder / "preflight.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
 
+    def write_data(self, facts: Mapping[str, object]) -> None:
+        """What was read, and how long the prompts are."""
+        (self.folder / "data.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
+        """How long responses were, as a job says it: another plan or a simulation can start from them."""
+        if lengths is not None:
+            (self.folder / "lengths.json").write_text(json.dumps(lengths, indent=1) + "\n", encoding="utf-8")
+
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed."""
         status = {

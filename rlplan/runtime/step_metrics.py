@@ -187,7 +187,7 @@ class StepMetrics:
         return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
 
     def _value_row(self) -> dict[str, float]:
-        """explained_variance: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
+        """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
         sums, tokens = self.value_training, self.value_training.get("num_tokens", 0.0)
         if not tokens:
             return {}
@@ -197,7 +197,7 @@ class StepMetrics:
             "value/loss": sums["loss"] / self.job.workload.num_mini_batches,
             "value/mean": sums["value_sum"] / tokens,
             "value/clip_fraction": sums["is_clipped_sum"] / tokens,
-            "value/explained_variance": 1 - error / variance if variance > 0 else 0.0,
+            "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
 

@@ -18,6 +18,7 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import ResponseLengths
 from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.environments.conversations import Conversations, Words
 from rlplan.runtime.environments.pool import EnvironmentPool
@@ -103,7 +104,7 @@ class ActionRunner:
             )
             self.stream.watch = self._watch_stream
         self._readers = RoleReaders(spec.job)
-        self.desk = desk
+        self.desk, self.lengths = desk, ResponseLengths()
         self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
         self.checkpoints = Checkpointer(spec, crew, recorder)
         self.resumed = give_state(resumption, self.handover, self.fleet, self.stream) if resumption else ""
@@ -327,6 +328,8 @@ class ActionRunner:
         self.baselines = [rollout for group in groups for rollout in group.baselines]
         self.metrics.add_rollouts(self.rollouts)
         self.metrics.add_replaced(sum(num_replaced))
+        for rollout in self.rollouts:
+            self.lengths.add(len(rollout.completion.tokens))
 
     def _judging_early(self) -> AbstractContextManager[None]:
         """Inside the block rollouts are judged as they end, where judging takes processes of its own."""

@@ -179,6 +179,12 @@ class CheckpointsSpec(Spec):
     writes: Literal["auto", "beside", "waiting"] = "auto"
 
 
+class MetricsSpec(Spec):
+    """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+
+
 class ControlsSpec(Spec):
     """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
 
@@ -210,6 +216,7 @@ class JobSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
     checkpoints: CheckpointsSpec = CheckpointsSpec()
+    metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")

@@ -1,5 +1,7 @@
 """Groups that teach nothing are replaced, up to a number of times, and a step always has as many groups."""
 
+import json
+
 from rlplan.runtime.experience import Completion, Prompt, Rollout, WeightSpan
 from rlplan.runtime.groups import Group, GroupMaker, gather
 from rlplan.runtime.mini_batch import deal_out, token_weights, train_sample
@@ -7,7 +9,6 @@ from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
 from rlplan.spec.job import JobSpec, load_job
-from rlplan.spec.workload import read_pairs
 from tests.factories import EXAMPLES, make_job
 
 PROMPT = Prompt("1", "Sort: 21345", "12345", (5, 8, 7))
@@ -113,8 +114,8 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
 def test_given_answers_become_a_group_of_a_chosen_and_a_rejected_one() -> None:
     job = load_job(EXAMPLES / "algorithms" / "dpo.yaml")
     prompts = load_prompts(job)
-    row = read_pairs(EXAMPLES / "data" / "sort_digits" / "pairs.jsonl")[0]
-    assert prompts.train[0].text == row.prompt
+    first = (EXAMPLES / "data" / "sort_digits" / "pairs.jsonl").read_text().splitlines()[0]
+    assert prompts.train[0].text == json.loads(first)["prompt"]
     requests = RequestMaker(job, prompts)
     group, number = requests.answers(7), requests.prompt(7)
     assert [each.reward for each in group.rollouts] == [1.0, 0.0]

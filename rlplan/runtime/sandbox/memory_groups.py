@@ -6,7 +6,6 @@ In: a limit in bytes. Out: a place that a process joins and that kills it beyond
 import contextlib
 import os
 import re
-import threading
 import time
 from pathlib import Path
 
@@ -73,7 +72,6 @@ class TreeWatch:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
 
     def __call__(self, pid: int) -> bool:
         """Whether the tree below a process holds more than the limit."""

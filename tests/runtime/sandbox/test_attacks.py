@@ -129,7 +129,7 @@ def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
     begun = time.monotonic()
     report = attack(sandbox, BOMBS[name])
     assert time.monotonic() - begun < LIMITS.total_s + 5.0
-    assert report.status in ("done", "memory", "killed"), report
+    assert report.status in ("done", "memory", "killed", "timeout"), report
     if report.status == "done" and "daemon" not in name:
         assert report.cases[0].status in ("error", "timeout", "output", "killed"), report
     assert attack(sandbox, "print(1)", PATIENT).cases[0].output == b"1\n", "the next program is not disturbed"
