@@ -27,7 +27,7 @@ from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
-LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "failures.jsonl")
 """Files of lines that each belong to a step."""
 
 
@@ -46,7 +46,6 @@ class Recorder:
         self._files: dict[str, Any] = {}
         mode = "w" if after_step is None else "a"
         self._open("alarms.jsonl", mode)
-        self._open("failures.jsonl", mode)
         if after_step is None:
             self.begin_again()
         else:

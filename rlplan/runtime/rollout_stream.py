@@ -115,29 +115,26 @@ class RolloutStream:
     def _has_begun_all(self) -> bool:
         return not self._again and self._num_begun == self._num_wanted
 
-    def state(self) -> tuple[StreamState, list[FinishedRequest]]:
-        """What a resumed run needs: which prompts no step has taken yet, and those of their rollouts that are whole."""
+    def state(self) -> tuple[StreamState, dict[str, Any]]:
+        """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
         with self._changed:
-            complete = self.buffer.groups()
             again = sorted(number for number, _ in self._open.values())
             state = StreamState(
                 num_begun=self._num_begun,
                 num_replaced=self._num_replaced,
                 again=(*self._again, *again),
-                complete=tuple(group.number for group in complete),
             )
-            return state, [group.finished for group in complete]
+            return state, self.buffer.state()
 
     def begin_at(self, step: int) -> None:
         """Go on after a run whose steps each generated their own rollouts."""
         self.version, self._num_begun = step, step * self.work.num_prompts
 
-    def restore(self, state: StreamState, complete: Sequence[FinishedRequest], version: int) -> None:
-        """Go on where another run was, `version` optimizer steps in: what was under way there is begun anew."""
+    def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
+        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew."""
         self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
         self._again = list(state.again)
-        for number, finished in zip(state.complete, complete, strict=True):
-            self.buffer.add(BufferedGroup(number, version, finished))
+        self.buffer.restore(buffer)
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""

@@ -100,10 +100,10 @@ class StepMetrics:
             groups[rollout.group].add(rollout.reward)
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
 
-    def add_reward_notes(self, notes: Mapping[str, int], num_rollouts: int) -> None:
-        """What kept programs from being right, as shares of the rollouts: `reward/NAME/timeout_fraction` and such."""
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
+        """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
         for note, count in sorted(notes.items()):
-            self.learning[f"reward/{note}_fraction"] = count / num_rollouts
+            self.learning[f"reward/{note}_fraction"] = count / num_judged
 
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.
@@ -148,8 +148,8 @@ class StepMetrics:
             values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
             self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
         if self.job.has_turns:
-            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts]
-            self.learning["evaluate/environment_reward"] = math.fsum(values) / len(values)
+            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts if not rollout.has_failed]
+            self.learning["evaluate/environment_reward"] = math.fsum(values) / max(1, len(values))
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""

@@ -104,7 +104,9 @@ class ActionRunner:
             )
             self.stream.watch = self._watch_stream
         self._readers = RoleReaders(spec.job)
-        self.desk, self.lengths = desk, ResponseLengths()
+        self.desk = desk
+        self.desk.forget()
+        self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
         self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
         self.checkpoints = Checkpointer(spec, crew, recorder)
         self.resumed = give_state(resumption, self.handover, self.fleet, self.stream) if resumption else ""
@@ -200,8 +202,9 @@ class ActionRunner:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
     def _state(self, step: int) -> tuple[RunState, Any]:
-        state, complete = take_state(step, self.handover, self.fleet, self.stream)
-        return state.model_copy(update={"num_replaced": self.num_replaced}), complete
+        state, buffer = take_state(step, self.handover, self.fleet, self.stream)
+        more = {"num_replaced": self.num_replaced, "response_lengths": self.lengths.counts()}
+        return state.model_copy(update=more), buffer
 
     def close(self) -> None:
         """Let the stream end; remove what it, and weight sync, may have left behind."""
@@ -345,7 +348,7 @@ class ActionRunner:
     def _verify(self, action: Action, step: int) -> list[Measurement]:
         everything = (*self.rollouts, *self.baselines)
         self.desk.judge(everything)
-        self.metrics.add_reward_notes(self.desk.take_notes(), len(everything))
+        self.metrics.add_reward_notes(*self.desk.take_notes())
         self.recorder.write_failures(failures_of(everything, step))
         if self.desk.span is not None:
             self.recorder.record_verifiers(action, step, *self.desk.span)
@@ -389,13 +392,14 @@ class ActionRunner:
         if len(failed) == len(self.rollouts):
             raise RunError(
                 f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
-                where=f"step {step}, rollout.environment",
-                rule="an environment answers",
-                way_out="read logs/environment.log in the run folder",
+                where=f"step {step}, " + ("rollout.environment" if self.job.has_turns else "rewards"),
+                rule="environments answer and rewards judge",
+                way_out="read logs/environment.log and failures.jsonl in the run folder",
             )
-        if failed:
-            text = f"{len(failed)} of {len(self.rollouts)} rollouts are masked, such as: {failed[0]}"
-            self.recorder.write_alarm(step, "environment", text, num_masked=len(failed))
+        unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
+        if unanswered:
+            text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
+            self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
         """Deal the mini-batch out over the ranks by length and pack it into passes."""
@@ -458,6 +462,7 @@ class ActionRunner:
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
         self.desk.judge(rollouts)
+        self.desk.take_notes()  # they are of training rollouts
         self.recorder.write_failures(failures_of(rollouts, step))
         self.desk.check_failures(rollouts, step)
         add_environment(rollouts, self.job)

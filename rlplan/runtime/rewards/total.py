@@ -62,7 +62,6 @@ def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], jo
             rollout.has_failed, rollout.failure = True, rollout.failure or "its baseline has no reward"
     if job.controls.shuffle_rewards:
         rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
-        rollouts = [rollout for rollout in rollouts if not rollout.failure]
         rewards = [rollout.reward for rollout in rollouts]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(rollouts, rewards, strict=True):

@@ -237,6 +237,7 @@ class PolicyTrainer(Worker):
             weights=_joined(sample.spread(weight) for sample, weight in weighed),
             teacher_logprobs=_joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
             lengths=tuple(len(sample.logprobs) for sample in samples),
+            num_learned=tuple(sample.num_learned for sample in samples),
             sequence_weights=_joined((sample.weighed(weight),) for sample, weight in weighed),
             sequence_advantages=_joined((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
