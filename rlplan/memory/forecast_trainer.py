@@ -132,6 +132,7 @@ class TrainerForecast:
             num_tokens=num_tokens,
             num_response_tokens=min(share * workload.max_response_len, num_tokens),
             count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
+            has_entropy_gradient=bool(self.job.algorithm.entropy_coef),
         )
 
     def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:

@@ -9,7 +9,7 @@ logits never exist whole.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from rlplan.memory.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.experience import SequencePair, TrainSample, chosen_indices
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.sequence_parallel import Sharing
+
+Entropies = Literal["none", "seen", "learned"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing |
 class LogprobModel(nn.Module):
     """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
 
+    entropies: `none` takes them not at all, `seen` without gradient, `learned` with one.
+
     The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
     bring parameters along (ZeRO-3) still can.
 
@@ -95,21 +99,16 @@ class LogprobModel(nn.Module):
     """
 
     def __init__(
-        self,
-        language_model: nn.Module,
-        temperature: float,
-        *,
-        computes_entropy: bool,
-        sharing: Sharing | None = None,
+        self, language_model: nn.Module, temperature: float, *, entropies: Entropies, sharing: Sharing | None = None
     ) -> None:
         super().__init__()
         self.language_model: Any = language_model
         self.sharing = sharing
         head: Any = self.language_model.lm_head
-        head.forward = partial(_head_forward, head, temperature=temperature, computes_entropy=computes_entropy)
+        head.forward = partial(_head_forward, head, temperature=temperature, entropies=entropies)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
+        """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
         part, states = self.own_states(batch)
         logprobs, entropies = self.language_model.lm_head(states, part.targets)
         return self.of_all(logprobs, batch), self.of_all(entropies, batch)
@@ -125,11 +124,11 @@ class LogprobModel(nn.Module):
 
 
 def _head_forward(
-    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, computes_entropy: bool
+    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows_at_once = ROWS_ON_GPU if hidden.is_cuda else ROWS_AT_ONCE
     result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, computes_entropy, rows_at_once
+        hidden, head.weight, targets, temperature, entropies, rows_at_once
     )
     return result
 
@@ -138,7 +137,7 @@ class HeadLogprobs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
-    g * (one_hot(target) - softmax) / temperature.
+    g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
     """
 
     @staticmethod
@@ -148,12 +147,12 @@ class HeadLogprobs(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
-        computes_entropy: bool,
+        entropy: Entropies,
         rows_at_once: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
-        entropies = torch.empty(num_rows if computes_entropy else 0, device=hidden.device)
+        entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
         work = _Workspace(hidden, weight, rows_at_once)
         weights = torch.empty_like(work.logits)
         for rows in work.slices:
@@ -163,24 +162,32 @@ class HeadLogprobs(torch.autograd.Function):
             total = part.sum(-1)
             normalizer[rows] = largest.squeeze(-1) + total.log()
             logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-            if computes_entropy:  # a product of a row and a column has no tensor of the logits' size between
+            if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
                 mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
                 entropies[rows] = normalizer[rows] - mean
         ctx.temperature, ctx.rows_at_once = temperature, rows_at_once
-        ctx.save_for_backward(hidden, weight, targets, normalizer)
-        ctx.mark_non_differentiable(entropies)
+        ctx.learns_entropy = entropy == "learned"
+        ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
+        if not ctx.learns_entropy:
+            ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, normalizer = ctx.saved_tensors
+    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
         work = _Workspace(hidden, weight, ctx.rows_at_once)
+        factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
         for rows in work.slices:
-            logits = work.logits_of(rows, ctx.temperature)
-            logits.sub_(normalizer[rows].unsqueeze(-1)).exp_().mul_(-scale[rows])
+            logits = work.logits_of(rows, ctx.temperature).sub_(normalizer[rows].unsqueeze(-1))
+            if factors is None:
+                logits.exp_().mul_(-scale[rows])
+            else:
+                factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
+                factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                logits.exp_().mul_(factor.neg_())
             logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
             part = work.rounded(len(logits))
             torch.mm(part, weight, out=hidden_gradient[rows])

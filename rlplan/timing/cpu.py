@@ -140,8 +140,8 @@ class CpuTimes:
     def generate_cost(self) -> Cost:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""
         work = self.job.workload
-        requests = Requests(work.num_prompts_per_step, work.num_samples_per_prompt, *self._lengths)
-        return self.engine.cost(requests) + self._python(work.num_rollouts_per_step)
+        requests = Requests(work.num_prompts_per_step, self.job.num_generated_per_prompt, *self._lengths)
+        return self.engine.cost(requests) + self._python(requests.num_sequences)
 
     def evaluate_cost(self) -> Cost:
         """The same of the held-out prompts, one response each, and their rewards."""

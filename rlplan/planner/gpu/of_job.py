@@ -185,6 +185,7 @@ def budget_of(job: JobSpec) -> BudgetSpec:
     data = {
         "model": job.policy.path,
         "algorithm": job.algorithm.name,
+        "algorithm_custom": job.algorithm.custom,
         "kl_coef": job.algorithm.kl_coef,
         "gpus": f"{job.hardware.num_devices}x{job.load_gpu().name}",
         "workload": {

@@ -1,28 +1,24 @@
 """Where a run stands: taken when a step has ended, and given back to the run that goes on from there.
 
-In: the driver's parts that remember something over steps. Out: a RunState and the finished rollouts that no step has
-taken; and back. Left out: trained states (checkpointer.py). The order of prompts and every request's seed follow from
-the job's seed and the step, so nothing of them is kept.
+In: the driver's parts that remember something over steps. Out: a RunState and the buffer's finished rollouts, which no
+step has taken; and back. Left out: trained states (checkpointer.py). The order of prompts and every request's seed
+follow from the job's seed and the prompt's number, so nothing of them is kept.
 """
 
 import json
-from dataclasses import asdict
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState
-from rlplan.runtime.experience import FinishedRequest
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.rollout_stream import RolloutStream
 
 
 def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
-    """(state, finished rollouts as JSON) at the end of a step."""
-    stream_state, complete = (None, []) if stream is None else stream.state()
+    """(state, the buffer as JSON) at the end of a step."""
+    stream_state, buffer = (None, {}) if stream is None else stream.state()
     lengths = fleet.lengths.by_prompt() if len(fleet.engines) > 1 else {}
     state = RunState(
         step=step,
@@ -31,7 +27,7 @@ def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStrea
         lengths=tuple(ExpectedLength(prompt=prompt, tokens=tokens) for prompt, tokens in lengths.items()),
         stream=stream_state,
     )
-    return state, [asdict(finished) for finished in complete]
+    return state, buffer
 
 
 def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> str:
@@ -44,22 +40,21 @@ def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: Roll
     if state.stream is None:
         stream.begin_at(state.step)
         return ""
-    complete = _read_experience(found)
-    stream.restore(state.stream, complete, state.step)
+    _restore(stream, state.stream, found)
     return (
-        f"{len(state.stream.again)} prompt(s) that were under way are begun anew, {len(complete)} finished one(s) kept"
+        f"{len(state.stream.again)} prompt(s) that were under way are begun anew, "
+        f"{len(stream.buffer)} finished one(s) kept"
     )
 
 
-def _read_experience(found: Resumption) -> tuple[FinishedRequest, ...]:
-    """Raises: SpecError when it holds something else."""
+def _restore(stream: RolloutStream, state: StreamState, found: Resumption) -> None:
+    """Raises: SpecError when the buffer's file holds something else."""
     path = found.folder / EXPERIENCE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return TypeAdapter(tuple[FinishedRequest, ...]).validate_python(data)
-    except (ValueError, RecursionError) as error:
+        stream.restore(state, json.loads(path.read_text(encoding="utf-8")), found.state.step)
+    except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError(
-            f"{EXPERIENCE} holds no finished rollouts: {str(error).splitlines()[0]}",
+            f"{EXPERIENCE} holds no buffer of rollouts: {str(error).splitlines()[0]}",
             where=str(path),
             rule="what a run of this version of rlplan wrote",
             way_out="resume from another checkpoint",
