@@ -35,9 +35,13 @@ def num_bytes(states: TrainedFragments) -> int:
 
 def bring_back(states: TrainedFragments, own: TensorFile | None, num_steps: int) -> None:
     """Make the states of each tensor and fill them. own: what this rank wrote. Raises: SpecError for another one's."""
+    group = states.adam.param_groups[0]
+    listed = group["params"]
     for owner in states.owners:
-        states.adam.init_state(states.adam.param_groups[0], owner, 0, 0)
+        group["params"] = [owner]  # stage 3 names what is stepped inside the step alone
+        states.adam.init_state(group, owner, 0, 0)
         states.adam.state[owner]["step"] = num_steps
+    group["params"] = listed
     for name, tensor in moments_of(states):
         stored = None if own is None else own.tensors.get(name)
         if own is None or stored is None or stored.numel != tensor.numel():
