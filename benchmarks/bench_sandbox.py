@@ -86,7 +86,7 @@ def _median_s(command: tuple[str, ...], count: int) -> float:
 
 
 def left_behind() -> dict[str, int]:
-    """What could be left: processes, mounts, files of the sandboxes' uids, shared memory, control groups, descriptors."""
+    """What could be left: processes, mounts, files of the sandboxes' uids, control groups, descriptors."""
     places = (Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"))
     owners = [path.lstat().st_uid for place in places for path in place.iterdir()]
     return {
