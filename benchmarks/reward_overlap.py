@@ -65,17 +65,21 @@ def _page(pattern: TimedRun, programs: TimedRun) -> str:
         [
             "# Rewards beside generation",
             "",
-            f"`{JOB}` with forced lengths (log-normal, median 80, sigma 0.7, at most 240 tokens): 64 programs a step, "
-            "each in a sandbox of its own, two at a time, while one core generates and the other one's trainer waits. "
-            f"Medians of {len(programs.step_s)} steps; the first {NUM_WARM_UP_STEPS} do not count.",
+            (
+                f"`{JOB}` with forced lengths (log-normal, median 80, sigma 0.7, at most 240 tokens): 64 programs a step, "
+                "each in a sandbox of its own, two at a time, while one core generates and the other one's trainer waits. "
+                f"Medians of {len(programs.step_s)} steps; the first {NUM_WARM_UP_STEPS} do not count."
+            ),
             "",
             "| reward | step (s) | generate (s) | waited for rewards (s) |",
             "| --- | --- | --- | --- |",
             *(f"| {name} | {step:.3f} | {generate:.3f} | {verify:.3f} |" for name, step, generate, verify in rows),
             "",
-            f"Programs add {with_them / without - 1:+.1%} to the step; waiting for the last ones is "
-            f"{programs.parts.get('verify', 0.0) / with_them:.1%} of it. From the first to the last of a step's "
-            f"{statistics.median(spans):.2f} s passed, {statistics.median(shares):.0%} of them during generation.",
+            (
+                f"Programs add {with_them / without - 1:+.1%} to the step; waiting for the last ones is "
+                f"{programs.parts.get('verify', 0.0) / with_them:.1%} of it. From the first to the last of a step's "
+                f"{statistics.median(spans):.2f} s passed, {statistics.median(shares):.0%} of them during generation."
+            ),
             "",
             "`python -m benchmarks.reward_overlap` makes it anew.",
             "",
