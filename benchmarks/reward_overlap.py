@@ -66,8 +66,9 @@ def _page(pattern: TimedRun, programs: TimedRun) -> str:
             "# Rewards beside generation",
             "",
             (
-                f"`{JOB}` with forced lengths (log-normal, median 80, sigma 0.7, at most 240 tokens): 64 programs a step, "
-                "each in a sandbox of its own, two at a time, while one core generates and the other one's trainer waits. "
+                f"`{JOB}` with forced lengths (log-normal, median 80, sigma 0.7, at most 240 tokens): 64 programs a "
+                "step, each in a sandbox of its own, two at a time, while one core generates and the trainer of the "
+                "other waits. "
                 f"Medians of {len(programs.step_s)} steps; the first {NUM_WARM_UP_STEPS} do not count."
             ),
             "",
