@@ -360,12 +360,19 @@ class CpuTimes:
 
     @cached_property
     def _training(self) -> CpuShare:
-        return self.host.share(1, self._num_ranks)
+        num_engines = self.job.rollout.num_engines if self._runs_ahead else 0
+        return self.host.share(1, self._num_ranks, num_engines)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether generation goes on while training does."""
+        return self.job.placement.max_staleness > 0
 
     @cached_property
     def engine(self) -> CpuEngine:
         """The rollout engine and what it has of the host."""
-        share = self.host.share(len(self._group("rollout_engine")))
+        num_beside = self._num_ranks if self._runs_ahead else 0
+        share = self.host.share(len(self._group("rollout_engine")), num_beside=num_beside)
         return CpuEngine(self.model, self.job.rollout, share)
 
     def _group(self, worker: str) -> tuple[str, ...]:
