@@ -25,6 +25,7 @@ from rlplan.timing.cpu_engine import CpuEngine, Requests
 from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
+from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role, Transport
 
@@ -78,7 +79,9 @@ class CpuTimes:
         if kind is ActionKind.COMPUTE_ADVANTAGES:
             return self._python(work.num_rollouts_per_step / 10)
         if kind is ActionKind.VERIFY:
-            return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+            waited = verify_s(self.job, self.host.num_cores, self.generate_cost().seconds)
+            others = Cost({Resource.HOST: waited}) if waited else NOTHING
+            return self._python(work.num_rollouts_per_step * len(self.job.rewards)) + others
         if kind is ActionKind.TAKE_ROLLOUTS:
             return self._python(work.num_rollouts_per_step)
         if kind is ActionKind.START_ENGINE and part == "step":
