@@ -8,6 +8,7 @@ import pytest
 from rlplan.spec.algorithm import ALGORITHMS
 from tests.documentation import DOCS, read, section
 from tests.factories import write_job
+from tests.runtime.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
@@ -31,12 +32,8 @@ CASES: dict[str, tuple[str, ...]] = {name: (name,) for name in ALGORITHMS} | {
 def check(run: FinishedRun) -> None:
     assert run.exit_code == 0, run.stderr
     assert [row["step"] for row in run.metrics if row["step"] > 0] == [1, 2, 3]
-    measured: dict[str, int] = {}
-    for sample in run.trace.samples:
-        if sample.kind == "total":
-            measured[sample.process] = max(measured.get(sample.process, 0), sample.num_bytes)
-    for process, size in measured.items():
-        assert size <= run.plan.ledger.process_peak(process).num_bytes <= 1.15 * size, process
+    for process, (predicted, measured) in process_peaks(run).items():
+        assert measured <= predicted <= measured * 1.15, (process, predicted, measured)
 
 
 @pytest.mark.parametrize("case", CASES)
