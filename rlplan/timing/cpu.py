@@ -171,7 +171,7 @@ class CpuTimes:
         all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
         """
         layout = self.schedule.layout("policy_trainer")
-        num_rollouts = self.job.workload.mini_batch_size // layout.dp
+        num_rollouts = self.job.num_trained_by(layout.dp)
         share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
         cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
@@ -320,7 +320,7 @@ class CpuTimes:
             work = work + backward_work(self.model, batch) if trains else work
             if not self.job.hardware.keeps_heap:
                 return share.pass_cost(work)
-            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            warm = share.touch_cost(work.fresh_bytes)  # what would be fresh is written where it was
             return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         cost = one(size).times(whole) + (one(rest) if rest else NOTHING)
@@ -360,12 +360,19 @@ class CpuTimes:
 
     @cached_property
     def _training(self) -> CpuShare:
-        return self.host.share(1, self._num_ranks)
+        num_engines = self.job.rollout.num_engines if self._runs_ahead else 0
+        return self.host.share(1, self._num_ranks, num_engines)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether generation goes on while training does."""
+        return self.job.placement.max_staleness > 0
 
     @cached_property
     def engine(self) -> CpuEngine:
         """The rollout engine and what it has of the host."""
-        share = self.host.share(len(self._group("rollout_engine")))
+        num_beside = self._num_ranks if self._runs_ahead else 0
+        share = self.host.share(len(self._group("rollout_engine")), num_beside=num_beside)
         return CpuEngine(self.model, self.job.rollout, share)
 
     def _group(self, worker: str) -> tuple[str, ...]:
