@@ -171,7 +171,7 @@ class CpuTimes:
         all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
         """
         layout = self.schedule.layout("policy_trainer")
-        num_rollouts = self.job.workload.mini_batch_size // layout.dp
+        num_rollouts = self.job.num_trained_by(layout.dp)
         share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
         cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
