@@ -1,5 +1,7 @@
 """A job's plan played: what running ahead is worth, and that no rollout is older than allowed."""
 
+from statistics import median
+
 import pytest
 
 from rlplan.planner.played_job import job_setting, play_job
@@ -15,9 +17,9 @@ def played(staleness: int, *overrides: str, seed: int = 1) -> SimulationResult:
 
 
 def test_running_ahead_is_worth_more_than_a_third_where_lengths_have_a_long_tail() -> None:
-    together = played(0).mean_step_s
-    assert together / played(1).mean_step_s > 1.33
-    assert together / played(2).mean_step_s >= together / played(1).mean_step_s * 0.98
+    together, once, twice = (played(staleness) for staleness in range(3))
+    assert together.mean_step_s / once.mean_step_s > 1.33
+    assert median(twice.step_s) <= median(once.step_s) * 1.001, "one more version ahead; the first step takes longer"
 
 
 @pytest.mark.parametrize("staleness", [1, 2])

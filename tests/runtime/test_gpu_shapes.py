@@ -15,8 +15,8 @@ def test_a_small_job_has_the_shape_of_the_large_one() -> None:
     assert (job.placement.placement, job.training.zero_stage, job.rollout.tp) == ("hybrid", 3, 2)
     assert (job.placement.sync_senders, job.placement.spreads_scoring) == ("each", True)
     colocated = on_a_cpu_host("grpo-7b-8xh100.yaml")
-    assert (colocated.placement.placement, colocated.training.ulysses) == ("colocated", 2)
-    assert (colocated.placement.parks, colocated.placement.parks_only_frozen) == ("host", True)
+    assert (colocated.placement.placement, colocated.placement.parks) == ("colocated", "none")
+    assert (colocated.training.zero_stage, colocated.training.offloads_optimizer) == (3, True)
 
 
 def run_of(example: str, folder: Path) -> FinishedRun:
@@ -33,7 +33,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def colocated(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """GRPO: engine and trainer take turns, the reference is there while it scores, two ranks share each pass."""
+    """GRPO on ZeRO-3: engine and trainer take turns, optimizer states lie on the host."""
     return run_of("grpo-7b-8xh100.yaml", tmp_path_factory.mktemp("colocated"))
 
 
