@@ -61,7 +61,7 @@ class RolloutStream:
             self._begin()
             with self._changed:
                 if self._is_closed or (
-                    not (self._open or self._again) and self._num_begun == self.work.num_prompts * self.work.num_steps
+                    not (self._open or self._again) and self._num_begun >= self.work.num_prompts * self.work.num_steps
                 ):
                     return
             at_least = max(1, self.work.num_prompts // 4)
@@ -95,10 +95,15 @@ class RolloutStream:
         self.version, self._num_begun = step, step * self.work.num_prompts
 
     def restore(self, state: StreamState, complete: Sequence[FinishedRequest], version: int) -> None:
-        """Go on where another run was, `version` optimizer steps in: what was under way there is begun anew."""
+        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew.
+
+        So is what would become older than this run allows, which may be less: the n-th prompt is trained under version
+        n // prompts of a step at the latest.
+        """
         self.version, self._num_begun = version, state.num_begun
-        self._again = list(state.again)
-        self._complete = dict(zip(state.complete, complete, strict=True))
+        whole = dict(zip(state.complete, complete, strict=True))
+        self._complete = {number: group for number, group in whole.items() if self._stays_young(number, group)}
+        self._again = sorted({*state.again, *whole} - {*self._complete})
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""
@@ -147,6 +152,11 @@ class RolloutStream:
             requests.append(request)
         self._num_begun = max(self._num_begun, last)
         return requests
+
+    def _stays_young(self, number: int, group: FinishedRequest) -> bool:
+        trained_under = number // self.work.num_prompts
+        made_under = [span.version for completion in group.completions for span in completion.spans]
+        return trained_under - min(made_under, default=trained_under) <= self.lead.max_staleness
 
     def _is_ready(self, count: int) -> bool:
         begun = [version for _, version in self._open.values()]

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
 from rlplan.runtime.experience import FinishedRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
@@ -40,15 +40,36 @@ def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: Roll
     handover.version = state.version
     fleet.lengths.restore(state.mean_length, {each.prompt: each.tokens for each in state.lengths})
     if stream is None:
-        return ""
+        count = 0 if state.stream is None else len(_untaken(state.stream))
+        return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""
     if state.stream is None:
         stream.begin_at(state.step)
         return ""
-    complete = _read_experience(found)
-    stream.restore(state.stream, complete, state.step)
-    return (
-        f"{len(state.stream.again)} prompt(s) that were under way are begun anew, {len(complete)} finished one(s) kept"
-    )
+    stream.restore(state.stream, _read_experience(found), state.step)
+    now = stream.state()[0]
+    return f"{len(now.again)} prompt(s) that were under way are begun anew, {len(now.complete)} finished one(s) kept"
+
+
+def check_order(found: Resumption, num_prompts: int) -> None:
+    """For a run whose steps each generate their own rollouts, `num_prompts` of them: step n trains the n-th batch.
+
+    Raises: SpecError when a run whose generation ran ahead has trained others, which would come again, and not these.
+    """
+    if found.state.stream is None:
+        return
+    untaken = _untaken(found.state.stream)
+    if untaken != list(range(found.step * num_prompts, found.state.stream.num_begun)):
+        raise SpecError(
+            f"the run ran ahead and trained its prompts out of order: prompt {untaken[0]} is still to be trained",
+            where=str(found.folder),
+            rule="a run whose generation does not run ahead trains prompts in order, each once",
+            way_out="resume with placement.max_staleness=1 or more, or from another checkpoint",
+        )
+
+
+def _untaken(stream: StreamState) -> list[int]:
+    """Prompts that were begun and that no step has taken."""
+    return sorted((*stream.again, *stream.complete))
 
 
 def _read_experience(found: Resumption) -> tuple[FinishedRequest, ...]:
