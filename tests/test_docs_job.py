@@ -16,13 +16,19 @@ from pydantic.fields import FieldInfo
 
 from rlplan.errors import SpecError
 from rlplan.planner.search import find_plan
+from rlplan.runtime.data.layouts import Columns, detect, read_row
 from rlplan.spec.job import JobSpec, load_job
-from rlplan.spec.workload import AnswerMatcherSpec, FormatCheckerSpec, PromptRow
+from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec
 from rlplan.spec.yaml import parse_yaml
 from tests.documentation import ALL_KEYS, DOCS, EXAMPLES, keys_of, read, rows, section, words
 
 JOB_PAGE = read(DOCS / "job.md")
-REWARDS = {"answer_matcher": AnswerMatcherSpec, "format_checker": FormatCheckerSpec}
+REWARDS = {
+    "answer_matcher": AnswerMatcherSpec,
+    "format_checker": FormatCheckerSpec,
+    "code_executor": CodeExecutorSpec,
+    "function": FunctionSpec,
+}
 
 
 def key_rows(text: str) -> dict[str, list[str]]:
@@ -97,10 +103,13 @@ def allowed_values(annotation: Any) -> set[str]:
 
 
 def test_every_key_of_a_prompt_row_is_documented() -> None:
-    assert {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files"))} == set(PromptRow.model_fields)
+    told = {words(row[0])[0] for row in rows(section(JOB_PAGE, "Prompt files")) if words(row[0])}
+    assert told == {"id", "prompt", "answer", "chosen", "rejected"}
     line = re.search(r"```json\n(.*)\n```", section(JOB_PAGE, "Prompt files"))
     assert line
-    assert PromptRow.model_validate_json(line.group(1)).id == "train-0000"
+    row = json.loads(line.group(1))
+    assert detect(set(row), Columns()) == "rlplan"
+    assert read_row("rlplan", 1, row, Columns(), wants_pairs=False).id == "train-0000"
 
 
 def minimal_job() -> dict[str, Any]:

@@ -53,9 +53,13 @@ def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
     game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
+    refilled = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
     half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})
     job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game), "training": half})
     metrics = StepMetrics(job)
+    metrics.job = refilled  # an environment tells too late which groups teach
+    metrics.add_replaced(1)
+    metrics.job = job
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
         prompt,
@@ -77,6 +81,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
         "ratio_max",
         "kl_sum",
         "teacher_kl_sum",
+        *(f"{name}_{what}" for name in ("importance", "is_corrected", "is_ranked_right") for what in ("sum", "count")),
     )
     metrics.add_training([dict.fromkeys((*sums, "kl_max"), 1.0)], is_first=True)
     metrics.add_optimizer_step({"grad_norm": 1.0})
@@ -101,7 +106,18 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
     before_sections = section(RUNTIME_PAGE, "The run folder").partition("### Metrics")[0]
     folder, _, status = before_sections.partition("`status.json`:")
     documented = {words(row[0])[0] for row in rows(folder)}
-    others = {"bundle/", "plan.json", "preflight.json", "logs/", "start_policy/", "checkpoints/", "policy/", "report/"}
+    others = {
+        "bundle/",
+        "plan.json",
+        "preflight.json",
+        "data.json",
+        "lengths.json",
+        "logs/",
+        "start_policy/",
+        "checkpoints/",
+        "policy/",
+        "report/",
+    }
     assert documented == {path.name for path in tmp_path.iterdir()} | others
     runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").rglob("*.py"))
     assert {name for name in others - {"report/"} if f'"{name.rstrip("/")}"' not in runtime} == set()

@@ -108,7 +108,7 @@ def scoring_model(case: Case, device: torch.device) -> nn.Module:
         return language_model(case, device, is_backbone=True).eval()
     register_packed_attention()
     model = language_model(case, device, attention=PACKED)
-    return LogprobModel(model, 1.0, computes_entropy=role is Role.POLICY).eval()
+    return LogprobModel(model, 1.0, entropies="seen" if role is Role.POLICY else "none").eval()
 
 
 def put_adapters_on(model: nn.Module, rank: int) -> None:

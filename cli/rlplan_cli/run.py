@@ -31,6 +31,10 @@ def command(
         str | None,
         typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
     ] = None,
+    sandbox: Annotated[
+        str,
+        typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
+    ] = "auto",
     resume: Annotated[
         str | None,
         typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
@@ -65,7 +69,7 @@ def command(
         note(f"run folder: {folder}")
         try:
             with RunDisplay(bundle) as display:
-                run_bundle(bundle, folder, display.show, address, found)
+                run_bundle(bundle, folder, display.show, address, sandbox, found)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
                 _report(folder)

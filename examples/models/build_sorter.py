@@ -73,6 +73,15 @@ def write_rows(path: Path, name: str, rows: list[str]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def write_pairs(path: Path, rows: list[str]) -> None:
+    """Write one JSON object per line: id, prompt, the sorted digits as chosen, the copied ones as rejected."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for index, digits in enumerate(rows):
+            answers = {"chosen": right_answer(digits), "rejected": digits}
+            tagged = {name: f"{OPEN_TAG}{answer}{CLOSE_TAG}" for name, answer in answers.items()}
+            file.write(json.dumps({"id": f"pair-{index:04d}", "prompt": PROMPT_PREFIX + digits, **tagged}) + "\n")
+
+
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer whose words are the tags, the prompt prefix and single characters.
 
@@ -216,6 +225,7 @@ def main() -> None:
     train_rows, heldout_rows = draw_prompt_sets(rng)
     write_rows(arguments.data_out / "train.jsonl", "train", train_rows)
     write_rows(arguments.data_out / "heldout.jsonl", "heldout", heldout_rows)
+    write_pairs(arguments.data_out / "pairs.jsonl", train_rows)
 
     tokenizer = build_tokenizer()
     policy = build_policy(tokenizer)

@@ -33,17 +33,14 @@ def _start_calls(job: JobSpec) -> tuple[Call, ...]:
 
 
 def _step_calls(job: JobSpec) -> tuple[Call, ...]:
-    calls = [
-        Call("generate", ActionKind.GENERATE, Role.POLICY, Phase.ROLLOUT),
-        Call("verify", ActionKind.VERIFY, Role.VERIFIER, Phase.SCORE, after=("generate",)),
-    ]
-    before = "generate"
+    calls = _experience_calls(job)
+    before = calls[0].id
     for role in job.scored_roles:  # one after the other: they compute on the same devices
         holder = job.holder_of(role)
         held_by = None if holder is role else holder
         calls.append(Call(f"score/{role}", ActionKind.SCORE, role, Phase.SCORE, after=(before,), held_by=held_by))
         before = f"score/{role}"
-    scored = tuple(call.id for call in calls[1:])
+    scored = tuple(call.id for call in calls[1:]) or (before,)
     calls.append(Call("compute_advantages", ActionKind.COMPUTE_ADVANTAGES, Role.POLICY, Phase.TRAIN, after=scored))
     before = "compute_advantages"
     for role in reversed(job.trained_roles):  # the policy last: its weights are handed over next
@@ -57,6 +54,16 @@ def _step_calls(job: JobSpec) -> tuple[Call, ...]:
     return tuple(calls)
 
 
+def _experience_calls(job: JobSpec) -> list[Call]:
+    """Where a step's answers come from: the engine, and rules that judge them; or the data."""
+    if not job.algorithm.declaration.has_rollouts:
+        return [Call("take_answers", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)]
+    return [
+        Call("generate", ActionKind.GENERATE, Role.POLICY, Phase.ROLLOUT),
+        Call("verify", ActionKind.VERIFY, Role.VERIFIER, Phase.SCORE, after=("generate",)),
+    ]
+
+
 def _sync_call(job: JobSpec, after: tuple[str, ...]) -> Call:
     takes_all = job.placement.sync_senders == "each"
     return Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, takes_all=takes_all)
@@ -67,9 +74,10 @@ def _mini_batch_calls(job: JobSpec, role: Role, index: int, before: str) -> list
     suffix = f"/{role}" if role is not Role.POLICY else ""
     suffix += f"/{index}" if job.workload.num_mini_batches > 1 else ""
     passes, step = f"train_forward_backward{suffix}", f"optimizer_step{suffix}"
+    first = 1 + (job.algorithm.value_warmup_steps if role is Role.POLICY else 0)
     return [
-        Call(passes, ActionKind.TRAIN_FORWARD_BACKWARD, role, Phase.TRAIN, (before,), 1, index),
-        Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index),
+        Call(passes, ActionKind.TRAIN_FORWARD_BACKWARD, role, Phase.TRAIN, (before,), 1, index, first=first),
+        Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index, first=first),
     ]
 
 

@@ -14,7 +14,8 @@ class Call:
     """One thing that happens to one role.
 
     after: ids of calls of the same part (start, step or finish) that must have finished.
-    every: the call happens in steps that are a multiple of it. mini_batch: index of the mini-batch, for train calls.
+    every: the call happens in steps that are a multiple of it; first: from that step on.
+    mini_batch: index of the mini-batch, for train calls.
     held_by: the role whose processes do it, where that is not `role`. takes_all: every rank of it takes part, where
     one would do.
     """
@@ -28,6 +29,7 @@ class Call:
     mini_batch: int | None = None
     held_by: Role | None = None
     takes_all: bool = False
+    first: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ In: a StepGraph and the layouts of a candidate. Out: Actions, each with its devi
 Left out: bytes (memory/) and how an action is done (runtime/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlplan.dataflow.graph import Call, Lead, StepGraph
@@ -15,6 +15,10 @@ Part = Literal["start", "step", "finish"]
 
 HOST_GROUP = "host"
 DRIVER_PROCESS = "driver/0"
+VERIFIER_PROCESS = "verifiers"
+"""All processes that judge responses, counted together."""
+SINK_PROCESS = "sinks"
+"""All processes that hand metrics on, counted together."""
 HOST_DEVICE = "host:0"
 
 _STREAMS = {
@@ -73,10 +77,11 @@ class Action:
     after: tuple[str, ...] = ()
     every: int = 1
     mini_batch: int | None = None
+    first: int = 1
 
     def happens_in(self, step: int) -> bool:
         """Whether this action belongs to RL step `step` (from 1; start and finish actions always happen)."""
-        return step < 1 or step % self.every == 0
+        return step < 1 or (step >= self.first and step % self.every == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,20 @@ class Schedule:
                 pairs += [(one, two) for two in names[index + 1 :] if one not in before[two] and two not in before[one]]
         return tuple(dict.fromkeys(pairs))
 
+    def actions_of(self, step: int) -> tuple[Action, ...]:
+        """The actions of an RL step. What waits for one that is left out waits for what that one waits for."""
+        left_out = {action.id: action.after for action in self.step if not action.happens_in(step)}
+
+        def waits_for(names: tuple[str, ...]) -> tuple[str, ...]:
+            found = [waits_for(left_out[name]) if name in left_out else (name,) for name in names]
+            return tuple(dict.fromkeys(name for part in found for name in part))
+
+        return tuple(
+            replace(action, after=waits_for(action.after)) if left_out else action
+            for action in self.step
+            if action.id not in left_out
+        )
+
     def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
         """The layout of a role's worker. Raises: KeyError."""
         for layout in self.layouts:
@@ -153,6 +172,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
+        first=call.first,
     )
 
 

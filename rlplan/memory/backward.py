@@ -31,11 +31,15 @@ from rlplan.vocabulary import MemoryKind
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sizes of the largest micro-batch in tokens, and how many micro-batches a rank's share has."""
+    """Sizes of the largest micro-batch in tokens, and how many micro-batches a rank's share has.
+
+    has_entropy_gradient: the backward pass holds some rows' probabilities beside their logits.
+    """
 
     num_tokens: int
     num_response_tokens: int
     count: int
+    has_entropy_gradient: bool = False
 
 
 Moment = dict[MemoryKind, int]
@@ -69,7 +73,8 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     yield _moment(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
     # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.
     waiting = table.numel * e
-    yield _moment(layers.saved + head, logits, accumulated + waiting, whole + reduction.touched)
+    beside = slices if micro.has_entropy_gradient else 0
+    yield _moment(layers.saved + head, logits + beside, accumulated + waiting, whole + reduction.touched)
     if not model.has_tied_embeddings:
         yield from _with_activations(reduction.add(table), layers.saved, 0, accumulated)
         waiting = 0

@@ -55,7 +55,8 @@ class TrainerForecast:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
         parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
+        shard = rank // layout.tp
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
         self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
@@ -131,6 +132,7 @@ class TrainerForecast:
             num_tokens=num_tokens,
             num_response_tokens=min(share * workload.max_response_len, num_tokens),
             count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
+            has_entropy_gradient=bool(self.job.algorithm.entropy_coef),
         )
 
     def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Action, Schedule
 from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.memory.forecast_value import ValueForecast
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.memory.overheads import heap_bytes
+from rlplan.memory.sinks import sink_bytes
+from rlplan.memory.verifiers import verifier_bytes
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -158,7 +160,8 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
 
 
 def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
-    """What runs beside the workers all the time: the driver on the first host, Ray's own processes on each.
+    """What runs beside the workers all the time: the driver and the rewards' own processes on the first host, Ray's own
+    processes on each.
 
     Beside the driver the environment's processes, without what the job's own function imports.
     """
@@ -184,7 +187,13 @@ def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> li
     others = [
         row(f"ray_system/{host}" if host else "ray_system", overheads.ray_system, host) for host in range(num_hosts)
     ]
+    if job.has_reward_processes:
+        bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
+        others.append(row(VERIFIER_PROCESS, bound))
     if job.has_turns and (each := overheads.environment) is not None:
         size = each.model_copy(update={"value": each.value * job.rollout.environment.num_workers})
         others.append(row("environment", size))
+    if job.metrics.sinks:
+        size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
+        others.append(row(SINK_PROCESS, size))
     return [row(DRIVER_PROCESS, overheads.driver), *others]

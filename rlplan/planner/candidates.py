@@ -58,6 +58,8 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
         )
     if job.placement.max_staleness and placement is not Placement.DISAGGREGATED:
         return "generation runs beside training (placement.max_staleness) only on devices of its own"
+    if not job.algorithm.declaration.has_rollouts and (placement is Placement.COLOCATED or job.placement.max_staleness):
+        return f"{job.algorithm.name} generates nothing, so that nothing takes turns or runs ahead"
     num_training = num_training_devices(job, placement)
     if num_training < 1:
         needed = job.hardware.num_devices + 1 - num_training

@@ -73,18 +73,21 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
     blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory) - 1
     costs: dict[str, Cost] = {action.action_id: action.cost for action in timing.step.actions}
     lead = plan.schedule.lead
+    generates = job.algorithm.declaration.has_rollouts
     return SimulationSetting(
         schedule=schedule,
         costs={name: cost for name, cost in costs.items() if name != "generate"},
         rollouts=RolloutWork(
             num_prompts=work.num_prompts_per_step,
-            num_samples=work.num_samples_per_prompt,
+            num_samples=job.num_generated_per_prompt,
             prompt_len=work.usual_prompt_len,
             lengths=cut_lengths(work.response_lengths, work.max_response_len),
             num_engines=1,
             limits=EngineLimits(rollout.max_num_seqs, blocks, rollout.block_size),
-        ),
-        speed=CpuSpeed(engine),
+        )
+        if generates
+        else None,
+        speed=CpuSpeed(engine) if generates else None,
         num_steps=num_steps,
         asynchrony=Asynchrony(float(lead.max_staleness), streams=True, interrupts=lead.interrupts, is_bound=True)
         if lead

@@ -188,7 +188,7 @@ def _workload(findings: Findings) -> list[tuple[str, str]]:
     """The job in words, without any path of this machine."""
     job = findings.run.plan.job
     work = job.workload
-    rewards = ", ".join(f"{reward.kind} (weight {reward.weight:g})" for reward in job.rewards)
+    rewards = ", ".join(f"{reward.label} (weight {reward.weight:g})" for reward in job.rewards)
     ladder = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
     return [
         ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),

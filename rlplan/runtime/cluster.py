@@ -16,6 +16,7 @@ from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.runtime.workers.network import own_addresses
+from rlplan.runtime.workers.without_arrow import WORKER_HOOK, keep_arrow_out
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
@@ -117,9 +118,11 @@ def _start_alone(placement: RayPlacement) -> None:
     import ray
 
     offered = add_up(placement.bundles)
+    keep_arrow_out()
     try:
         ray.init(
             address="local",
+            runtime_env=WORKER_HOOK,
             num_cpus=int(offered.get("CPU", 0)),
             num_gpus=int(offered.get("GPU", 0)),
             include_dashboard=False,
@@ -149,7 +152,8 @@ def _join(address: str) -> None:
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        keep_arrow_out()
+        ray.init(address=address, runtime_env=WORKER_HOOK, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",

@@ -38,7 +38,8 @@ class Controller:
         try:
             self._beside = beside.submit(self.perform, leading, first_step) if leading else None
             for step in range(first_step, num_steps + 1):
-                self._play([a for a in self.schedule.step if a.happens_in(step) and a is not leading], step)
+                actions = self.schedule.actions_of(step)
+                self._play([action for action in actions if not leading or action.id != leading.id], step)
                 finish_step(step)
             self._join(leading, num_steps)
         finally:
@@ -56,7 +57,7 @@ class Controller:
         self._beside.result()
 
     def _play(self, actions: Sequence[Action], step: int) -> None:
-        """Run a graph of actions. An action that is left out of this step counts as done."""
+        """Run a graph of actions. What is not among them counts as done."""
         waiting = {action.id: action for action in actions}
         names = set(waiting)
         done: set[str] = set()

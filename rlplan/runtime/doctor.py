@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from rlplan.emit.flags import known_keys
+from rlplan.errors import HostError
+from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
 from rlplan.units import GIB, MIB, format_bytes
 
 State = Literal["ok", "warning", "missing"]
@@ -50,7 +52,7 @@ class Finding:
 
 def examine() -> tuple[Finding, ...]:
     """Everything that a run on this host needs, looked at one by one."""
-    return (*_python(), *_packages(), *_breakers(), *_host())
+    return (*_python(), *_packages(), *_breakers(), *_host(), _sandbox())
 
 
 def _python() -> Iterator[Finding]:
@@ -126,6 +128,18 @@ def _host() -> Iterator[Finding]:
         "" if resets else "run on Linux with a writable /proc",
     )
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
+
+
+def _sandbox() -> Finding:
+    """Only rewards that run programs need one."""
+    try:
+        sandbox = open_sandbox(AUTO, 1)
+    except HostError as error:
+        return Finding("sandbox", "warning", "none", f"{error.what}; needed for code_executor only: {error.way_out}")
+    try:
+        return Finding("sandbox", "ok", sandbox.name)
+    finally:
+        sandbox.close()
 
 
 def missing_packages(*more: str) -> list[str]:

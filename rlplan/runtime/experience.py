@@ -9,19 +9,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized. answer: the right answer, seen by verifiers only."""
+    """One prompt, tokenized. answer: the right answer, seen by verifiers only.
+
+    columns: what else its row says, as JSON, for reward functions.
+    answers: given ones, where the policy generates none: the chosen and the rejected.
+    """
 
     id: str
     text: str
     answer: str
     tokens: tuple[int, ...]
+    columns: str = "{}"
+    answers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
 
-    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion.
+    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion. num_greedy: of the
+    samples, the last ones, that are greedy whatever the temperature.
     lengths: exactly so many tokens of each sample, whatever the policy says; empty: until it ends by itself.
     home: requests of one home lie on one engine, where the keys and values of their turns before are; empty: anywhere.
     """
@@ -33,6 +40,7 @@ class RolloutRequest:
     seed: int
     max_tokens: int
     lengths: tuple[int, ...] = ()
+    num_greedy: int = 0
     home: str = ""
 
 
@@ -92,8 +100,10 @@ class FinishedRequest:
 class Rollout:
     """One completion with everything that is learned about it. group: index of its prompt within the step.
 
-    num_ignored: last tokens that nobody learns from: what a forced length added.
-    has_failed: its reward could not be had, so that it is neither scored nor learned from.
+    num_ignored: last tokens that nobody learns from: what a forced length added, or all of them.
+    id: its request's, and its number there. failure: why its reward could not be had; has_failed: that it could not, so
+    that it is neither scored nor learned from.
+    baseline: what its reward is compared with where that is not its group. advantage: of the whole response.
     rewards: by reward name. scores: what each scored role says, by role: one number a token that the policy chose, of a
     reward model one in all. advantages, returns: one a chosen token; returns are empty without a value model.
     """
@@ -104,11 +114,20 @@ class Rollout:
     text: str = ""
     num_ignored: int = 0
     has_failed: bool = False
+    baseline: float = 0.0
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    advantage: float = 0.0
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    id: str = ""
+    failure: str = ""
+
+    @property
+    def num_learned(self) -> int:
+        """Response tokens that are learned from."""
+        return 0 if self.has_failed else len(self.completion.logprobs) - self.num_ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,8 @@ class TrainSample:
 
     response_tokens: all of the response; observed: those that an environment said, which the policy has not chosen.
     logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
-    scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from.
+    scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from. old_logprobs: the trainer's
+    own before the step. group: of the prompt, within the step; advantage: of the whole response.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -130,11 +150,18 @@ class TrainSample:
     returns: tuple[float, ...] = ()
     num_ignored: int = 0
     observed: tuple[tuple[int, int], ...] = ()
+    old_logprobs: tuple[float, ...] = ()
+    group: int = 0
+    advantage: float = 0.0
 
     @property
     def num_learned(self) -> int:
         """Response tokens that are learned from."""
         return len(self.logprobs) - self.num_ignored
+
+    def weighed(self, weight: float) -> float:
+        """What the whole response counts where a token counts so much; an empty one as if it had one token."""
+        return weight * (self.num_learned if self.logprobs else 1)
 
     def spread(self, weight: float) -> tuple[float, ...]:
         """A weight for each response token: this one, and 0 for those that nobody learns from."""

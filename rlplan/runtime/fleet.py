@@ -208,6 +208,11 @@ class Fleet:
                 self.lengths.learn(request, done)
         return finished, measurements
 
+    def finished_samples(self, max_wait_s: float, timeout_s: float) -> list[FinishedRequest]:
+        """Samples that have ended since the last time, each as a request of its own; only where the job wants them."""
+        calls = [self.crew.submit(ranks[0], "finished_samples", max_wait_s) for ranks in self.engines]
+        return [sample for samples in self.crew.gather(calls, timeout_s) for sample in samples]
+
     @contextmanager
     def paused(self, timeout_s: float) -> Iterator[None]:
         """No engine takes a step inside the block, and all its ranks have taken the same ones. Blocks may overlap."""

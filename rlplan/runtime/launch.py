@@ -20,6 +20,7 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.run_state import check_order
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
@@ -35,6 +36,9 @@ from rlplan.runtime.resuming import (
     resumable,
     say_resumed,
 )
+from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.sandbox.choice import AUTO, NONE
+from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import FREEING, LostGroupError, Restart, check_freed
 from rlplan.spec.base import writing
@@ -69,6 +73,8 @@ class _Task:
     plan: Plan
     prompts: PromptSets
     address: str | None
+    desk: RewardDesk
+    followers: Followers | None = None
     changes: tuple[str, ...] = ()
     resumption: Resumption | None = None
 
@@ -78,9 +84,11 @@ def run_bundle(
     run_folder: Path,
     listener: Listener,
     address: str | None = None,
+    sandbox: str = AUTO,
     resumption: Resumption | None = None,
 ) -> None:
-    """Run a bundle. address: of a running Ray cluster, None to start Ray here. resumption: what it goes on from.
+    """Run a bundle. address: of a running Ray cluster, None to start Ray here. sandbox: for programs in responses.
+    resumption: what it goes on from.
 
     Raises: RlplanError; the run folder's status.json says the same.
     """
@@ -93,16 +101,32 @@ def run_bundle(
         check_resumable(spec.job, resumption)
         if spec.schedule.lead is None:
             check_order(resumption, spec.job.workload.num_prompts_per_step)
+    desk = RewardDesk(spec.job, sandbox)
+    try:
+        desk.start()
+        _run_recorded(_Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
+    finally:
+        desk.close()
+
+
+def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
+    """Run, and leave how it ended in the run folder."""
+    spec, plan, resumption = task.spec, task.plan, task.resumption
     with writing(run_folder):
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
     recorder = Recorder(run_folder, dict(spec.schedule.processes), resumption.step if resumption else None)
+    _say_sandbox(task.desk, recorder, listener)
+    for line in task.prompts.said:
+        listener(RunEvent("phase", 0, line))
+    recorder.write_data(data_facts(task.prompts))
     recorder.write_status("running", None)
     if resumption is not None:
         say_resumed(resumption, recorder, listener)
+    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name)
     try:
         with interruptible():
-            _run_to_the_end(_Task(spec, plan, prompts, address, resumption=resumption), recorder, listener)
+            _run_to_the_end(replace(task, followers=followers), recorder, listener)
         recorder.write_status("finished", 0)
     except RlplanError as failure:
         error = resumable(failure, run_folder)
@@ -116,6 +140,18 @@ def run_bundle(
         raise
     finally:
         recorder.close()
+        followers.close()
+
+
+def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
+    """Where programs of responses run; that nothing protects from them does not go unseen."""
+    if desk.sandbox is None:
+        return
+    recorder.facts["sandbox"] = desk.sandbox.name
+    if desk.sandbox.name == NONE:
+        text = "programs in responses run without a sandbox (--sandbox none): with all rights of this user"
+        recorder.write_alarm(0, "sandbox", text)
+        listener(RunEvent("alarm", 0, text))
 
 
 def _run_to_the_end(task: _Task, recorder: Recorder, listener: Listener) -> None:
@@ -165,7 +201,9 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
         listen_for_signals()  # Ray has put its own handler in place
         play = _Player(recorder, crew, listener, task)
         resumption = task.resumption
-        runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce, resumption)
+        runner = play.runner = ActionRunner(
+            spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk, resumption
+        )
         if resumption is not None and runner.resumed:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
             listener(RunEvent("alarm", resumption.step, runner.resumed))
@@ -186,6 +224,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
             crew.close()
             if runner is not None:
                 runner.close()
+                recorder.write_lengths(runner.lengths.as_json())
 
 
 class _Player:
@@ -234,6 +273,10 @@ class _Player:
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
             self.listener(RunEvent("alarm", step, leak.text()))
+        for line in self.task.followers.take_dead() if self.task.followers else ():
+            self.recorder.write_alarm(step, "sink", line)
+            self.listener(RunEvent("alarm", step, line))
+        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
             self.recorder.write_metrics(learning)

@@ -9,15 +9,17 @@ logits never exist whole.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from rlplan.memory.logits import ROWS_AT_ONCE
+from rlplan.memory.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.experience import SequencePair, TrainSample, chosen_indices
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.sequence_parallel import Sharing
+
+Entropies = Literal["none", "seen", "learned"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing |
 class LogprobModel(nn.Module):
     """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
 
+    entropies: `none` takes them not at all, `seen` without gradient, `learned` with one.
+
     The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
     bring parameters along (ZeRO-3) still can.
 
@@ -95,21 +99,16 @@ class LogprobModel(nn.Module):
     """
 
     def __init__(
-        self,
-        language_model: nn.Module,
-        temperature: float,
-        *,
-        computes_entropy: bool,
-        sharing: Sharing | None = None,
+        self, language_model: nn.Module, temperature: float, *, entropies: Entropies, sharing: Sharing | None = None
     ) -> None:
         super().__init__()
         self.language_model: Any = language_model
         self.sharing = sharing
         head: Any = self.language_model.lm_head
-        head.forward = partial(_head_forward, head, temperature=temperature, computes_entropy=computes_entropy)
+        head.forward = partial(_head_forward, head, temperature=temperature, entropies=entropies)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the response tokens at the sampling temperature, and the entropies there (without gradient)."""
+        """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
         part, states = self.own_states(batch)
         logprobs, entropies = self.language_model.lm_head(states, part.targets)
         return self.of_all(logprobs, batch), self.of_all(entropies, batch)
@@ -125,19 +124,20 @@ class LogprobModel(nn.Module):
 
 
 def _head_forward(
-    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, computes_entropy: bool
+    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, computes_entropy
+    rows_at_once = ROWS_ON_GPU if hidden.is_cuda else ROWS_AT_ONCE
+    result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
+        hidden, head.weight, targets, temperature, entropies, rows_at_once
     )
     return result
 
 
-class _HeadLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target], ROWS_AT_ONCE rows of logits at a time.
+class HeadLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
-    g * (one_hot(target) - softmax) / temperature.
+    g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
     """
 
     @staticmethod
@@ -147,56 +147,62 @@ class _HeadLogprobs(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
-        computes_entropy: bool,
+        entropy: Entropies,
+        rows_at_once: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
-        entropies = torch.empty(num_rows if computes_entropy else 0, device=hidden.device)
-        work = _Workspace(hidden, weight, num_rows)
+        entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
+        work = _Workspace(hidden, weight, rows_at_once)
         weights = torch.empty_like(work.logits)
-        for rows in _row_slices(num_rows):
+        for rows in work.slices:
             logits = work.logits_of(rows, temperature)
             largest = logits.amax(-1, keepdim=True)
             part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
             total = part.sum(-1)
             normalizer[rows] = largest.squeeze(-1) + total.log()
             logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-            if computes_entropy:  # a product of a row and a column has no tensor of the logits' size between
+            if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
                 mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
                 entropies[rows] = normalizer[rows] - mean
-        ctx.temperature = temperature
-        ctx.save_for_backward(hidden, weight, targets, normalizer)
-        ctx.mark_non_differentiable(entropies)
+        ctx.temperature, ctx.rows_at_once = temperature, rows_at_once
+        ctx.learns_entropy = entropy == "learned"
+        ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
+        if not ctx.learns_entropy:
+            ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, normalizer = ctx.saved_tensors
+    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
-        work = _Workspace(hidden, weight, len(targets))
-        for rows in _row_slices(len(targets)):
-            logits = work.logits_of(rows, ctx.temperature)
-            logits.sub_(normalizer[rows].unsqueeze(-1)).exp_().mul_(-scale[rows])
+        work = _Workspace(hidden, weight, ctx.rows_at_once)
+        factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
+        for rows in work.slices:
+            logits = work.logits_of(rows, ctx.temperature).sub_(normalizer[rows].unsqueeze(-1))
+            if factors is None:
+                logits.exp_().mul_(-scale[rows])
+            else:
+                factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
+                factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                logits.exp_().mul_(factor.neg_())
             logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
             part = work.rounded(len(logits))
             torch.mm(part, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, hidden[rows])
-        return hidden_gradient, weight_gradient, None, None, None
-
-
-def _row_slices(num_rows: int) -> list[slice]:
-    return [slice(first, first + ROWS_AT_ONCE) for first in range(0, num_rows, ROWS_AT_ONCE)]
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 class _Workspace:
     """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, num_rows: int) -> None:
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int) -> None:
         self.hidden, self.weight = hidden, weight
-        shape = (min(num_rows, ROWS_AT_ONCE), weight.shape[0])
+        self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
+        shape = (min(len(hidden), rows_at_once), weight.shape[0])
         self.product = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         is_whole = hidden.dtype is torch.float32
         self.logits = self.product if is_whole else torch.empty(shape, device=hidden.device)

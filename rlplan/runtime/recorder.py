@@ -4,6 +4,7 @@
     metrics.jsonl   learning only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
+    failures.jsonl  rollouts that have no reward, and why
     alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
     status.json     how the run stands; written atomically
 
@@ -16,16 +17,17 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action
 from rlplan.runtime.workers.device_memory import DeviceBytes
 from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
-LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl")
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "failures.jsonl")
 """Files of lines that each belong to a step."""
 
 
@@ -40,12 +42,13 @@ class Recorder:
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self._lock = threading.Lock()
+        self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        mode = "w" if after_step is None else "a"
+        self._open("alarms.jsonl", mode)
         if after_step is None:
-            self._open("alarms.jsonl")
             self.begin_again()
         else:
-            self._open("alarms.jsonl", "a")
             self.go_back(after_step)
 
     def begin_again(self) -> None:
@@ -124,6 +127,11 @@ class Recorder:
         start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
         self._write("trace.jsonl", record_line(Span(action.id, step, DRIVER_PROCESS, HOST_DEVICE, start, end)))
 
+    def record_verifiers(self, action: Action, step: int, start_s: float, end_s: float) -> None:
+        """When the rewards' own processes were at work, which may have begun before the action did."""
+        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, VERIFIER_PROCESS, HOST_DEVICE, start, end)))
+
     def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
         """Record what a process holds once its libraries are imported and before it holds a model."""
         at = round(time.time() - self.origin_s, 6)
@@ -157,6 +165,11 @@ class Recorder:
         """One rollout to read."""
         self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
 
+    def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Rollouts without a reward."""
+        for row in rows:
+            self._write("failures.jsonl", json.dumps(row))
+
     def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
         """Something that the run survives and that must not go unseen."""
         at = round(time.time() - self.origin_s, 3)
@@ -166,6 +179,15 @@ class Recorder:
         """What was rehearsed before step 1."""
         (self.folder / "preflight.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
 
+    def write_data(self, facts: Mapping[str, object]) -> None:
+        """What was read, and how long the prompts are."""
+        (self.folder / "data.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+    def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
+        """How long responses were, as a job says it: another plan or a simulation can start from them."""
+        if lengths is not None:
+            (self.folder / "lengths.json").write_text(json.dumps(lengths, indent=1) + "\n", encoding="utf-8")
+
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed."""
         status = {
@@ -173,6 +195,7 @@ class Recorder:
             "state": state,
             "exit_code": exit_code,
             "message": message,
+            **self.facts,
             "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
             "seconds": round(time.time() - self.origin_s, 3),
         }

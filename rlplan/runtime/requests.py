@@ -3,12 +3,12 @@
 In: a job and its prompts. Out: requests, the same for the same job whoever asks and in whatever order.
 """
 
-import json
 import random
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
-from rlplan.runtime.experience import Prompt, RolloutRequest
+from rlplan.runtime.experience import Completion, Prompt, Rollout, RolloutRequest
+from rlplan.runtime.groups import Group
 from rlplan.runtime.preflight import PromptSets
 from rlplan.spec.job import JobSpec
 from rlplan.spec.lengths import cut_lengths
@@ -28,8 +28,13 @@ class RequestMaker:
         epoch, index = divmod(number, len(self.prompts.train))
         return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
 
+    def name(self, number: int) -> str:
+        """The id of the request for the n-th prompt's rollouts."""
+        step, index = divmod(number, self.job.workload.num_prompts_per_step)
+        return f"generate/{step + 1}/{index}"
+
     def named(self, request_id: str) -> Prompt:
-        """The prompt of a request."""
+        """The prompt of a request. Raises: ValueError for an id that is none of ours."""
         kind, *place = request_id.split("/")
         if kind == "evaluate":
             return self.prompts.heldout[int(place[0])]
@@ -38,16 +43,25 @@ class RequestMaker:
 
     def rollouts(self, number: int) -> RolloutRequest:
         """The rollouts of the n-th prompt."""
-        work = self.job.workload
+        work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         step, index = divmod(number, work.num_prompts_per_step)
-        return self._request(
-            f"generate/{step + 1}/{index}",
+        request = self._request(
+            self.name(number),
             self.prompt(number),
-            num_samples=work.num_samples_per_prompt,
+            num_samples=work.num_samples_per_prompt + num_greedy,
             temperature=work.temperature,
             seed=(step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
             lengths=self._forced_lengths(number),
         )
+        return replace(request, num_greedy=num_greedy)
+
+    def answers(self, number: int) -> Group:
+        """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
+        prompt = self.prompt(number)
+        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in prompt.answers]
+        chosen, rejected = (Rollout(prompt, 0, completion) for completion in completions)
+        chosen.reward = 1.0
+        return Group(number, [chosen, rejected], [])
 
     def evaluation(self) -> list[RolloutRequest]:
         """One greedy response of each held-out prompt."""
@@ -71,22 +85,12 @@ class RequestMaker:
 
     def _forced_lengths(self, number: int) -> tuple[int, ...]:
         """Lengths drawn for a prompt's rollouts, where the job forces them: independent of each other."""
-        work = self.job.workload
+        work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         if not self.job.controls.forces_lengths:
             return ()
         lengths = cut_lengths(work.response_lengths, work.max_response_len)
         draw = random.Random(f"{self.job.seed}/lengths/{number}").random
-        return tuple(max(1, round(lengths.quantile(draw()))) for _ in range(work.num_samples_per_prompt))
-
-
-def end_tokens(model_folder: Path) -> frozenset[int]:
-    """Tokens that end a sequence, by the model's own configuration."""
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        path = model_folder / name
-        value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
-        found |= set(value) if isinstance(value, list) else set() if value is None else {int(value)}
-    return frozenset(found)
+        return tuple(max(1, round(lengths.quantile(draw()))) for _ in range(work.num_samples_per_prompt + num_greedy))
 
 
 @lru_cache(maxsize=2)

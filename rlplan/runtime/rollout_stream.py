@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
+from rlplan.runtime.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.checkpoints.manifest import StreamState
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
@@ -27,11 +28,15 @@ COLLECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamWork:
-    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait."""
+    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait.
+
+    can_replace: whether more may be asked for than the steps take.
+    """
 
     num_prompts: int
     num_steps: int
     deadline_s: float
+    can_replace: bool = False
 
 
 class RolloutStream:
@@ -41,16 +46,22 @@ class RolloutStream:
     """
 
     def __init__(
-        self, fleet: Fleet | Conversations, request_of: Callable[[int], RolloutRequest], lead: Lead, work: StreamWork
+        self,
+        fleet: Fleet | Conversations,
+        request_of: Callable[[int], RolloutRequest],
+        lead: Lead,
+        work: StreamWork,
+        buffer: ExperienceBuffer,
     ) -> None:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
-        self._num_begun = 0
+        self._num_begun = self._num_replaced = 0
         self._again: list[int] = []
         self._open: dict[str, tuple[int, int]] = {}
-        self._complete: dict[int, FinishedRequest] = {}
+        self.buffer = buffer
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
+        self._is_finished = not work.can_replace
         self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
@@ -60,18 +71,19 @@ class RolloutStream:
         while True:
             self._begin()
             with self._changed:
-                if self._is_closed or (
-                    not (self._open or self._again) and self._num_begun >= self.work.num_prompts * self.work.num_steps
-                ):
+                if self._is_closed or (self._has_begun_all and not self._open and self._is_finished):
                     return
+                if not self._open:  # something may still have to be replaced, or room to be made
+                    self._changed.wait(COLLECT_S)
+                    continue
             at_least = max(1, self.work.num_prompts // 4)
             collected, measurements = self.watch(
                 lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
             )
             with self._changed:
                 for finished in collected:
-                    number, _ = self._open.pop(finished.id)
-                    self._complete[number] = finished
+                    number, version = self._open.pop(finished.id)
+                    self.buffer.add(BufferedGroup(number, version, finished))
                 self._measurements += measurements
                 self._changed.notify_all()
 
@@ -79,31 +91,55 @@ class RolloutStream:
         """The `count` oldest complete groups by number, once none is left out that would become too old."""
         self._wait(lambda: self._is_ready(count), f"{count} complete groups")
         with self._changed:
-            chosen = sorted(self._complete)[:count]
-            return [(number, self._complete.pop(number)) for number in chosen]
+            taken = [(group.number, group.finished) for group in self.buffer.take(count)]
+            self._changed.notify_all()
+            return taken
 
-    def state(self) -> tuple[StreamState, list[FinishedRequest]]:
-        """What a resumed run needs: which prompts no step has taken yet, and those of their rollouts that are whole."""
+    def replace(self, num_groups: int) -> None:
+        """So many groups that were taken teach nothing: as many more are begun and taken."""
         with self._changed:
-            complete = dict(sorted(self._complete.items()))
+            self._num_replaced += num_groups
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Nothing will be replaced any more."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
+    @property
+    def _num_wanted(self) -> int:
+        return self.work.num_prompts * self.work.num_steps + self._num_replaced
+
+    @property
+    def _has_begun_all(self) -> bool:
+        return not self._again and self._num_begun >= self._num_wanted
+
+    def state(self) -> tuple[StreamState, dict[str, Any]]:
+        """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
+        with self._changed:
             again = sorted(number for number, _ in self._open.values())
-            state = StreamState(num_begun=self._num_begun, again=(*self._again, *again), complete=tuple(complete))
-            return state, list(complete.values())
+            state = StreamState(
+                num_begun=self._num_begun,
+                num_replaced=self._num_replaced,
+                again=(*self._again, *again),
+            )
+            return state, self.buffer.state()
 
-    def begin_at(self, step: int) -> None:
-        """Go on after a run whose steps each generated their own rollouts."""
-        self.version, self._num_begun = step, step * self.work.num_prompts
+    def begin_at(self, step: int, num_replaced: int) -> None:
+        """Go on after a run whose steps each generated their own rollouts, and so many more."""
+        self.version, self._num_replaced = step, num_replaced
+        self._num_begun = step * self.work.num_prompts + num_replaced
 
-    def restore(self, state: StreamState, complete: Sequence[FinishedRequest], version: int) -> None:
+    def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
         """Go on where another run was, `version` hand-overs in: what was under way there is begun anew.
 
-        So is what would become older than this run allows, which may be less: the n-th prompt is trained under version
-        n // prompts of a step at the latest.
+        So is what would become older than this run allows, which may be less than that one did.
         """
-        self.version, self._num_begun = version, state.num_begun
-        whole = dict(zip(state.complete, complete, strict=True))
-        self._complete = {number: group for number, group in whole.items() if self._stays_young(number, group)}
-        self._again = sorted({*state.again, *whole} - {*self._complete})
+        self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
+        self.buffer.restore(buffer)
+        late = self.buffer.evict_late(version, self.work.num_prompts, state.again)
+        self._again = sorted([*state.again, *late])
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""
@@ -143,25 +179,20 @@ class RolloutStream:
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work
         allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
-        last = min(allowed, work.num_prompts * work.num_steps)
-        numbers, self._again = [*self._again, *range(self._num_begun, last)], []
-        requests = []
-        for number in numbers:
+        last = min(allowed + self._num_replaced, self._num_wanted)
+        requests: list[RolloutRequest] = []
+        while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
+            number = self._again.pop(0) if self._again else self._num_begun
             request = self.request_of(number)
             self._open[request.id] = (number, self.version)
             requests.append(request)
-        self._num_begun = max(self._num_begun, last)
+            self._num_begun = max(self._num_begun, number + 1)
         return requests
 
-    def _stays_young(self, number: int, group: FinishedRequest) -> bool:
-        trained_under = number // self.work.num_prompts
-        made_under = [span.version for completion in group.completions for span in completion.spans]
-        return trained_under - min(made_under, default=trained_under) <= self.lead.max_staleness
-
     def _is_ready(self, count: int) -> bool:
-        begun = [version for _, version in self._open.values()]
-        late = must_be_waited_for(begun, self.version, self.lead.max_staleness)
-        return len(self._complete) >= count and not late
+        begun = [*(version for _, version in self._open.values()), *self.buffer.versions_after(count)]
+        late = must_be_waited_for(begun, self.version, self.lead.max_staleness, self.work.num_prompts)
+        return len(self.buffer) >= count and not late
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self.work.deadline_s

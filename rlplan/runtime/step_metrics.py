@@ -7,13 +7,14 @@ Learning metrics hold nothing that depends on the clock, so that two seeded runs
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rlplan.runtime.experience import Rollout
 from rlplan.runtime.rewards.total import ENVIRONMENT
 from rlplan.spec.job import JobSpec
+from rlplan.spec.rewards import evaluation_name
 from rlplan.vocabulary import Dtype, Role
 
 
@@ -60,6 +61,11 @@ class StepMetrics:
         self.learning["environment/observed_tokens_mean"] = observed / count
         self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
 
+    def add_replaced(self, num_groups: int) -> None:
+        """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
+        if self.job.max_refills:
+            self.learning["group_replaced"] = num_groups
+
     def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
         """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
         spans = [span for rollout in rollouts for span in rollout.completion.spans]
@@ -76,8 +82,11 @@ class StepMetrics:
             self.learning["rollouts/begun_anew"] = num_requests
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Statistics of the rewards, each alone and weighted together, of rollouts that have one."""
-        rollouts = [rollout for rollout in rollouts if not rollout.has_failed] or rollouts
+        """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
+        rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
+        self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
+        if not rollouts:
+            return
         rewards = [rollout.reward for rollout in rollouts]
         mean = math.fsum(rewards) / len(rewards)
         self.learning["reward/mean"] = mean
@@ -90,6 +99,11 @@ class StepMetrics:
         for rollout in rollouts:
             groups[rollout.group].add(rollout.reward)
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
+
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
+        """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
+        for note, count in sorted(notes.items()):
+            self.learning[f"reward/{note}_fraction"] = count / num_judged
 
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.
@@ -131,12 +145,11 @@ class StepMetrics:
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
         """Greedy results on the held-out prompts, by reward."""
         for spec in self.job.rewards:
-            values = [rollout.rewards[spec.kind] for rollout in rollouts]
-            name = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy"}[spec.kind]
-            self.learning[f"evaluate/{name}"] = math.fsum(values) / len(values)
+            values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
+            self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
         if self.job.has_turns:
-            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts]
-            self.learning["evaluate/environment_reward"] = math.fsum(values) / len(values)
+            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts if not rollout.has_failed]
+            self.learning["evaluate/environment_reward"] = math.fsum(values) / max(1, len(values))
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""
@@ -162,6 +175,9 @@ class StepMetrics:
         }
         if "kl_sum" in sums:
             row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+        for name in ("importance", "is_corrected", "is_ranked_right"):
+            if f"{name}_sum" in sums:
+                row[_LOGGED[name]] = sums[f"{name}_sum"] / max(1.0, sums[f"{name}_count"])
         if "teacher_kl_sum" in sums:
             row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
         return row | self._norm_row(Role.POLICY)
@@ -171,7 +187,7 @@ class StepMetrics:
         return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
 
     def _value_row(self) -> dict[str, float]:
-        """explained_variance: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
+        """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
         sums, tokens = self.value_training, self.value_training.get("num_tokens", 0.0)
         if not tokens:
             return {}
@@ -181,11 +197,16 @@ class StepMetrics:
             "value/loss": sums["loss"] / self.job.workload.num_mini_batches,
             "value/mean": sums["value_sum"] / tokens,
             "value/clip_fraction": sums["is_clipped_sum"] / tokens,
-            "value/explained_variance": 1 - error / variance if variance > 0 else 0.0,
+            "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
 
 
+_LOGGED = {
+    "importance": "importance/mean",
+    "is_corrected": "importance/corrected_fraction",
+    "is_ranked_right": "policy/ranked_right_fraction",
+}
 _VALUE = "value_"
 
 

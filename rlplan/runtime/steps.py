@@ -5,31 +5,39 @@ In: an action and the step it belongs to. Out: experience, kept until the step e
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.data.facts import ResponseLengths
+from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.environments.conversations import Conversations, Words
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.experience import Completion, Rollout, RolloutRequest, TrainSample
+from rlplan.runtime.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.fleet import Fleet
+from rlplan.runtime.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.handover import Handover
-from rlplan.runtime.losses.advantages import ADVANTAGES
-from rlplan.runtime.packing import pack_shares
+from rlplan.runtime.losses.registry import find_advantage
+from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
-from rlplan.runtime.requests import RequestMaker, end_tokens
+from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.revival import Revival
+from rlplan.runtime.rewards.desk import RewardDesk, failures_of
+from rlplan.runtime.rewards.judge import Response
 from rlplan.runtime.rewards.total import add_environment, finish_rewards
-from rlplan.runtime.rewards.verifiers import score_rollout
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.sample_watch import SampleWatch
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.supervision import Handler, Restart, Supervisor
 from rlplan.runtime.switches import Switches
@@ -52,21 +60,27 @@ class ActionRunner:
         prompts: PromptSets,
         model_folder: Path,
         announce: Callable[[Restart], None],
+        desk: RewardDesk,
         resumption: Resumption | None = None,
     ) -> None:
-        """announce: hears of processes that are started anew. resumption: the checkpoint that the run goes on from."""
+        """announce: hears of processes that are started anew. desk: judges rollouts; whoever opened it closes it.
+
+        resumption: the checkpoint that the run goes on from.
+        """
         self.resumption = resumption
         self.spec, self.job, self.crew, self.recorder = spec, spec.job, crew, recorder
         self.prompts, self.model_folder = prompts, model_folder
         self.metrics = StepMetrics(spec.job)
         self.rollouts: list[Rollout] = []
+        self.baselines: list[Rollout] = []
+        self.num_replaced = 0
         self.handover = Handover(spec, crew)
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self._layouts = spec.schedule.layouts
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
-        self._decoder: Any = None
         self.requests = RequestMaker(spec.job, prompts)
-        self._end_tokens = end_tokens(Path(spec.job.policy.path))
+        ends = end_tokens(Path(spec.job.policy.path))
+        self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
         self.generation = self._with_turns() if spec.job.has_turns else self.fleet
         self.switches = Switches(crew, recorder.folder, spec.job)
         self.revival = Revival(spec, crew, self.fleet, self.handover, self.switches, self._folder_of)
@@ -80,17 +94,29 @@ class ActionRunner:
                 self.generation,
                 self.requests.rollouts,
                 spec.schedule.lead,
-                StreamWork(work.num_prompts_per_step, work.num_steps, spec.job.limits.action_timeout_s),
+                StreamWork(
+                    work.num_prompts_per_step,
+                    work.num_steps,
+                    spec.job.limits.action_timeout_s,
+                    can_replace=spec.job.max_refills > 0,
+                ),
+                ExperienceBuffer(self._buffer_limits()),
             )
             self.stream.watch = self._watch_stream
         self._readers = RoleReaders(spec.job)
+        self.desk = desk
+        self.desk.forget()
+        self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
+        self._watch = SampleWatch(self.fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
         self.checkpoints = Checkpointer(spec, crew, recorder)
         self.resumed = give_state(resumption, self.handover, self.fleet, self.stream) if resumption else ""
+        self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action and record it. The one that leads goes on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.leading:
-            self.stream.run()
+            with self._judging_early():
+                self.stream.run()
             return
         if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
             return  # the run has its first evaluation already
@@ -164,17 +190,27 @@ class ActionRunner:
         limits = self.job.limits
         return limits.start_timeout_s if action.kind.value.startswith("start") else limits.action_timeout_s
 
+    def _buffer_limits(self) -> BufferLimits:
+        place, folder = self.job.placement, self.recorder.folder / "buffer"
+        return BufferLimits(place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory, folder)
+
     def finish_step(self, step: int) -> None:
         """What was saved in a step becomes a checkpoint, now that the step has ended."""
         if step > 0:
-            self.checkpoints.commit(step, lambda: take_state(step, self.handover, self.fleet, self.stream))
+            self.checkpoints.commit(step, lambda: self._state(step))
         elif step < 0:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
+    def _state(self, step: int) -> tuple[RunState, Any]:
+        state, buffer = take_state(step, self.handover, self.fleet, self.stream)
+        more = {"num_replaced": self.num_replaced, "response_lengths": self.lengths.counts()}
+        return state.model_copy(update=more), buffer
+
     def close(self) -> None:
-        """Let the stream end; remove what weight sync may have left behind."""
+        """Let the stream end; remove what it, and weight sync, may have left behind."""
         if self.stream is not None:
             self.stream.close()
+            self.stream.buffer.close()
         if isinstance(self.generation, Conversations):
             self.generation.close()
         self.handover.close()
@@ -235,17 +271,35 @@ class ActionRunner:
         return measurements
 
     def _generate(self, action: Action, step: int) -> list[Measurement]:
-        count = self.job.workload.num_prompts_per_step
-        numbers = range((step - 1) * count, step * count)
-        groups, measurements = self._complete(action, [self.requests.rollouts(number) for number in numbers])
-        self._keep(zip(numbers, groups, strict=True))
+        """New prompts' rollouts; where the job says so, groups that teach nothing are replaced by the next prompts'."""
+        first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
+        measurements: list[Measurement] = []
+
+        def more(count: int) -> list[Group]:
+            nonlocal first
+            numbers, first = range(first, first + count), first + count
+            with self._judging_early():
+                completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+            measurements.extend(measured)
+            return self._made(zip(numbers, completions, strict=True))
+
+        self._keep(more)
         return measurements
 
     def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
         """The oldest complete groups of the stream. What the engine did meanwhile counts as the action that led."""
-        assert self.stream is not None, "rollouts are taken from a stream"
-        taken = self.stream.take(self.job.workload.num_prompts_per_step)
-        self._keep((number, finished.completions) for number, finished in taken)
+        if self.stream is None:
+            count = self.job.workload.num_prompts_per_step
+            self._keep(lambda _: [self.requests.answers(n) for n in range((step - 1) * count, step * count)])
+            return []
+        stream = self.stream
+
+        def more(count: int) -> list[Group]:
+            return self._made((number, finished.completions) for number, finished in stream.take(count))
+
+        self._keep(more, stream.replace)
+        if step == self.job.workload.num_steps:
+            stream.finish()
         self.metrics.add_staleness(self.rollouts, self.handover.version)
         self.metrics.add_begun_anew(self.fleet.num_begun_anew)
         self.fleet.num_begun_anew = 0
@@ -254,31 +308,58 @@ class ActionRunner:
             self.recorder.record(leading, step, self.stream.take_measurements())
         return []
 
-    def _keep(self, groups: Iterable[tuple[int, Sequence[Completion]]]) -> None:
-        """Make this step's rollouts of finished groups, by the number of their prompt."""
-        self.rollouts = []
-        for group, (number, completions) in enumerate(groups):
-            for completion in completions:
-                chosen = completion.chosen
-                learned = self._num_learned(chosen)
-                text, ignored = self._decode(chosen[:learned]), len(chosen) - learned
-                self.rollouts.append(Rollout(self.requests.prompt(number), group, completion, text, ignored))
-        self.metrics.add_rollouts(self.rollouts)
+    def _made(self, finished: Iterable[Finished]) -> list[Group]:
+        """Groups of finished completions, rewarded where it must be known which of them teach."""
+        groups = [self.groups.make(each) for each in finished]
+        if self.job.max_refills:
+            self.desk.judge([rollout for group in groups for rollout in group.rollouts])
+        return groups
 
-    def _num_learned(self, chosen: Sequence[int]) -> int:
-        """Tokens up to the first end of sequence, which a forced length goes beyond."""
-        ends = [index for index, token in enumerate(chosen) if token in self._end_tokens]
-        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
+    def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
+        """Make this step's rollouts of new groups."""
+        num_replaced: list[int] = []
+
+        def note(num_groups: int) -> None:
+            num_replaced.append(num_groups)
+            replaced(num_groups)
+
+        groups = gather(self.job.workload.num_prompts_per_step, more, self.job.max_refills, note)
+        self.num_replaced += sum(num_replaced)
+        for index, group in enumerate(groups):
+            group.place(index)
+        self.rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.baselines = [rollout for group in groups for rollout in group.baselines]
+        self.metrics.add_rollouts(self.rollouts)
+        self.metrics.add_replaced(sum(num_replaced))
+        for rollout in self.rollouts:
+            self.lengths.add(len(rollout.completion.tokens))
+
+    def _judging_early(self) -> AbstractContextManager[None]:
+        """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
+        is_early = self.desk.is_early and not self.job.has_turns
+        return self._watch.watching() if is_early else nullcontext()
+
+    def _begin_to_judge(self, sample: FinishedRequest) -> None:
+        prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
+        is_rollout = sample.id.startswith("generate/")
+        text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
+        self.desk.begin(sample.id, Response(prompt, text, completion.tokens))
 
     def _verify(self, action: Action, step: int) -> list[Measurement]:
-        for rollout in self.rollouts:
-            score_rollout(rollout, self.job.rewards)
+        everything = (*self.rollouts, *self.baselines)
+        self.desk.judge(everything)
+        self.metrics.add_reward_notes(*self.desk.take_notes())
+        self.recorder.write_failures(failures_of(everything, step))
+        if self.desk.span is not None:
+            self.recorder.record_verifiers(action, step, *self.desk.span)
+        self.desk.check_failures(everything, step)
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
+        wanted = [*self.rollouts, *(self.baselines if action.role is Role.REWARD else [])]
         ways = self._ranks_per_pass(action)
-        shares = _contiguous(self.rollouts, len(action.processes) // ways)
+        shares = _contiguous(wanted, len(action.processes) // ways)
 
         def call(rank: int) -> tuple[Any, ...]:
             return (
@@ -294,12 +375,12 @@ class ActionRunner:
         return measurements
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
-        finish_rewards(self.rollouts, self.job, step)
+        finish_rewards(self.rollouts, self.baselines, self.job, step)
         self._watch_environment(step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(self.rollouts))
-        compute = ADVANTAGES[self.job.algorithm.declaration.advantage]
+        compute = find_advantage(self.job.algorithm)
         for rollout, judged in zip(self.rollouts, compute(self.rollouts, self.job.algorithm), strict=True):
-            rollout.advantages, rollout.returns = judged.advantages, judged.returns
+            rollout.advantage, rollout.advantages, rollout.returns = judged.whole, judged.advantages, judged.returns
         self.metrics.add_rewards(self.rollouts)
         return []
 
@@ -307,33 +388,29 @@ class ActionRunner:
         """Note what its processes hold. Masked rollouts must not go unseen. Raises: RunError when no other is left."""
         if isinstance(self.generation, Conversations):
             self.recorder.record_beside("environment", step, self.generation.pool.resident_bytes())
-        failed = [rollout.completion.failure for rollout in self.rollouts if rollout.has_failed]
+        failed = [rollout.failure for rollout in self.rollouts if rollout.has_failed]
         if len(failed) == len(self.rollouts):
             raise RunError(
                 f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
-                where=f"step {step}, rollout.environment",
-                rule="an environment answers",
-                way_out="read logs/environment.log in the run folder",
+                where=f"step {step}, " + ("rollout.environment" if self.job.has_turns else "rewards"),
+                rule="environments answer and rewards judge",
+                way_out="read logs/environment.log and failures.jsonl in the run folder",
             )
-        if failed:
-            text = f"{len(failed)} of {len(self.rollouts)} rollouts are masked, such as: {failed[0]}"
-            self.recorder.write_alarm(step, "environment", text, num_masked=len(failed))
+        unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
+        if unanswered:
+            text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
+            self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        """Deal the mini-batch out over the ranks by length and pack it into passes.
-
-        Every sequence counts the same, every token of it that is learned from the same share.
-        """
+        """Deal the mini-batch out over the ranks by length and pack it into passes."""
         size = self.job.workload.mini_batch_size
-        batch = [_train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
-        lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in batch]
+        batch = [train_sample(rollout) for rollout in self.rollouts[(action.mini_batch or 0) * size :][:size]]
         ways = self._ranks_per_pass(action)
-        packs = pack_shares(lengths, len(action.processes) // ways, self.job.max_tokens_per_micro_batch)
+        shares = deal_out(batch, self.job, len(action.processes) // ways)
 
         def call(rank: int) -> tuple[Any, ...]:
-            micro_batches = [[batch[index] for index in pack] for pack in packs[rank // ways]]
-            weights = [[1 / (size * max(1, s.num_learned)) for s in samples] for samples in micro_batches]
-            return "forward_backward", micro_batches, weights
+            mine = shares[rank // ways]
+            return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
 
         results, measurements = self._everywhere(action, call)
         results = results[::ways]  # ranks that share a pass all give the numbers of the whole
@@ -341,11 +418,16 @@ class ActionRunner:
             self.metrics.add_value_training(results)
             return measurements
         self.metrics.add_training(results, is_first=not action.mini_batch)
-        if not action.mini_batch and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None:
+        if not action.mini_batch and self._engine_held_the_policy(step):
             coarser = min(self.job.training.dtype.num_bytes, self.job.rollout.dtype.num_bytes)
             tolerance = LOGPROB_TOLERANCE[coarser]
             _check_agreement(max(result["logprob_difference_max"] for result in results), tolerance, step)
         return measurements
+
+    def _engine_held_the_policy(self, step: int) -> bool:
+        """Whether these rollouts were made by the weights that are trained now."""
+        generates = self.job.algorithm.declaration.has_rollouts
+        return generates and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         results, measurements = self._everywhere(action, lambda rank: ("optimizer_step",))
@@ -372,13 +454,17 @@ class ActionRunner:
         """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
-        groups, measurements = self._complete(action, self.requests.evaluation())
+        requests = self.requests.evaluation()
+        with self._judging_early():
+            groups, measurements = self._complete(action, requests)
         rollouts = [
-            Rollout(prompt, index, completions[0], self._decode(completions[0].chosen))
+            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].chosen), id=f"evaluate/{index}/0")
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
-        for rollout in rollouts:
-            score_rollout(rollout, self.job.rewards)
+        self.desk.judge(rollouts)
+        self.desk.take_notes()  # they are of training rollouts
+        self.recorder.write_failures(failures_of(rollouts, step))
+        self.desk.check_failures(rollouts, step)
         add_environment(rollouts, self.job)
         self.metrics.add_evaluation(rollouts)
         return measurements
@@ -391,13 +477,6 @@ class ActionRunner:
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
         finished, measurements = self.generation.generate(requests, self.deadline_s(action))
         return [list(done.completions) for done in finished], measurements
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        if self._decoder is None:
-            from tokenizers import Tokenizer
-
-            self._decoder = Tokenizer.from_file(str(Path(self.job.policy.path) / "tokenizer.json"))
-        return str(self._decoder.decode(list(tokens), skip_special_tokens=True))
 
     def _everywhere(self, action: Action, call: Any) -> tuple[list[Any], list[Measurement]]:
         """Call every process of an action at once; `call(rank)` gives the method and its arguments."""
@@ -421,21 +500,6 @@ def _check_agreement(difference: float, tolerance: float, step: int) -> None:
             rule=f"at most {tolerance} when both hold the same weights",
             way_out="the engine's weights are stale or wrong: report it with the run folder",
         )
-
-
-def _train_sample(rollout: Rollout) -> TrainSample:
-    return TrainSample(
-        prompt_tokens=rollout.prompt.tokens,
-        response_tokens=rollout.completion.tokens,
-        logprobs=rollout.completion.logprobs,
-        reference_logprobs=rollout.scores.get(Role.REFERENCE, ()),
-        advantages=rollout.advantages,
-        teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
-        values=rollout.scores.get(Role.VALUE, ()),
-        returns=rollout.returns,
-        num_ignored=rollout.num_ignored,
-        observed=rollout.completion.observed,
-    )
 
 
 def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, predicting_states
+from rlplan.runtime.logprob_model import Entropies, LogprobModel, TokenBatch, predicting_states
 from rlplan.runtime.sequence_parallel import Sharing
 
 
@@ -33,8 +33,10 @@ class ValueModel(nn.Module):
 class PolicyValueModel(LogprobModel):
     """A policy with a value head on its backbone. `forward` gives (log-probs, entropies, values), each [tokens]."""
 
-    def __init__(self, language_model: Any, temperature: float, sharing: Sharing | None = None) -> None:
-        super().__init__(language_model, temperature, computes_entropy=True, sharing=sharing)
+    def __init__(
+        self, language_model: Any, temperature: float, entropies: Entropies = "seen", sharing: Sharing | None = None
+    ) -> None:
+        super().__init__(language_model, temperature, entropies=entropies, sharing=sharing)
         weight = language_model.get_input_embeddings().weight
         self.value_head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)

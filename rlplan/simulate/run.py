@@ -159,7 +159,7 @@ class _Run:
         self._feed()
         for step in range(1, self.setting.num_steps + 1):
             for take in range(asynchrony.num_takes):
-                while len(self.queue) < per_take or (asynchrony.is_bound and self._must_wait(asynchrony)):
+                while len(self.queue) < per_take or (asynchrony.is_bound and self._must_wait(asynchrony, per_take)):
                     yield self._change(-2)
                 if asynchrony.is_bound:
                     self.queue = deque(sorted(self.queue, key=lambda group: group.number))
@@ -169,8 +169,11 @@ class _Run:
             yield from self._hand_over(step, asynchrony)
             self._feed()
 
-    def _must_wait(self, asynchrony: Asynchrony) -> bool:
-        return must_be_waited_for(self.unfinished.values(), self.version, asynchrony.max_staleness)
+    def _must_wait(self, asynchrony: Asynchrony, per_take: int) -> bool:
+        assert self.setting.rollouts is not None
+        left_out = sorted(self.queue, key=lambda group: group.number)[per_take:]
+        begun = [*self.unfinished.values(), *(group.rollouts[0].version for group in left_out)]
+        return must_be_waited_for(begun, self.version, asynchrony.max_staleness, self.setting.rollouts.num_prompts)
 
     def _part(self, step: int, take: int, num_takes: int) -> list[tuple[Action, float]]:
         """What one take does: its mini-batches whole, its share of everything else."""

@@ -29,18 +29,21 @@ def num_allowed(version: int, max_staleness: float, num_prompts: int) -> int:
     return math.floor((version + 1 + max_staleness) * num_prompts + 1e-9)
 
 
-def must_be_waited_for(begun_under: Iterable[int], version: int, max_staleness: float) -> bool:
-    """Whether a step has to wait for an unfinished group, so that it does not become too old for the next step.
+def must_be_waited_for(begun_under: Iterable[int], version: int, max_staleness: float, num_prompts: int) -> bool:
+    """Whether a step has to wait for older groups, because what it would leave out could not all be trained in time.
 
-    Counts: a group begun under version v that is left out now is trained under version + 1 at the earliest, when it is
-    version + 1 - v old. With `num_allowed` and the oldest taken first, no group then exceeds the bound: all that were
-    begun under `version - max_staleness` or before are at most (version + 1) x prompts of a batch.
-    begun_under: of the unfinished groups. Source: own; the published systems bound only what is begun.
+    Counts: of the groups left out, finished or not, the k-th oldest (from 0) is trained under version + 1 + k //
+    num_prompts at the earliest; it is too old when that is more than max_staleness after it was begun. With
+    `num_allowed` and the oldest taken first there always is an order in which none is: earliest deadline first.
+    begun_under: of the groups that would be left out. Source: own; the published systems bound only what is begun.
+    Differs: from a rule for the next step alone, which lets newer groups go first until older ones no longer fit.
 
-    >>> must_be_waited_for([1, 2], version=2, max_staleness=1), must_be_waited_for([2], version=2, max_staleness=1)
-    (True, False)
+    >>> must_be_waited_for([1, 2], 2, 1, 1), must_be_waited_for([2], 2, 1, 1), must_be_waited_for([2, 2], 2, 1, 1)
+    (True, False, True)
     """
-    return any(version + 1 - begun > max_staleness for begun in begun_under)
+    return any(
+        version + 1 + place // num_prompts - begun > max_staleness for place, begun in enumerate(sorted(begun_under))
+    )
 
 
 def mean_lag(num_in_system: float, num_prompts: float) -> float:

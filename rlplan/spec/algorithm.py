@@ -1,94 +1,45 @@
-"""Algorithms as torch-free declarations: the roles they need, the calls of a step, the advantage and the loss by name.
+"""AlgorithmSpec: which algorithm a job trains with, and its numbers.
 
-In: the `algorithm:` part of a job. Out: frozen values that the memory model, the planner and the runtime all read.
-Left out: the loss itself, found under its name in `rlplan.runtime.losses`.
+In: the `algorithm:` part of a job. Out: a frozen value that leads to the algorithm's declaration.
+Left out: the declarations (algorithms/, one file each), and the losses that they name (`rlplan.runtime.losses`).
 """
 
-from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import did_you_mean
+from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec
-from rlplan.vocabulary import Role
+from rlplan.spec.declaration import Algorithm
 
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec"]
 
-@dataclass(frozen=True)
-class Algorithm:
-    """What an algorithm is made of. `loss` and `advantage` are names that `rlplan.runtime.losses` knows.
-
-    has_reference: whether it holds a KL anchor unless told otherwise. has_rollouts: False where the answers are given.
-    sequences_per_sample: that one sample of a batch brings into a pass: two where a chosen and a rejected answer meet.
-    is_runnable: False where memory can be estimated and the runtime has no loss yet.
-    """
-
-    name: str
-    trained_roles: tuple[Role, ...]
-    advantage: str
-    loss: str
-    min_samples_per_prompt: int
-    source: str
-    has_reference: bool = True
-    has_rollouts: bool = True
-    sequences_per_sample: int = 1
-    is_runnable: bool = False
-
-
-_POLICY = (Role.POLICY,)
-_DECLARED = (
-    Algorithm(
-        name="grpo",
-        trained_roles=_POLICY,
-        advantage="group_normalized",
-        loss="clipped_ratio_with_kl",
-        min_samples_per_prompt=2,
-        source="DeepSeekMath, arXiv:2402.03300, section 4.1",
-        is_runnable=True,
-    ),
-    Algorithm(
-        name="ppo",
-        trained_roles=(Role.POLICY, Role.VALUE),
-        advantage="generalized",
-        loss="clipped_ratio",
-        min_samples_per_prompt=1,
-        source="Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, arXiv:2203.02155",
-        is_runnable=True,
-    ),
-    Algorithm("rloo", _POLICY, "leave_one_out", "log_prob", 2, "Ahmadian et al. 2024, arXiv:2402.14740"),
-    Algorithm("reinforce++", _POLICY, "batch_normalized", "clipped_ratio", 1, "Hu 2025, arXiv:2501.03262"),
-    Algorithm(
-        "dapo", _POLICY, "group_normalized", "clipped_ratio", 2, "Yu et al. 2025, arXiv:2503.14476", has_reference=False
-    ),
-    Algorithm("dr_grpo", _POLICY, "group_centred", "clipped_ratio", 2, "Liu et al. 2025, arXiv:2503.20783", False),
-    Algorithm("gspo", _POLICY, "group_normalized", "sequence_ratio", 2, "Zheng et al. 2025, arXiv:2507.18071"),
-    Algorithm(
-        name="dpo",
-        trained_roles=_POLICY,
-        advantage="none",
-        loss="preference",
-        min_samples_per_prompt=1,
-        source="Rafailov et al. 2023, arXiv:2305.18290",
-        has_rollouts=False,
-        sequences_per_sample=2,
-    ),
-)
-ALGORITHMS = {algorithm.name: algorithm for algorithm in _DECLARED}
-"""Every declared algorithm by name."""
-RUNNABLE = {name: algorithm for name, algorithm in ALGORITHMS.items() if algorithm.is_runnable}
-"""Those that the runtime has a loss for."""
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 class AlgorithmSpec(Spec):
-    """The `algorithm:` part of a job.
+    """The `algorithm:` part of a job. What an algorithm has otherwise by default stands in its declaration.
 
+    path: `file.py:NAME` of a declaration of one's own; custom: what stands there, filled in when the job is read.
     clip_low, clip_high: the ratio is kept within [1 - clip_low, 1 + clip_high].
-    kl_coef: weight of the estimate of KL(policy || reference) in the loss or in the rewards, as the algorithm has it;
-    0 does without a reference model. teacher_coef: weight of KL(policy || teacher) in the loss, where there is one.
+    kl_coef: weight of the estimate of KL(policy || reference), in the loss or taken off the rewards (kl_in); 0 does
+    without a reference model. kl_estimator: k1 log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q).
+    teacher_coef: weight of KL(policy || teacher) in the loss, where there is one. entropy_coef: of the entropy bonus.
+    token_weights: whether each sequence counts the same, or each token, or each token as 1 / max_response_len.
+    masks_truncated: nothing is learned from responses that were cut off. overlong_buffer: tokens before the limit in
+    which a penalty grows from 0 to overlong_penalty. max_refills: how often groups whose rewards are all the same are
+    replaced by new prompts' in a step; what is left then stays. importance: how the engine's log-probs, and those of
+    older weights, are corrected for: each token's weight is truncated to, or masked outside of, [importance_low,
+    importance_high]; the clipped ratio then compares with the trainer's own log-probs before the step.
     gamma, gae_lambda: of generalized advantage estimation. value_clip: how far a value may move from the one that the
     rollouts were judged by; 0 does not clip. value_coef: weight of the value loss on a shared backbone.
-    value_learning_rate: of the value model; the policy's where it is not given.
+    value_learning_rate: of the value model; the policy's where it is not given. value_warmup_steps: first steps in
+    which the value model alone is trained.
     """
 
+    path: str | None = None
+    custom: dict[str, Any] | None = None
     name: str = "grpo"
     learning_rate: float = Field(default=1e-6, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -98,25 +49,65 @@ class AlgorithmSpec(Spec):
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
     kl_coef: float = Field(default=0.001, ge=0)
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: KlEstimator = "k3"
     teacher_coef: float = Field(default=1.0, ge=0)
+    entropy_coef: float = 0.0
+    token_weights: Literal["sequence", "token", "constant"] = "sequence"
+    masks_truncated: bool = False
+    overlong_buffer: int = Field(default=0, ge=0)
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    max_refills: int = Field(default=0, ge=0, le=100)
+    importance: Literal["none", "truncate", "mask"] = "none"
+    importance_low: float = Field(default=0.0, ge=0)
+    importance_high: float = Field(default=2.0, gt=0)
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     value_clip: float = Field(default=0.2, ge=0)
     value_coef: float = Field(default=0.1, ge=0)
     value_learning_rate: float | None = Field(default=None, ge=0)
+    value_warmup_steps: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_algorithm_s_defaults(cls, data: Any) -> Any:
+        """What the job leaves out is as the algorithm has it."""
+        if not isinstance(data, dict):
+            return data
+        custom = data.get("custom")
+        declared = custom if isinstance(custom, dict) else _declared_defaults(data.get("name", "grpo"))
+        defaults = declared.get("defaults", {})
+        return {**defaults, **data} if isinstance(defaults, dict) else data
 
     @field_validator("name")
     @classmethod
-    def _known_name(cls, name: str) -> str:
-        if name in ALGORITHMS and name not in RUNNABLE:
-            raise ValueError(
-                f"{name} can be estimated (`rlplan estimate --algorithm {name}`), not run; {', '.join(RUNNABLE)} can"
-            )
-        if name not in RUNNABLE:
-            raise ValueError(f"known algorithms: {', '.join(RUNNABLE)}." + did_you_mean(name, RUNNABLE))
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        custom = info.data.get("custom")
+        if custom is None and name not in ALGORITHMS:
+            raise ValueError(f"known algorithms: {', '.join(ALGORITHMS)}." + did_you_mean(name, ALGORITHMS))
+        if custom is not None and Algorithm.model_validate(custom).name != name:
+            raise ValueError(f"the file declares {custom.get('name')}: leave algorithm.name out")
         return name
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> "AlgorithmSpec":
+        declared = self.declaration
+        if self.value_warmup_steps and not declared.has_value:
+            raise ValueError(f"algorithm.value_warmup_steps: {self.name} has no value model")
+        if self.importance_low >= self.importance_high:
+            raise ValueError("algorithm.importance_low must be below algorithm.importance_high")
+        if declared.trains_pairs and not self.kl_coef:
+            raise ValueError(f"algorithm.kl_coef is {self.name}'s beta and must be above 0")
+        if declared.trains_pairs and (self.max_refills or self.masks_truncated or self.importance != "none"):
+            raise ValueError(f"algorithm: {self.name} has no use for max_refills, masks_truncated or importance")
+        return self
 
     @property
     def declaration(self) -> Algorithm:
         """The declaration that this spec names."""
-        return ALGORITHMS[self.name]
+        return ALGORITHMS[self.name] if self.custom is None else Algorithm.model_validate(self.custom)
+
+
+def _declared_defaults(name: Any) -> dict[str, Any]:
+    found = ALGORITHMS.get(name) if isinstance(name, str) else None
+    return {"defaults": found.defaults} if found else {}

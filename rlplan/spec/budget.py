@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import did_you_mean
 from rlplan.spec.algorithm import ALGORITHMS, Algorithm
@@ -126,15 +126,16 @@ class BudgetTraining(Spec):
     """How trained roles are held under DeepSpeed; `auto` leaves the choice to the search.
 
     dtype: of weights in the passes; master weights and moments are fp32 beside 16-bit weights. logits: how the loss is
-    taken (memory/logits.py). offloads_optimizer, offloads_parameters: for good, to offload_device (ZeRO-Offload and
-    ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights. ulysses: ranks that share one
-    sequence. tp, pp, cp, ep: tensor, pipeline, context and expert parallel ranks; DeepSpeed has tp (AutoTP) alone.
+    taken (memory/logits.py); `auto` as the target does. offloads_optimizer, offloads_parameters: for good, to
+    offload_device (ZeRO-Offload and ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights.
+    ulysses: ranks that share one sequence. tp, pp, cp, ep: tensor, pipeline, context and expert parallel ranks;
+    DeepSpeed has tp (AutoTP) alone.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
-    logits: Literal["plain", "chunked", "fused", "in_place"] = "in_place"
+    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "by_rows"] = "auto"
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     offloads_optimizer: Choice = "auto"
     offloads_parameters: Choice = False
@@ -202,7 +203,8 @@ class BudgetSpec(Spec):
     model: an id of the catalogue, or a path to a Hugging Face folder or `config.json`. value_model, reward_model: the
     same; the value model is the policy's shape with one output unless given, and there is no reward model unless given.
     gpus: as `8xH100`; profile names and short names; `8xH100 + 8xL40S` are two groups that do not share devices.
-    kl_coef: 0 does without a reference, None is as usual.
+    algorithm_custom: the declaration of an algorithm of a job's own. kl_coef: 0 does without a reference, None is as
+    usual.
     target: who trains: rlplan's own runtime (DeepSpeed), or what a plan is exported to. objective: what is made small,
     or large (tokens per second). price_per_gpu_hour: in dollars, of each group of GPUs alike.
     job: the parts of a job file (docs/job.md) that a run needs beside: what is trained on, how it is rewarded.
@@ -215,6 +217,7 @@ class BudgetSpec(Spec):
     model: str = Field(min_length=1, max_length=4096)
     value_model: str | None = None
     reward_model: str | None = None
+    algorithm_custom: dict[str, Any] | None = None
     algorithm: str = "grpo"
     kl_coef: float | None = Field(default=None, ge=0)
     gpus: str = Field(min_length=1, max_length=200)
@@ -233,8 +236,8 @@ class BudgetSpec(Spec):
 
     @field_validator("algorithm")
     @classmethod
-    def _known_name(cls, name: str) -> str:
-        if name not in ALGORITHMS:
+    def _known_name(cls, name: str, info: ValidationInfo) -> str:
+        if name not in ALGORITHMS and info.data.get("algorithm_custom") is None:
             raise ValueError(f"known algorithms: {', '.join(ALGORITHMS)}." + did_you_mean(name, ALGORITHMS))
         return name
 
@@ -251,7 +254,14 @@ class BudgetSpec(Spec):
     @property
     def declaration(self) -> Algorithm:
         """The algorithm's declaration."""
-        return ALGORITHMS[self.algorithm]
+        custom = self.algorithm_custom
+        return ALGORITHMS[self.algorithm] if custom is None else Algorithm.model_validate(custom)
+
+    @property
+    def num_generated_per_step(self) -> int:
+        """Rollouts that engines make in a step, the baselines that nobody trains on among them."""
+        baselines = self.workload.num_prompts_per_step * self.declaration.num_baseline_samples
+        return self.workload.num_rollouts_per_step + baselines
 
     @property
     def has_reference(self) -> bool:

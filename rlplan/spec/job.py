@@ -7,22 +7,24 @@ On disk, paths stand relative to the file that names them, so that a folder can 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rlplan.errors import SpecError
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.declaration import read_declaration
 from rlplan.spec.environment import EnvironmentSpec
 from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.profiles import get_gpu, get_profile, is_cpu_host
+from rlplan.spec.rewards import FunctionSpec, RewardSpec, runs_elsewhere
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.training import TrainingSpec, check_sharing
-from rlplan.spec.workload import MAX_COUNT, RewardSpec, WorkloadSpec
+from rlplan.spec.workload import MAX_COUNT, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 from rlplan.units import MIB
 from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
@@ -110,6 +112,8 @@ class PlacementSpec(Spec):
     num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
     with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
     training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
+    max_buffered_groups: prompts whose rollouts are under way or wait for a step, at most; max_groups_in_memory of those
+    that are finished wait in memory, the others on the disk; null: as many as max_staleness allows.
     spreads_scoring: a frozen role has a process on every device of its group instead of one on the first; with
     zero_stage 3 these share its weights. parks: where trained and frozen roles of a colocated placement go while they
     wait. parks_only_frozen: frozen roles alone go, whatever the placement.
@@ -123,6 +127,8 @@ class PlacementSpec(Spec):
     num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
     max_staleness: int = Field(default=0, ge=0, le=64)
     partial_rollouts: bool = True
+    max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_groups_in_memory: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     spreads_scoring: bool = False
     parks: Literal["none", "host", "disk"] = "none"
     parks_only_frozen: bool = False
@@ -143,13 +149,16 @@ class LimitsSpec(Spec):
     """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action.
 
     stall_timeout_s: an engine that makes no progress for so long hangs. max_restarts: how often a lost engine or scorer
-    is started anew in a run.
+    is started anew in a run. num_reward_workers: responses judged at the same time. max_failed_rewards: share of a
+    step's rollouts that may stay without a reward before the run fails.
     """
 
     start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
     action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
     stall_timeout_s: float = Field(default=120.0, gt=0, le=MAX_TIMEOUT_S)
     max_restarts: int = Field(default=2, ge=0, le=1000)
+    num_reward_workers: int = Field(default=2, ge=1, le=256)
+    max_failed_rewards: float = Field(default=0.1, ge=0, le=1)
 
 
 class PreflightSpec(Spec):
@@ -168,6 +177,12 @@ class CheckpointsSpec(Spec):
     every: int = Field(default=0, ge=0, le=MAX_COUNT)
     keep_last: int = Field(default=2, ge=1, le=1000)
     writes: Literal["auto", "beside", "waiting"] = "auto"
+
+
+class MetricsSpec(Spec):
+    """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
 
 
 class ControlsSpec(Spec):
@@ -201,6 +216,7 @@ class JobSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
     checkpoints: CheckpointsSpec = CheckpointsSpec()
+    metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()
 
     @model_validator(mode="after")
@@ -212,6 +228,53 @@ class JobSpec(Spec):
                 f"{self.workload.num_samples_per_prompt} must be at least {least}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _pairs_stay_together(self) -> "JobSpec":
+        declared, work = self.algorithm.declaration, self.workload
+        if self.has_turns and (declared.num_baseline_samples or not declared.has_rollouts):
+            raise ValueError(f"rollout.environment: {self.algorithm.name} has rollouts of one turn, or none")
+        if not declared.has_rollouts and work.num_samples_per_prompt != 2:
+            raise ValueError(
+                f"{self.algorithm.name} is given a chosen and a rejected answer of each prompt: "
+                f"workload.num_samples_per_prompt = {work.num_samples_per_prompt} must be 2"
+            )
+        if declared.trains_pairs and work.mini_batch_size % work.num_samples_per_prompt:
+            raise ValueError(
+                f"{self.algorithm.name} compares answers to one prompt: workload.mini_batch_size = "
+                f"{work.mini_batch_size} must be a multiple of workload.num_samples_per_prompt = "
+                f"{work.num_samples_per_prompt}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _buffer_holds_a_step(self) -> "JobSpec":
+        capacity, count = self.placement.max_buffered_groups, self.workload.num_prompts_per_step
+        if capacity is not None and capacity < count:
+            raise ValueError(
+                f"placement.max_buffered_groups = {capacity} must hold one step's prompts, "
+                f"workload.num_prompts_per_step = {count}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_begins_within_the_limit(self) -> "JobSpec":
+        if self.algorithm.overlong_buffer > self.workload.max_response_len:
+            raise ValueError(
+                f"algorithm.overlong_buffer = {self.algorithm.overlong_buffer} must be at most "
+                f"workload.max_response_len = {self.workload.max_response_len}"
+            )
+        return self
+
+    @property
+    def num_generated_per_prompt(self) -> int:
+        """Rollouts of a prompt that engines make, the baselines that nobody trains on among them."""
+        return self.workload.num_samples_per_prompt + self.algorithm.declaration.num_baseline_samples
+
+    @property
+    def max_refills(self) -> int:
+        """How often groups that teach nothing are replaced: never where rules alone cannot tell which do."""
+        return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
@@ -253,11 +316,18 @@ class JobSpec(Spec):
                 f"training.max_tokens_per_micro_batch = {self.max_tokens_per_micro_batch} must hold one longest "
                 f"sequence, workload.max_prompt_len + max_response_len = {self.workload.max_seq_len}"
             )
+        if self.algorithm.declaration.trains_pairs and self.max_tokens_per_micro_batch < 2 * self.workload.max_seq_len:
+            raise ValueError(
+                f"a micro-batch of {self.max_tokens_per_micro_batch} tokens must hold two longest sequences, for "
+                f"{self.algorithm.name} compares them: workload.micro_batch_size_per_gpu of at least 2, or "
+                f"training.max_tokens_per_micro_batch of {2 * self.workload.max_seq_len}"
+            )
         return self
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        if not self.rewards and not self.has_turns and not {Role.REWARD, Role.TEACHER} & set(self.roles.paths):
+        stands_in = {Role.REWARD, Role.TEACHER} & set(self.roles.paths) or self.has_turns
+        if not self.rewards and not stands_in and self.algorithm.declaration.has_rollouts:
             raise ValueError(
                 "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
                 "(roles.teacher.path): one of the three is needed"
@@ -266,30 +336,28 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _roles_are_used(self) -> "JobSpec":
-        has_value = Role.VALUE in self.algorithm.declaration.trained_roles
-        if self.roles.value != ValueSpec() and not has_value:
-            raise ValueError(f"roles.value: {self.algorithm.name} has no value model; ppo has")
+        if self.roles.value != ValueSpec() and not self.algorithm.declaration.has_value:
+            having = ", ".join(name for name, declared in ALGORITHMS.items() if declared.has_value)
+            raise ValueError(f"roles.value: {self.algorithm.name} has no value model; {having} has")
+        if self.algorithm.value_warmup_steps and self.roles.value.shares_backbone:
+            raise ValueError("algorithm.value_warmup_steps: a value head on the policy's backbone is trained with it")
         if self.roles.reference.path is not None and not self.algorithm.kl_coef:
             raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
         return self
 
     @model_validator(mode="after")
-    def _states_can_be_saved(self) -> "JobSpec":
-        training = self.training
-        if self.checkpoints.every and (training.tp > 1 or training.optimizer != "adamw"):
-            what = f"training.tp {training.tp}" if training.tp > 1 else f"training.optimizer {training.optimizer}"
+    def _rewards_differ_in_name(self) -> "JobSpec":
+        labels = [reward.label for reward in self.rewards]
+        if len(set(labels)) < len(labels):
             raise ValueError(
-                f"checkpoints.every {self.checkpoints.every}: states of {what} are not saved yet; whole tensors and "
-                f"fp32 moments are"
+                f"rewards: each name (by default the kind) stands at most once, these are {', '.join(labels)}"
             )
         return self
 
-    @model_validator(mode="after")
-    def _rewards_differ_in_kind(self) -> "JobSpec":
-        kinds = [reward.kind for reward in self.rewards]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"rewards: each kind stands at most once, these are {', '.join(kinds)}")
-        return self
+    @property
+    def has_reward_processes(self) -> bool:
+        """Whether judging takes processes of its own, beside the driver."""
+        return any(runs_elsewhere(reward) for reward in self.rewards)
 
     @model_validator(mode="after")
     def _prefill_fits_a_batch(self) -> "JobSpec":
@@ -308,16 +376,20 @@ class JobSpec(Spec):
     def with_paths(self, change: Callable[[str], str]) -> "JobSpec":
         """The same job with every path passed through `change`."""
         policy = self.policy.model_copy(update={"path": change(self.policy.path)})
+        file, _, name = (self.algorithm.path or "").rpartition(":")
+        algorithm = self.algorithm.model_copy(update={"path": f"{change(file)}:{name}" if file else None})
         roles = self.roles.with_paths({role: change(path) for role, path in self.roles.paths.items()})
         workload = self.workload.model_copy(
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
+        rewards = tuple(_moved(reward, change) for reward in self.rewards)
         rollout, path = self.rollout, self.rollout.environment.path
         if path is not None:
             file, _, function = path.rpartition(":")
             environment = rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
             rollout = rollout.model_copy(update={"environment": environment})
-        return self.model_copy(update={"policy": policy, "roles": roles, "workload": workload, "rollout": rollout})
+        changed = {"policy": policy, "algorithm": algorithm, "roles": roles, "workload": workload}
+        return self.model_copy(update={**changed, "rewards": rewards, "rollout": rollout})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -358,9 +430,13 @@ class JobSpec(Spec):
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:
-        """Roles that say something about a finished rollout, in order."""
+        """Roles that say something about a finished rollout, in order.
+
+        The policy among them where its log-probs before the step are needed and its first pass does not give them.
+        """
         wanted = {
-            Role.VALUE: Role.VALUE in self.algorithm.declaration.trained_roles,
+            Role.POLICY: self.algorithm.importance != "none" and self.workload.num_mini_batches > 1,
+            Role.VALUE: self.algorithm.declaration.has_value,
             Role.REFERENCE: self.algorithm.kl_coef > 0,
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths,
@@ -370,7 +446,8 @@ class JobSpec(Spec):
     @property
     def frozen_roles(self) -> tuple[Role, ...]:
         """Scored roles that have a model and a process of their own and are never trained."""
-        return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role is not Role.VALUE)
+        trained = self.algorithm.declaration.trained_roles
+        return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role not in trained)
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
@@ -387,8 +464,10 @@ class JobSpec(Spec):
 
     def load_role_models(self) -> dict[Role, ModelSpec]:
         """The shape of every role's model but the policy's. Raises: SpecError."""
-        models = {}
+        models: dict[Role, ModelSpec] = {}
         for role in self.scored_roles:
+            if role is Role.POLICY:
+                continue
             path = self.roles.paths.get(role, self.policy.path)
             limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
             needs = limit or self.workload.max_seq_len
@@ -437,12 +516,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
             rule="a job says what runs, with every path; a budget says what it may take",
             way_out=f"rlplan plan, emit or run {path}; `job:` in it says what a run of it needs",
         )
+    _take_in_the_algorithm_s_file(data, path.parent)
     job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
     for key, place in (
         ("policy.path", job.policy.path),
         *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
         *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
         if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
@@ -453,6 +534,22 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _moved(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:
+    """A reward with its file's path changed, where it has one."""
+    if not isinstance(reward, FunctionSpec):
+        return reward
+    file, _, name = reward.path.rpartition(":")
+    return reward.model_copy(update={"path": f"{change(file)}:{name}"})
+
+
+def _take_in_the_algorithm_s_file(data: Any, folder: Path) -> None:
+    """What `algorithm.path` declares becomes part of the job, so that nobody after has to read the file."""
+    part = data.get("algorithm") if isinstance(data, dict) else None
+    if isinstance(part, dict) and isinstance(part.get("path"), str):
+        part["path"], part["custom"] = read_declaration(part["path"], folder)
+        part.setdefault("name", part["custom"]["name"])
 
 
 def _is_bundled(path: Path) -> bool:

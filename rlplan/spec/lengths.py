@@ -8,6 +8,7 @@ stops it there.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated, Literal
@@ -61,6 +62,22 @@ class LogNormalLengths(Spec):
         """Tokens that a share of the responses does not exceed."""
         clipped = min(max(share, 1e-12), 1 - 1e-12)
         return math.exp(math.log(self.median) + self.sigma * NormalDist().inv_cdf(clipped))
+
+
+def histogram_of(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLengths":
+    """Lengths from data as a distribution, in bins of one width.
+
+    >>> histogram_of([1, 2, 2, 9], num_bins=2)
+    HistogramLengths(kind='histogram', edges=(1, 6, 11), counts=(3, 1))
+    """
+    low, high = min(lengths), max(lengths)
+    width = max(1, -(-(high - low + 1) // num_bins))
+    num_bins = -(-(high - low + 1) // width)
+    counts = [0] * num_bins
+    for length in lengths:
+        counts[(length - low) // width] += 1
+    edges = tuple(low + width * index for index in range(num_bins + 1))
+    return HistogramLengths(kind="histogram", edges=edges, counts=tuple(counts))
 
 
 class HistogramLengths(Spec):

@@ -1,21 +1,14 @@
-"""The workload: which prompts, how many rollouts of what length, and how they are rewarded.
+"""The workload: which prompts, and how many rollouts of what length.
 
-In: the `workload:` and `rewards:` parts of a job, and rows of a JSONL file. Out: frozen values.
+In: the `workload:` part of a job. Out: frozen values. Left out: rows of data sets (runtime/data).
 Units: lengths in tokens; counts are of prompts or rollouts as their names say.
 """
 
-import json
-import re
-from pathlib import Path
-from typing import Annotated, Literal
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-
-from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
 from rlplan.spec.lengths import ConstantLengths, LengthSpec
 
-MAX_DATA_BYTES = 1 << 30
 MAX_COUNT = 1 << 30
 """Above any real batch: a count beyond it is a slip of the keyboard."""
 MAX_MINI_BATCHES = 256
@@ -25,6 +18,7 @@ MAX_MINI_BATCHES = 256
 class WorkloadSpec(Spec):
     """The `workload:` part of a job: the batch ladder and the lengths.
 
+    prompt_column, answer_column: of a data set whose layout is none of those that are known.
     evaluate_every: greedy evaluation on the held-out prompts after every so many steps; also before the first and
     after the last. mini_batch_size: rollouts per optimizer step. micro_batch_size_per_gpu: rollouts per forward.
     mean_prompt_len, mean_response_len: of usual rollouts, for predictions alone; the longest where not given.
@@ -33,6 +27,8 @@ class WorkloadSpec(Spec):
 
     prompts: str
     heldout_prompts: str
+    prompt_column: str | None = None
+    answer_column: str | None = None
     num_steps: int = Field(ge=1, le=10_000_000)
     num_prompts_per_step: int = Field(ge=1, le=MAX_COUNT)
     num_samples_per_prompt: int = Field(ge=1, le=MAX_COUNT)
@@ -94,96 +90,3 @@ class WorkloadSpec(Spec):
                 f"steps in one RL step; at most {MAX_MINI_BATCHES}"
             )
         return self
-
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a regular expression: {error}") from None
-    return pattern
-
-
-class AnswerMatcherSpec(Spec):
-    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
-
-    kind: Literal["answer_matcher"]
-    weight: float = 1.0
-    pattern: str = r"<answer>(.*?)</answer>"
-
-    @field_validator("pattern")
-    @classmethod
-    def _one_group(cls, pattern: str) -> str:
-        if re.compile(_compiles(pattern)).groups < 1:
-            raise ValueError("the pattern needs one (group) that holds the answer")
-        return pattern
-
-
-class FormatCheckerSpec(Spec):
-    """Reward 1 when the whole response matches the pattern."""
-
-    kind: Literal["format_checker"]
-    weight: float = 1.0
-    pattern: str = r"<answer>.*</answer>"
-
-    _pattern_compiles = field_validator("pattern")(_compiles)
-
-
-RewardSpec = Annotated[AnswerMatcherSpec | FormatCheckerSpec, Field(discriminator="kind")]
-
-
-class PromptRow(Spec):
-    """One row of a prompt file: an id, the text that the policy sees, and the right answer."""
-
-    id: str = Field(min_length=1)
-    prompt: str = Field(min_length=1)
-    answer: str
-
-
-def read_prompts(path: Path) -> tuple[PromptRow, ...]:
-    """The rows of a JSONL file. Raises: SpecError naming file, line and rule for the first bad row."""
-    try:
-        if path.stat().st_size > MAX_DATA_BYTES:
-            raise _row_error(path, 0, f"the file has more than {MAX_DATA_BYTES} bytes", "a smaller file")
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise SpecError(
-            f"the prompt file cannot be read: {error.strerror}",
-            where=str(path),
-            rule="a readable JSONL file",
-            way_out="check the path; paths in a job are relative to the job file",
-        ) from None
-    rows = {number: _read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()}
-    if not rows:
-        raise SpecError(
-            "the prompt file is empty",
-            where=str(path),
-            rule="at least one row",
-            way_out="add rows, or name another file",
-        )
-    first_line: dict[str, int] = {}
-    for number, row in rows.items():
-        if row.id in first_line:
-            raise _row_error(path, number, f"id {row.id!r} stands in line {first_line[row.id]} too", "ids are unique")
-        first_line[row.id] = number
-    return tuple(rows.values())
-
-
-def _read_row(path: Path, number: int, line: bytes) -> PromptRow:
-    try:
-        return PromptRow.model_validate(json.loads(line.decode("utf-8")))
-    except UnicodeDecodeError:
-        raise _row_error(path, number, "the line is not UTF-8", "UTF-8 text") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "row"
-        raise _row_error(
-            path, number, f"{key}: {first['msg']}", "an object with the strings id, prompt, answer"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise _row_error(path, number, f"the line is not JSON ({error})", "one JSON object a line") from None
-
-
-def _row_error(path: Path, number: int, what: str, rule: str) -> SpecError:
-    where = f"{path}, line {number}" if number else str(path)
-    return SpecError(what, where=where, rule=rule, way_out="mend or remove that line")

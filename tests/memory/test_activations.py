@@ -71,7 +71,7 @@ def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, res
     sample = TrainSample((5,) * prompt_len, (6,) * response_len, (0.0,) * response_len, (), ())
     batch = make_batch([sample] * num_sequences)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        LogprobModel(module, 1.0, computes_entropy=False)(batch)
+        LogprobModel(module, 1.0, entropies="none")(batch)
     return sum(storages.values())
 
 

@@ -80,7 +80,7 @@ def with_peft(trainer: PolicyTrainer, folder: Path) -> list[float]:
     from rlplan.runtime.start_checkpoint import load_language_model
 
     model = PeftModel.from_pretrained(load_language_model(trainer.job.policy.path), str(folder / "adapter"))
-    judge = LogprobModel(model.base_model.model, 1.0, computes_entropy=False)
+    judge = LogprobModel(model.base_model.model, 1.0, entropies="none")
     with torch.no_grad():
         return flat(judge_packed(PAIRS, trainer.job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
 

@@ -107,3 +107,21 @@ def test_when_the_action_that_leads_fails_the_run_fails_with_it() -> None:
 
     with pytest.raises(RunError, match="the engine is gone"):
         Controller(ahead(), perform, forever).run(4, lambda step: None)
+
+
+def test_what_waits_for_an_action_that_is_left_out_waits_for_what_that_one_waits_for() -> None:
+    """In the first steps a value model is trained alone: the hand-over of the policy's weights comes after it."""
+    plan = make_plan(**{"algorithm.name": "ppo", "algorithm.value_warmup_steps": 2, "workload.num_steps": 3})
+    ended: list[tuple[int, str]] = []
+
+    def perform(action: Action, step: int) -> None:
+        time.sleep(0.001)
+        ended.append((step, action.id))
+
+    Controller(plan.schedule, perform, forever).run(3, lambda step: None)
+    trained = [step for step, name in ended if name == "optimizer_step"]
+    assert trained == [3]
+    for step in (1, 2, 3):
+        mine = [name for number, name in ended if number == step]
+        last = "optimizer_step" if step == 3 else "optimizer_step/value"
+        assert mine.index(last) < mine.index("sync_weights")

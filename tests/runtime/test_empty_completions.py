@@ -7,7 +7,7 @@ import pytest
 from rlplan.runtime.experience import Completion, Prompt, Rollout, SequencePair
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.packing import pack_shares
-from rlplan.runtime.rewards.verifiers import score_rollout
+from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.step_metrics import StepMetrics
 from tests.factories import make_job
 
@@ -27,9 +27,7 @@ def rollouts(*responses: tuple[int, ...]) -> list[Rollout]:
 @pytest.mark.parametrize("responses", [((), (3, 4)), ((), ())])
 def test_empty_responses_go_through_rewards_advantages_and_metrics(responses: tuple[tuple[int, ...], ...]) -> None:
     job, step = make_job(), rollouts(*responses)
-    for rollout in step:
-        score_rollout(rollout, job.rewards)
-        rollout.reward = sum(rollout.rewards.values())
+    RewardDesk(job).judge(step)
     judged = ADVANTAGES[job.algorithm.declaration.advantage](step, job.algorithm)
     assert [len(one.advantages) for one in judged] == [len(tokens) for tokens in responses]
     metrics = StepMetrics(job)
@@ -51,7 +49,7 @@ def test_the_policy_s_forward_and_backward_pass_takes_empty_responses(responses:
     from rlplan.runtime.logprob_model import LogprobModel, make_batch
     from rlplan.runtime.start_checkpoint import load_language_model
 
-    model = LogprobModel(load_language_model(make_job().policy.path), 1.0, computes_entropy=True)
+    model = LogprobModel(load_language_model(make_job().policy.path), 1.0, entropies="seen")
     logprobs, entropies = model(make_batch([SequencePair((1, 2), tokens) for tokens in responses]))
     assert len(logprobs) == len(entropies) == sum(map(len, responses))
     logprobs.sum().backward()

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel, make_batch
+from rlplan.runtime.logprob_model import LogprobModel, _head_forward, make_batch
 from rlplan.runtime.packed_attention import PACKED, register_packed_attention
 
 TEMPERATURE = 0.7
@@ -37,7 +37,7 @@ def models(family: str) -> tuple[Any, LogprobModel]:
     plain = model_class._from_config(config_class(**SIZES), attn_implementation="eager").float().eval()
     packed = model_class._from_config(config_class(**SIZES), attn_implementation=PACKED).float().eval()
     packed.load_state_dict(plain.state_dict())
-    return plain, LogprobModel(packed, TEMPERATURE, computes_entropy=True)
+    return plain, LogprobModel(packed, TEMPERATURE, entropies="seen")
 
 
 def sequences(seed: int = 0) -> list[SequencePair]:
@@ -108,3 +108,20 @@ def test_each_response_token_is_scored_at_the_position_before_it() -> None:
     assert batch.positions.tolist() == [1, 2, 3, 5]
     assert batch.targets.tolist() == [3, 4, 5, 7]
     assert (batch.sequence_lens, batch.lengths) == ((5, 2), (3, 1))
+
+
+def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
+    """Of a sum of log-probs and entropies with weights of their own, through more rows than are taken at once."""
+    plain, _ = models(next(iter(CONFIGS)))
+    head = plain.lm_head
+    generator = torch.Generator().manual_seed(3)
+    hidden, targets = torch.randn(200, 32, generator=generator), torch.randint(0, 300, (200,), generator=generator)
+    of_logprob, of_entropy = torch.randn(2, 200, generator=generator)
+    whole, ours = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    table = torch.log_softmax(head(whole) / TEMPERATURE, -1)
+    expected = table.gather(-1, targets[:, None])[:, 0] @ of_logprob - (table.exp() * table).sum(-1) @ of_entropy
+    gradients = torch.autograd.grad(expected, [whole, head.weight])
+    logprobs, entropies = _head_forward(head, ours, targets, temperature=TEMPERATURE, entropies="learned")
+    found = torch.autograd.grad(logprobs @ of_logprob + entropies @ of_entropy, [ours, head.weight])
+    for mine, other in zip(found, gradients, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)

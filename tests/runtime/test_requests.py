@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.preflight import PromptSets
-from rlplan.runtime.requests import RequestMaker, end_tokens
+from rlplan.runtime.requests import RequestMaker
 from tests.factories import make_job
 
 PROMPTS = PromptSets(

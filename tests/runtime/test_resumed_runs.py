@@ -182,6 +182,11 @@ OTHERS = {
     "deltas": ("placement.sync_content=delta", "training.dtype=bfloat16", "rollout.dtype=bfloat16"),
     "shares": ("training.zero_stage=3",),
     "two engines": ("rollout.num_engines=2",),
+    "replaced groups": ("algorithm.name=dapo", "algorithm.max_refills=2"),
+    "baselines": ("algorithm.name=remax",),
+    "pairs": ("algorithm.name=online_dpo", "algorithm.kl_coef=0.1"),
+    "corrected": ("algorithm.importance=truncate", "workload.mini_batch_size=32"),
+    "values that warm up": ("algorithm.name=ppo", "algorithm.value_warmup_steps=3"),
 }
 
 

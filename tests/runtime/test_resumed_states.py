@@ -25,8 +25,20 @@ CASES = {
     "adapters": _case(2, "float32", **{"training.lora": {"rank": 4}}),
     "adapters, stage 3": _case(3, "bfloat16", **{"training.lora": {"rank": 4}}),
     "offloaded": _case(2, "bfloat16", **{"training.offloads_optimizer": True}),
+    **{
+        f"8 bits, stage {stage}, {dtype}": _case(stage, dtype, **{"training.optimizer": "adamw_8bit"})
+        for stage, dtype in ((0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "bfloat16"))
+    },
+    **{
+        f"shared layers, stage {stage}, {dtype}": _case(stage, dtype, **{"training.tp": 2})
+        for stage, dtype in ((0, "float32"), (1, "float32"), (2, "bfloat16"))
+    },
     "small tensors cut too": _case(3, "float32", **{"training.persistence_threshold": 0}),
 }
+
+
+OWN_RANKS = ("8 bits", "shared layers")
+"""Cases whose checkpoints are read by as many ranks as wrote them."""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +58,8 @@ def on_one_rank(found: Any, folder: Path, tmp_path_factory: pytest.TempPathFacto
     """The checkpoints of two ranks, taken over by one: in the same stage, and in the next one."""
     cases = {}
     for name, case in CASES.items():
+        if name.startswith(OWN_RANKS):
+            continue
         stage = case["overrides"]["training.zero_stage"]
         cases[name] = {"exercise": "take_over", "overrides": case["overrides"]}
         if "offload" not in name:

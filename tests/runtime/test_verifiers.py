@@ -2,9 +2,10 @@
 
 import pytest
 
-from rlplan.runtime.experience import Completion, Prompt, Rollout
-from rlplan.runtime.rewards.verifiers import check_format, match_answer, score_rollout
-from rlplan.spec.workload import AnswerMatcherSpec, FormatCheckerSpec
+from rlplan.runtime.experience import Prompt
+from rlplan.runtime.rewards.judge import Judge, Response
+from rlplan.runtime.rewards.verifiers import check_format, match_answer
+from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec
 
 MATCHER = AnswerMatcherSpec(kind="answer_matcher", weight=1.0)
 CHECKER = FormatCheckerSpec(kind="format_checker", weight=0.25, pattern=r"<answer>\d+</answer>")
@@ -35,8 +36,10 @@ def test_the_format_is_that_of_the_whole_response(text: str, value: float) -> No
     assert check_format(CHECKER, text) == value
 
 
-def test_the_reward_is_the_weighted_sum_and_its_parts_are_kept() -> None:
-    rollout = Rollout(Prompt("a", "p", "12", (1,)), 0, Completion((2,), (-0.1,), "stop"), "<answer>21</answer>")
-    score_rollout(rollout, (MATCHER, CHECKER))
-    assert rollout.rewards == {"answer_matcher": 0.0, "format_checker": 1.0}
-    assert rollout.reward == 0.25
+def test_a_verdict_has_each_reward_unweighted_under_its_name() -> None:
+    second = CHECKER.model_copy(update={"name": "digits", "pattern": ".*"})
+    verdict = Judge((MATCHER, CHECKER, second), None).judge(
+        Response(Prompt("a", "p", "12", (1,)), "<answer>21</answer>")
+    )
+    assert verdict.values == {"answer_matcher": 0.0, "format_checker": 1.0, "digits": 1.0}
+    assert verdict.failure == ""

@@ -17,6 +17,6 @@ def test_a_declaration_is_found_under_its_own_name_and_trains_something(name: st
 
 def test_grpo_is_what_its_paper_says() -> None:
     grpo = make_job().algorithm.declaration
-    assert (grpo.advantage, grpo.loss, grpo.min_samples_per_prompt) == ("group_normalized", "clipped_ratio_with_kl", 2)
+    assert (grpo.advantage, grpo.loss, grpo.min_samples_per_prompt) == ("group_normalized", "clipped_ratio", 2)
     assert grpo.trained_roles == (Role.POLICY,)
     assert "2402.03300" in grpo.source

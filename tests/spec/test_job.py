@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.job import JobSpec, load_job
-from rlplan.spec.workload import AnswerMatcherSpec, FormatCheckerSpec
+from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
 
@@ -98,7 +98,7 @@ def test_a_misspelt_key_in_a_list_is_told_its_right_name_and_place() -> None:
     error = refused(rewards=[{"kind": "format_checker"}, {"kind": "answer_matcher", "patern": "(x)"}])
     assert error.what == "unknown key 'patern'"
     assert error.where == "job.yaml: rewards.1.patern"
-    assert error.rule == "allowed here: kind, pattern, weight. Did you mean 'pattern'?"
+    assert error.rule == "allowed here: compares, kind, name, pattern, timeout_s, weight. Did you mean 'pattern'?"
 
 
 @pytest.mark.parametrize("key", ["name", "policy", "policy.path", "hardware.profile", "workload.num_steps", "rewards"])
@@ -140,8 +140,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("hardware.memory", 1.5, "a byte count is an integer"),
     ("hardware.memory", True, "a byte count is an integer"),
     ("hardware.memory", "9" * 30 + "GiB", "below 8388608TiB"),
-    ("algorithm.name", "grpoo", "known algorithms: grpo, ppo. Did you mean 'grpo'?"),
-    ("algorithm.name", "rloo", "rloo can be estimated"),
+    ("algorithm.name", "grpoo", "reinforce++_baseline, remax, rloo. Did you mean 'grpo'?"),
     ("algorithm.learning_rate", -1e-5, "greater than or equal to 0"),
     ("algorithm.learning_rate", float("nan"), "finite number"),
     ("algorithm.learning_rate", float("inf"), "finite number"),
@@ -210,7 +209,7 @@ def test_a_wrong_type_unit_or_value_is_refused_with_key_value_and_rule(key: str,
         ),
         (
             {"rewards": [{"kind": "answer_matcher"}, {"kind": "answer_matcher", "weight": 2.0}]},
-            "each kind stands at most once, these are answer_matcher, answer_matcher",
+            "each name (by default the kind) stands at most once, these are answer_matcher, answer_matcher",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def _rollouts(budget: Budget) -> RolloutWork:
     size = budget.spec.rollout.block_size
     return RolloutWork(
         num_prompts=workload.num_prompts_per_step,
-        num_samples=workload.num_samples_per_prompt,
+        num_samples=budget.spec.num_generated_per_step // workload.num_prompts_per_step,
         prompt_len=workload.prompt_len,
         lengths=workload.lengths,
         num_engines=max(1, budget.candidate.step.num_generation // budget.candidate.engine.tp),

@@ -227,7 +227,7 @@ class GpuTimes:
         workload, latency = self.budget.workload, self.budget.placement.reward_latency_s
         num_engines = self.roles.num_engines(frame, choice.tp)
         work = GenerationWork(
-            ceil_div(workload.num_rollouts_per_step, num_engines),
+            ceil_div(self.budget.num_generated_per_step, num_engines),
             float(workload.prompt_len),
             workload.num_samples_per_prompt,
             self.roles.lengths,

@@ -4,7 +4,7 @@
     checkpoints/step-000012/manifest.json    every file with its size and SHA-256, the roles, whose checkpoint it is
     checkpoints/step-000012/run.json         where the run stood: data, versions, seeds, what generation holds
     checkpoints/step-000012/policy-00000-of-00002.safetensors    a rank's part of a role's states
-    checkpoints/step-000012/experience.json               finished rollouts that no step has taken yet
+    checkpoints/step-000012/experience.json    the buffer: finished rollouts that no step has taken yet
 
 In: parsed JSON. Out: frozen values, or a SpecError. Left out: files (folder.py, finding.py).
 """
@@ -87,22 +87,23 @@ class ExpectedLength(Spec):
 
 
 class StreamState(Spec):
-    """Generation that runs ahead. num_begun: prompts, from 0. again: those that were under way or are lost: begun anew.
+    """Generation that runs ahead. num_begun: prompts, from 0; num_replaced: of them, beyond what the steps take.
 
-    complete: finished ones that no step has taken; their rollouts lie in `experience.json`.
+    again: those that were under way or are lost: begun anew. Finished ones lie in `experience.json`.
     """
 
     num_begun: int = Field(ge=0)
+    num_replaced: int = Field(default=0, ge=0)
     again: tuple[int, ...] = ()
-    complete: tuple[int, ...] = ()
 
 
 class RunState(Spec):
     """Where a run stood when a step had ended.
 
     version: of the weights that the engines held. mean_length, lengths: by which prompts are dealt out over several
-    engines. stream: None where every step generates its own rollouts. Seeds of requests and the order of prompts follow
-    from the job's seed and the step.
+    engines. stream: None where every step generates its own rollouts. num_replaced: prompts beyond those of the steps.
+    response_lengths: (tokens, how many responses had so many) of the whole run.
+    Seeds of requests and the order of prompts follow from the job's seed and the step.
     """
 
     schema_version: Literal[1] = 1
@@ -111,6 +112,8 @@ class RunState(Spec):
     mean_length: float = 0.0
     lengths: tuple[ExpectedLength, ...] = ()
     stream: StreamState | None = None
+    num_replaced: int = Field(default=0, ge=0)
+    response_lengths: tuple[tuple[int, int], ...] = ()
 
 
 class Pointer(Spec):

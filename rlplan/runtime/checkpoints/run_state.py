@@ -1,28 +1,27 @@
 """Where a run stands: taken when a step has ended, and given back to the run that goes on from there.
 
-In: the driver's parts that remember something over steps. Out: a RunState and the finished rollouts that no step has
-taken; and back. Left out: trained states (checkpointer.py). The order of prompts and every request's seed follow from
-the job's seed and the step, so nothing of them is kept.
+In: the driver's parts that remember something over steps. Out: a RunState and the buffer's finished rollouts, which no
+step has taken; and back. Left out: trained states (checkpointer.py). The order of prompts and every request's seed
+follow from the job's seed and the prompt's number, so nothing of them is kept.
 """
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rlplan.errors import SpecError
+from rlplan.runtime.buffer import numbers_of
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
-from rlplan.runtime.experience import FinishedRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.rollout_stream import RolloutStream
 
 
 def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
-    """(state, finished rollouts as JSON) at the end of a step."""
-    stream_state, complete = (None, []) if stream is None else stream.state()
+    """(state, the buffer as JSON) at the end of a step."""
+    stream_state, buffer = (None, {}) if stream is None else stream.state()
     lengths = fleet.lengths.by_prompt() if len(fleet.engines) > 1 else {}
     state = RunState(
         step=step,
@@ -31,7 +30,7 @@ def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStrea
         lengths=tuple(ExpectedLength(prompt=prompt, tokens=tokens) for prompt, tokens in lengths.items()),
         stream=stream_state,
     )
-    return state, [asdict(finished) for finished in complete]
+    return state, buffer
 
 
 def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> str:
@@ -40,47 +39,51 @@ def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: Roll
     handover.version = state.version
     fleet.lengths.restore(state.mean_length, {each.prompt: each.tokens for each in state.lengths})
     if stream is None:
-        count = 0 if state.stream is None else len(_untaken(state.stream))
+        count = 0 if state.stream is None else len(_untaken(found, state.stream))
         return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""
     if state.stream is None:
-        stream.begin_at(state.step)
+        stream.begin_at(state.step, state.num_replaced)
         return ""
-    stream.restore(state.stream, _read_experience(found), state.step)
-    now = stream.state()[0]
-    return f"{len(now.again)} prompt(s) that were under way are begun anew, {len(now.complete)} finished one(s) kept"
+    with _reading(found) as buffer:
+        stream.restore(state.stream, buffer, state.step)
+    again = len(stream.state()[0].again)
+    return f"{again} prompt(s) that were under way are begun anew, {len(stream.buffer)} finished one(s) kept"
 
 
 def check_order(found: Resumption, num_prompts: int) -> None:
-    """For a run whose steps each generate their own rollouts, `num_prompts` of them: step n trains the n-th batch.
+    """For a run whose steps each generate their own rollouts: each takes the next prompts, `num_prompts` at least.
 
-    Raises: SpecError when a run whose generation ran ahead has trained others, which would come again, and not these.
+    Raises: SpecError when a run whose generation ran ahead has trained later ones, which would come again, before them.
     """
-    if found.state.stream is None:
+    stream = found.state.stream
+    if stream is None:
         return
-    untaken = _untaken(found.state.stream)
-    if untaken != list(range(found.step * num_prompts, found.state.stream.num_begun)):
+    untaken = _untaken(found, stream)
+    if untaken != list(range(found.step * num_prompts + stream.num_replaced, stream.num_begun)):
         raise SpecError(
-            f"the run ran ahead and trained its prompts out of order: prompt {untaken[0]} is still to be trained",
+            f"the run ran ahead and trained its prompts out of order: {len(untaken)} are left of {stream.num_begun}, "
+            f"the first is prompt {min(untaken, default=stream.num_begun)}",
             where=str(found.folder),
             rule="a run whose generation does not run ahead trains prompts in order, each once",
             way_out="resume with placement.max_staleness=1 or more, or from another checkpoint",
         )
 
 
-def _untaken(stream: StreamState) -> list[int]:
+def _untaken(found: Resumption, stream: StreamState) -> list[int]:
     """Prompts that were begun and that no step has taken."""
-    return sorted((*stream.again, *stream.complete))
+    with _reading(found) as buffer:
+        return sorted([*stream.again, *numbers_of(buffer)])
 
 
-def _read_experience(found: Resumption) -> tuple[FinishedRequest, ...]:
-    """Raises: SpecError when it holds something else."""
+@contextmanager
+def _reading(found: Resumption) -> Iterator[Any]:
+    """The buffer as JSON, for the block. Raises: SpecError when the block cannot read it as one."""
     path = found.folder / EXPERIENCE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return TypeAdapter(tuple[FinishedRequest, ...]).validate_python(data)
-    except (ValueError, RecursionError) as error:
+        yield json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError(
-            f"{EXPERIENCE} holds no finished rollouts: {str(error).splitlines()[0]}",
+            f"{EXPERIENCE} holds no buffer of rollouts: {str(error).splitlines()[0]}",
             where=str(path),
             rule="what a run of this version of rlplan wrote",
             way_out="resume from another checkpoint",

@@ -1,28 +1,37 @@
 """Advantages: from rewards, values and log-probs of a step to one advantage a token.
 
-In: scored rollouts. Out: advantages, and returns for a value model, in the same order.
+In: scored rollouts. Out: advantages, and returns for a value model, in the same order. Pure Python: the driver has no
+torch. Left out: penalties that belong to the reward (rewards/total.py).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlplan.runtime.experience import Rollout
 from rlplan.spec.algorithm import AlgorithmSpec
 from rlplan.vocabulary import Role
 
 GROUP_STD_EPSILON = 1e-6
-"""Keeps a group without variance at advantage 0."""
+"""Keeps a group without variance at advantage 0. Source: verl, `compute_grpo_outcome_advantage`. Differs: TRL 1e-4."""
 WHITENING_EPSILON = 1e-8
 """Added to the variance. Source: TRL 1.16, `masked_whiten`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """Of one rollout, one a response token. returns: empty without a value model."""
+    """Of one rollout, one a response token. returns: empty without a value model. whole: of the answer as one action.
+
+    whole is there for empty answers too, which have no token.
+    """
 
     advantages: tuple[float, ...]
     returns: tuple[float, ...] = ()
+    whole: float = 0.0
+
+
+Advantage = Callable[[Sequence[Rollout], AlgorithmSpec], list[TokenAdvantages]]
 
 
 def group_normalized(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
@@ -34,14 +43,48 @@ def group_normalized(rewards: Sequence[float], groups: Sequence[int]) -> list[fl
     >>> group_normalized([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1])
     [0.7071057811873782, -0.7071057811873782, 0.0, 0.0]
     """
-    members: dict[int, list[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
-        members.setdefault(group, []).append(reward)
-    statistics = {group: _mean_and_std(values) for group, values in members.items()}
-    return [
-        (reward - statistics[group][0]) / (statistics[group][1] + GROUP_STD_EPSILON)
-        for reward, group in zip(rewards, groups, strict=True)
-    ]
+    spread = {group: _mean_and_std(values)[1] for group, values in _by_group(rewards, groups).items()}
+    centred = group_centred(rewards, groups)
+    return [value / (spread[group] + GROUP_STD_EPSILON) for value, group in zip(centred, groups, strict=True)]
+
+
+def group_centred(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """reward - group mean. Source: Dr.GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.2.
+
+    >>> group_centred([1.0, 0.0, 5.0], [0, 0, 1])
+    [0.5, -0.5, 0.0]
+    """
+    means = {group: _mean_and_std(values)[0] for group, values in _by_group(rewards, groups).items()}
+    return [reward - means[group] for reward, group in zip(rewards, groups, strict=True)]
+
+
+def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """reward - mean reward of the group's others; 0 for a group of one.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740, equation 8. It is n / (n - 1) times the centred reward.
+
+    >>> leave_one_out([1.0, 0.0, 0.0], [0, 0, 0])
+    [1.0, -0.5, -0.5]
+    """
+    sizes = {group: len(values) for group, values in _by_group(rewards, groups).items()}
+    centred = group_centred(rewards, groups)
+    factors = {group: size / (size - 1) if size > 1 else 0.0 for group, size in sizes.items()}
+    return [value * factors[group] for value, group in zip(centred, groups, strict=True)]
+
+
+def best_against_worst(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """1 for a group's best rollout, -1 for its worst, 0 for the others and where all are alike; the first of equals.
+
+    >>> best_against_worst([0.0, 1.0, 1.0, 2.0, 2.0], [0, 0, 0, 1, 1])
+    [-1.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    signs = [0.0] * len(rewards)
+    for group in dict.fromkeys(groups):
+        mine = [index for index, other in enumerate(groups) if other == group]
+        best, worst = max(mine, key=lambda i: rewards[i]), min(mine, key=lambda i: rewards[i])
+        if rewards[best] > rewards[worst]:
+            signs[best], signs[worst] = 1.0, -1.0
+    return signs
 
 
 def generalized(
@@ -65,50 +108,131 @@ def generalized(
     return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
 
-def whitened(rollouts: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+def rewards_to_come(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Of each token its own reward and gamma times what comes after it.
+
+    >>> rewards_to_come([1.0, 0.0, 2.0], gamma=0.5)
+    [1.5, 1.0, 2.0]
+    """
+    return list(accumulate(reversed(rewards), lambda later, reward: reward + gamma * later))[::-1]
+
+
+def whitened(rollouts: Sequence[Sequence[float]], num_learned: Sequence[int] | None = None) -> list[tuple[float, ...]]:
     """Every token's advantage less the mean over all tokens, over the standard deviation (n - 1).
+
+    num_learned: so many first tokens of each rollout count for mean and deviation; all where it is not given.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, as TRL and verl do it.
 
     >>> whitened([[1.0], [2.0, 3.0]])
     [(-0.999999995,), (0.0, 0.999999995)]
     """
-    mean, std = _mean_and_std([value for values in rollouts for value in values] or [0.0])
+    counts = [len(values) for values in rollouts] if num_learned is None else num_learned
+    counted = [value for values, count in zip(rollouts, counts, strict=True) for value in values[:count]]
+    mean, std = _mean_and_std(counted or [0.0])
     scale = 1 / math.sqrt(std**2 + WHITENING_EPSILON)
     return [tuple((value - mean) * scale for value in values) for values in rollouts]
 
 
-def _by_group(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
-    """One advantage for all tokens of a rollout. One without a reward is no part of its group, and has 0."""
-    there = [rollout for rollout in rollouts if not rollout.has_failed]
-    each = iter(group_normalized([rollout.reward for rollout in there], [rollout.group for rollout in there]))
-    return [
-        TokenAdvantages((0.0 if rollout.has_failed else next(each),) * len(rollout.completion.logprobs))
-        for rollout in rollouts
-    ]
-
-
-def _by_value(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
-    """Generalized advantages, whitened. The reward comes with the last token; a KL estimate is taken off every one."""
-    pairs = [
-        generalized(_token_rewards(rollout, spec), rollout.scores[Role.VALUE], spec.gamma, spec.gae_lambda)
-        for rollout in rollouts
-    ]
-    advantages = whitened([advantages for advantages, _ in pairs])
-    return [TokenAdvantages(white, tuple(returns)) for white, (_, returns) in zip(advantages, pairs, strict=True)]
-
-
-def _token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
-    """-kl_coef * (log-prob - reference log-prob) of every token, and the reward on the last one.
+def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
+    """The reward on the last token that is learned from, less kl_coef * KL of each one where that is in the rewards.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
-    logprobs = rollout.completion.logprobs
-    reference = rollout.scores.get(Role.REFERENCE, logprobs)
-    rewards = [-spec.kl_coef * (mine - other) for mine, other in zip(logprobs, reference, strict=True)]
+    rewards = [0.0] * len(rollout.completion.logprobs)
+    if spec.kl_in == "reward" and spec.kl_coef:
+        mine = rollout.scores.get(Role.POLICY, rollout.completion.logprobs)
+        reference = rollout.scores.get(Role.REFERENCE, mine)
+        rewards = [
+            -spec.kl_coef * _kl(own - other, spec.kl_estimator) if index < rollout.num_learned else 0.0
+            for index, (own, other) in enumerate(zip(mine, reference, strict=True))
+        ]
     if rewards:
-        rewards[-1] += rollout.reward
+        rewards[rollout.num_learned - 1] += rollout.reward  # the last one where none is
     return rewards
+
+
+def answer_reward(rollout: Rollout, spec: AlgorithmSpec) -> float:
+    """The rewards of all tokens together: of an empty answer its reward alone."""
+    rewards = token_rewards(rollout, spec)
+    return math.fsum(rewards) if rewards else rollout.reward
+
+
+def _kl(difference: float, estimator: str) -> float:
+    """An estimate of KL from one token, d = log p/q. Source: see losses/inputs.py, `kl_estimate`."""
+    if estimator == "k1":
+        return difference
+    return difference**2 / 2 if estimator == "k2" else math.exp(-difference) - 1 + difference
+
+
+def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) -> Advantage:
+    """One advantage for all tokens of a rollout, from its whole reward and its group.
+
+    A rollout without a reward (`has_failed`) is no part of its group, and has advantage 0.
+    """
+
+    def advantage(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+        there = [index for index, rollout in enumerate(rollouts) if not rollout.has_failed]
+        rewards = [answer_reward(rollouts[index], spec) for index in there]
+        each = dict(zip(there, judge(rewards, [rollouts[index].group for index in there]), strict=True))
+        return [
+            TokenAdvantages((each.get(index, 0.0),) * len(rollout.completion.logprobs), whole=each.get(index, 0.0))
+            for index, rollout in enumerate(rollouts)
+        ]
+
+    return advantage
+
+
+def _by_value(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+    """Generalized advantages, whitened. The reward comes with the last token; a KL estimate is taken off every one.
+
+    A response ends with the last token that is learned from: nothing comes after it.
+    """
+    pairs = []
+    for rollout in rollouts:
+        count, ignored = rollout.num_learned, (0.0,) * (len(rollout.completion.logprobs) - rollout.num_learned)
+        rewards, values = token_rewards(rollout, spec)[:count], rollout.scores[Role.VALUE][:count]
+        advantages, returns = generalized(rewards, values, spec.gamma, spec.gae_lambda)
+        pairs.append(((*advantages, *ignored), (*returns, *ignored)))
+    white = whitened([advantages for advantages, _ in pairs], [r.num_learned for r in rollouts])
+    return [TokenAdvantages(each, returns) for each, (_, returns) in zip(white, pairs, strict=True)]
+
+
+def _batch_normalized(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+    """Rewards to come of every token, normalized over all tokens of the batch.
+
+    Source: Hu 2025, arXiv:2501.03262, equations 5 to 7.
+    """
+    returns = [rewards_to_come(token_rewards(rollout, spec), spec.gamma) for rollout in rollouts]
+    return [TokenAdvantages(advantages) for advantages in whitened(returns, [r.num_learned for r in rollouts])]
+
+
+def _group_centred_batch_normalized(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+    """Rewards less their group's mean, normalized over all tokens of the batch, each of which has its answer's.
+
+    Source: Hu 2025, arXiv:2501.03262, section 3.3.
+    """
+    centred = [judged.advantages for judged in _of_answers(group_centred)(rollouts, spec)]
+    return [TokenAdvantages(advantages) for advantages in whitened(centred, [r.num_learned for r in rollouts])]
+
+
+def _greedy_baseline(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
+    """Rewards to come of every token less the reward of the prompt's greedy answer.
+
+    Source: Li et al. 2023, arXiv:2310.10505, equation 5; a KL estimate counts for the tokens before it, as in verl.
+    """
+    each = [rewards_to_come(token_rewards(rollout, spec), 1.0) for rollout in rollouts]
+    return [
+        TokenAdvantages(tuple(value - rollout.baseline for value in values))
+        for values, rollout in zip(each, rollouts, strict=True)
+    ]
+
+
+def _by_group(rewards: Sequence[float], groups: Sequence[int]) -> dict[int, list[float]]:
+    members: dict[int, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        members.setdefault(group, []).append(reward)
+    return members
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -118,8 +242,14 @@ def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-ADVANTAGES: dict[str, Callable[[Sequence[Rollout], AlgorithmSpec], list[TokenAdvantages]]] = {
-    "group_normalized": _by_group,
+ADVANTAGES: dict[str, Advantage] = {
+    "group_normalized": _of_answers(group_normalized),
+    "group_centred": _of_answers(group_centred),
+    "leave_one_out": _of_answers(leave_one_out),
+    "best_against_worst": _of_answers(best_against_worst),
+    "batch_normalized": _batch_normalized,
+    "group_centred_batch_normalized": _group_centred_batch_normalized,
+    "greedy_baseline": _greedy_baseline,
     "generalized": _by_value,
 }
 """How rollouts become advantages, by the name that an algorithm's declaration gives."""

@@ -1,5 +1,79 @@
-"""Losses by the name under which an algorithm's declaration in `spec/` asks for them."""
+"""Losses and advantages by the names under which an algorithm's declaration asks for them.
 
-from rlplan.runtime.losses.clipped_ratio import clipped_ratio, clipped_ratio_with_kl
+A user's own file (`algorithm.path`) is looked into first; it is run here, and only here.
+"""
 
-LOSSES = {"clipped_ratio": clipped_ratio, "clipped_ratio_with_kl": clipped_ratio_with_kl}
+import importlib.util
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.runtime.losses.advantages import ADVANTAGES, Advantage
+from rlplan.spec.algorithm import AlgorithmSpec
+
+OWN = {
+    "clipped_ratio": "clipped_ratio",
+    "sequence_ratio": "clipped_ratio",
+    "answer_ratio": "clipped_ratio",
+    "log_prob": "log_prob",
+    "clipped_weight": "log_prob",
+    "preference": "preference",
+}
+"""Each loss and the file beside this one in which it stands."""
+
+
+def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
+    """The loss that an algorithm names (`losses.inputs.PolicyLoss`). Raises: SpecError."""
+    name = spec.declaration.loss
+    own = _in_users_file(spec, name)
+    if own is None and name in OWN:
+        own = getattr(importlib.import_module(f"rlplan.runtime.losses.{OWN[name]}"), name)
+    return own or _missing(spec, "loss", name, OWN)
+
+
+def find_advantage(spec: AlgorithmSpec) -> Advantage:
+    """The advantage that an algorithm names. Raises: SpecError."""
+    name = spec.declaration.advantage
+    return _in_users_file(spec, name) or ADVANTAGES.get(name) or _missing(spec, "advantage", name, ADVANTAGES)
+
+
+def check_algorithm(spec: AlgorithmSpec) -> None:
+    """Whether advantage and loss are there. Raises: SpecError. The loss's own file is not loaded: it needs torch."""
+    find_advantage(spec)
+    if spec.declaration.loss not in OWN:
+        find_loss(spec)
+
+
+def _in_users_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
+    found = getattr(_run(spec.path.rpartition(":")[0]), name, None) if spec.path else None
+    return found if callable(found) else None
+
+
+@lru_cache(maxsize=4)
+def _run(path: str) -> ModuleType:
+    """A user's file as a module. Raises: SpecError."""
+    try:
+        found = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever the file raises
+        raise SpecError(
+            f"{path} cannot be run: {type(error).__name__}: {error}",
+            where="algorithm.path",
+            rule="a Python file that can be imported on every host of the run",
+            way_out="mend the file",
+        ) from None
+    return module
+
+
+def _missing(spec: AlgorithmSpec, kind: str, name: str, known: Any) -> Any:
+    raise SpecError(
+        f"{spec.name} names the {kind} {name!r}, which nobody has",
+        where=f"algorithm.path: {spec.path}" if spec.path else f"algorithm.name: {spec.name}",
+        rule=f"a function of the same file, or one of {', '.join(known)}.{did_you_mean(name, known)}",
+        way_out="define it there, or name another",
+    )

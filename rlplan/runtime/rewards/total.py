@@ -15,6 +15,18 @@ ENVIRONMENT = "environment"
 
 REWARD_MODEL = "reward_model"
 """The name of a learned reward among a rollout's rewards."""
+OVERLONG = "overlong"
+"""The name of the penalty for long answers among them."""
+
+
+def overlong_penalty(rollout: Rollout, job: JobSpec) -> float:
+    """0 up to max_response_len - overlong_buffer tokens, then falling evenly to -overlong_penalty at max_response_len.
+
+    Source: DAPO, Yu et al. 2025, arXiv:2503.14476, equation 13 (there a penalty of 1).
+    """
+    buffer, length = job.algorithm.overlong_buffer, len(rollout.completion.tokens)
+    begins = job.workload.max_response_len - buffer
+    return -job.algorithm.overlong_penalty * min(1.0, max(0.0, (length - begins) / buffer))
 
 
 def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
@@ -24,16 +36,32 @@ def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
         rollout.reward += job.rollout.environment.weight * rollout.rewards[ENVIRONMENT]
         if rollout.completion.failure:
             rollout.has_failed, rollout.num_ignored = True, len(rollout.completion.logprobs)
+            rollout.failure = rollout.failure or rollout.completion.failure
 
 
-def finish_rewards(rollouts: Sequence[Rollout], job: JobSpec, step: int) -> None:
-    """Add what environment and reward model said; deal the rewards out anew where the job's controls say so."""
-    add_environment(rollouts, job)
-    if Role.REWARD in job.scored_roles:
-        for rollout in rollouts:
+def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: JobSpec, step: int) -> None:
+    """Add what environment and reward model said and what is taken off long answers; then compare with the baselines.
+
+    Rewards are dealt out anew where the job's controls say so.
+    """
+    add_environment((*rollouts, *baselines), job)
+    for rollout in (*rollouts, *baselines):
+        if rollout.has_failed:
+            continue
+        if Role.REWARD in job.scored_roles:
             rollout.rewards[REWARD_MODEL] = rollout.scores[Role.REWARD][0]
             rollout.reward += job.roles.reward.weight * rollout.rewards[REWARD_MODEL]
+        if job.algorithm.overlong_buffer:
+            rollout.rewards[OVERLONG] = overlong_penalty(rollout, job)
+            rollout.reward += rollout.rewards[OVERLONG]
+    by_group = {rollout.group: rollout for rollout in baselines}
+    for rollout in rollouts:
+        baseline = by_group.get(rollout.group)
+        rollout.baseline = 0.0 if baseline is None else baseline.reward
+        if baseline is not None and baseline.has_failed:
+            rollout.has_failed, rollout.failure = True, rollout.failure or "its baseline has no reward"
     if job.controls.shuffle_rewards:
+        rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
         rewards = [rollout.reward for rollout in rollouts]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(rollouts, rewards, strict=True):

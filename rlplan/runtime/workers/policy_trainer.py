@@ -17,9 +17,9 @@ from rlplan.memory.weight_sync import Packet, policy_packets
 from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
 from rlplan.runtime.experience import SequencePair, TrainSample
-from rlplan.runtime.logprob_model import LogprobModel, TokenBatch, make_batch
-from rlplan.runtime.losses.clipped_ratio import LossInputs
-from rlplan.runtime.losses.registry import LOSSES
+from rlplan.runtime.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
+from rlplan.runtime.losses.inputs import LossInputs
+from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.sequence_parallel import Sharing, meet
@@ -137,7 +137,8 @@ class PolicyTrainer(Worker):
         workload = self.job.workload
         count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, workload.mini_batch_size))
         values = (0.0,) * workload.max_response_len
-        longest = TrainSample((0,) * workload.max_prompt_len, (0,) * workload.max_response_len, *[values] * 6)
+        tokens = (0,) * workload.max_prompt_len, (0,) * workload.max_response_len
+        longest = TrainSample(*tokens, *[values] * 6, old_logprobs=values)
         try:
             self.forward_backward([[longest] * count], [[0.0] * count])
             self.optimizer_step()
@@ -174,9 +175,11 @@ class PolicyTrainer(Worker):
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         """The module that DeepSpeed gets."""
+        entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
         if self.has_value_head:
-            return PolicyValueModel(language_model, self.job.workload.temperature, self.sharing)
-        return LogprobModel(language_model, self.job.workload.temperature, computes_entropy=True, sharing=self.sharing)
+            return PolicyValueModel(language_model, self.job.workload.temperature, entropies, self.sharing)
+        temperature = self.job.workload.temperature
+        return LogprobModel(language_model, temperature, entropies=entropies, sharing=self.sharing)
 
     def forward_backward(
         self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
@@ -197,27 +200,16 @@ class PolicyTrainer(Worker):
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
         logprobs, entropies, *values = self.engine(batch)
-
-        def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
-            return torch.tensor([value for values in each for value in values], dtype=torch.float32)
-
-        scored = self.job.scored_roles
-        inputs = LossInputs(
-            logprobs=logprobs,
-            behaviour_logprobs=joined(sample.logprobs for sample in samples),
-            reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
-            advantages=joined(sample.advantages for sample in samples),
-            weights=joined(s.spread(weight) for s, weight in zip(samples, token_weights, strict=True)),
-            teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
-        )
-        loss, details = LOSSES[self.job.algorithm.declaration.loss](inputs, self.job.algorithm)
+        inputs = self._loss_inputs(samples, token_weights, logprobs, entropies)
+        loss, details = find_loss(self.job.algorithm)(inputs, self.job.algorithm)
         policy_loss, more = loss.detach(), {}
         if values:
-            returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
+            returns, old_values = _joined(s.returns for s in samples), _joined(s.values for s in samples)
             value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
             loss = loss + self.job.algorithm.value_coef * value_loss
         self.backward(loss)
-        summary = _summarize(float(policy_loss), logprobs.detach() - inputs.behaviour_logprobs, entropies, details)
+        apart = logprobs.detach() - inputs.behaviour_logprobs
+        summary = _summarize(float(policy_loss), apart, entropies.detach(), details)
         return summary | {f"value_{name}": value for name, value in more.items()}
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -228,9 +220,39 @@ class PolicyTrainer(Worker):
         factor = self.engine.dp_world_size * missing_loss_scale(self.engine)
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
+    def _loss_inputs(
+        self,
+        samples: Sequence[TrainSample],
+        token_weights: Sequence[float],
+        logprobs: torch.Tensor,
+        entropies: torch.Tensor,
+    ) -> LossInputs:
+        scored, weighed = self.job.scored_roles, list(zip(samples, token_weights, strict=True))
+        given = not self.job.algorithm.declaration.has_rollouts
+        return LossInputs(
+            logprobs=logprobs,
+            behaviour_logprobs=logprobs.detach() if given else _joined(sample.logprobs for sample in samples),
+            reference_logprobs=_joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
+            advantages=_joined(sample.advantages for sample in samples),
+            weights=_joined(sample.spread(weight) for sample, weight in weighed),
+            teacher_logprobs=_joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
+            lengths=tuple(len(sample.logprobs) for sample in samples),
+            num_learned=tuple(sample.num_learned for sample in samples),
+            sequence_weights=_joined((sample.weighed(weight),) for sample, weight in weighed),
+            sequence_advantages=_joined((sample.advantage,) for sample in samples),
+            groups=tuple(sample.group for sample in samples),
+            old_logprobs=_joined(s.old_logprobs for s in samples) if Role.POLICY in scored else None,
+            entropies=entropies,
+        )
+
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
-        """What a role that shares these weights says of each response: the reference is the base without adapters."""
+        """What a role that shares these weights says of each response: the reference is the base without adapters.
+
+        The policy itself says what its log-probs are before the step.
+        """
+        if role == Role.POLICY:
+            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
         if role == Role.VALUE:
             return self._judge(pairs, lambda batch: self.engine.module(batch)[2])
         with adapters_off(self.engine.module.language_model):
@@ -363,6 +385,10 @@ class PolicyTrainer(Worker):
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
+def _joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
+    return torch.tensor([value for values in each for value in values], dtype=torch.float32)
+
+
 def _summarize(
     loss: float, difference: torch.Tensor, entropies: torch.Tensor, details: dict[str, torch.Tensor]
 ) -> dict[str, float]:
@@ -377,6 +403,10 @@ def _summarize(
     if "kl" in details:
         summary["kl_sum"] = float(details["kl"].double().sum())
         summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    for name in ("importance", "is_corrected", "is_ranked_right"):
+        if name in details:
+            summary[f"{name}_sum"] = float(details[name].double().sum())
+            summary[f"{name}_count"] = float(details[name].numel())
     if "teacher_kl" in details:
         summary["teacher_kl_sum"] = float(details["teacher_kl"].double().sum())
     return summary

@@ -36,7 +36,7 @@ class RolloutEngine(Worker):
     Every method runs in the engine's own thread, between two steps, but for those that wait for completions.
     """
 
-    WAITING = ("generate", "collect")
+    WAITING = ("generate", "collect", "finished_samples")
 
     def __init__(self, process: str, job: JobSpec, arguments: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
@@ -46,7 +46,8 @@ class RolloutEngine(Worker):
         self.dirty = False
         self.paused = False
         self.just_started = False
-        self.book, self.outbox = RequestBook(), Outbox()
+        self.book, self.outbox, self.samples = RequestBook(), Outbox(), Outbox()
+        self.book.passing = self.samples if job.has_reward_processes else None
         self.num_steps = 0
         self.listener: socket.socket | None = None
         self.leader: Any = None
@@ -171,6 +172,10 @@ class RolloutEngine(Worker):
         """What was submitted and has been finished since the last time; waits so long for so many."""
         return self.outbox.take(at_least, max_wait_s)
 
+    def finished_samples(self, max_wait_s: float) -> list[FinishedRequest]:
+        """Samples that have ended since the last time, before their requests have; waits so long for the first."""
+        return self.samples.take(1, max_wait_s)
+
     def abandon(self, request_ids: Sequence[str]) -> None:
         """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
         if self.leader is not None:
@@ -283,6 +288,7 @@ class RolloutEngine(Worker):
         if rank == 0:
             self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
         else:
+            self.book.passing = None
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str 
 
     texts = [part for part in stop if isinstance(part, str)]
     return SamplingParams(
-        temperature=request.temperature,
+        temperature=0.0 if index >= request.num_samples - request.num_greedy else request.temperature,
         top_p=1.0,
         top_k=-1,
         seed=request.seed + index,

@@ -85,7 +85,7 @@ class Scorer(Worker):
         model.requires_grad_(False)
         if self._is_scalar:
             return ValueModel(model)
-        return LogprobModel(model, self.job.workload.temperature, computes_entropy=False)
+        return LogprobModel(model, self.job.workload.temperature, entropies="none")
 
     def offload(self, destination: str) -> None:
         """Let the model go until `reload`: on a CPU host its own files hold it already, whatever the destination.

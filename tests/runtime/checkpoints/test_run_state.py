@@ -1,14 +1,15 @@
 """Where a run stands: generation that runs ahead comes back with each prompt still to be trained exactly once."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import SpecError
+from rlplan.runtime.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
 from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
@@ -47,26 +48,32 @@ class Version:
 
 
 def stream_of(asked: Asked, max_staleness: int = 1, work: StreamWork = WORK) -> RolloutStream:
-    return RolloutStream(asked, request_of, Lead("generate", max_staleness, True), work)  # type: ignore[arg-type]
+    lead = Lead("generate", max_staleness, interrupts=True)
+    return RolloutStream(asked, request_of, lead, work, ExperienceBuffer(BufferLimits(max_staleness)))  # type: ignore[arg-type]
 
 
-def ahead(tmp_path: Path, stream: StreamState) -> Resumption:
-    """The checkpoint of step 1 of a run whose generation was so far ahead."""
-    save(tmp_path, 1)
+def ahead(tmp_path: Path, stream: StreamState, versions: dict[int, int]) -> Resumption:
+    """The checkpoint of step 2 of a run whose generation was ahead. versions: of finished prompts, by number."""
+    save(tmp_path, 2)
     found = find_checkpoint(tmp_path)
-    (found.folder / EXPERIENCE).write_text(json.dumps([asdict(finished(number)) for number in stream.complete]))
-    return Resumption(found.folder, found.manifest, found.state.model_copy(update={"stream": stream}))
+    buffer = ExperienceBuffer(BufferLimits(9))
+    for number, version in versions.items():
+        buffer.add(BufferedGroup(number, version, finished(number)))
+    (found.folder / EXPERIENCE).write_text(json.dumps(buffer.state()))
+    more = {"stream": stream, "num_replaced": stream.num_replaced}
+    return Resumption(found.folder, found.manifest, found.state.model_copy(update=more))
 
 
 def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: Path) -> None:
     asked = Asked()
     stream = stream_of(asked)
+    stream.replace(1)
     stream._begin()
     stream._open = {"generate/1": (1, 0), "generate/3": (3, 0)}
-    stream._complete = {2: finished(2)}  # 0 was trained
+    stream.buffer.add(BufferedGroup(2, 0, finished(2)))  # 0 taught nothing, 4 was trained
     asked.lengths.learn(request_of(0), finished(0))
     state, experience = take_state(1, Version(), asked, stream)  # type: ignore[arg-type]
-    assert state.stream == StreamState(num_begun=4, again=(1, 3), complete=(2,))
+    assert state.stream == StreamState(num_begun=5, num_replaced=1, again=(1, 3))
 
     save(tmp_path, 1)
     found = find_checkpoint(tmp_path)
@@ -76,10 +83,21 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     said = give_state(Resumption(found.folder, found.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
     assert said == "2 prompt(s) that were under way are begun anew, 1 finished one(s) kept"
     assert anew.lengths.by_prompt() == asked.lengths.by_prompt()
-    assert resumed.state() == (state.stream, [finished(2)])
+    assert resumed.state() == (state.stream, experience)
+    assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
     resumed._begin()
-    assert anew.numbers == [1, 3, 4, 5], "what is allowed under version 1 with a staleness of 1: prompts 0 to 5"
-    assert resumed.take(1) == [(2, finished(2))]
+    assert anew.numbers == [1, 3, 5, 6], "version 1, a staleness of 1: prompts 0 to 5, and one for the replaced"
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"schema_version": 1, "groups": [{}]}', "nothing"])
+def test_a_buffer_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 1)
+    found = find_checkpoint(tmp_path)
+    (found.folder / EXPERIENCE).write_text(text)
+    state = found.state.model_copy(update={"stream": StreamState(num_begun=4)})
+    asked = Asked()
+    with pytest.raises(SpecError, match="buffer"):
+        give_state(Resumption(found.folder, found.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
 
 
 def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(tmp_path: Path) -> None:
@@ -91,35 +109,56 @@ def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(tmp_path: Path) 
     assert asked.numbers == [4, 5, 6, 7]
 
 
+def test_a_run_that_replaced_prompts_goes_on_running_ahead_behind_those_too(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    found = find_checkpoint(tmp_path)
+    asked = Asked()
+    stream, state = stream_of(asked), found.state.model_copy(update={"num_replaced": 3})
+    give_state(Resumption(found.folder, found.manifest, state), Version(), asked, stream)  # type: ignore[arg-type]
+    stream._begin()
+    assert asked.numbers == [7, 8, 9, 10], "2 steps took prompts 0 to 6"
+
+
+@pytest.mark.parametrize("num_replaced", [0, 3])
 def test_steps_that_generate_for_themselves_go_on_behind_a_run_ahead_that_trained_its_prompts_in_order(
-    tmp_path: Path,
+    num_replaced: int, tmp_path: Path
 ) -> None:
-    in_order = ahead(tmp_path, StreamState(num_begun=5, again=(3, 2), complete=(4,)))
-    check_order(in_order, 2)
-    said = give_state(in_order, Version(), Asked(), None)  # type: ignore[arg-type]
+    first = 4 + num_replaced
+    stream = StreamState(num_begun=first + 3, num_replaced=num_replaced, again=(first + 1, first))
+    found = ahead(tmp_path, stream, {first + 2: 2})
+    check_order(found, WORK.num_prompts)
+    said = give_state(found, Version(), Asked(), None)  # type: ignore[arg-type]
     assert said == "3 prompt(s) that generation was ahead are begun anew"
 
 
-@pytest.mark.parametrize("untaken", [(0, 3), (0, 2, 4)], ids=["one left behind", "and another one not begun in order"])
+@pytest.mark.parametrize("again", [(0, 5), (0, 4, 6)], ids=["one left behind", "others begun after it"])
 def test_steps_that_generate_for_themselves_would_skip_prompts_of_a_run_ahead_and_are_refused(
-    untaken: tuple[int, ...], tmp_path: Path
+    again: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Step 1 trained two prompts of which one is not prompt 0: step 2 would train it again and never see prompt 0."""
-    with pytest.raises(SpecError, match="trained its prompts out of order: prompt 0 is still to be trained"):
-        check_order(ahead(tmp_path, StreamState(num_begun=2 + len(untaken), again=untaken)), 2)
+    """Two steps trained four prompts of which none is prompt 0: step 3 would train one again and never see prompt 0."""
+    found = ahead(tmp_path, StreamState(num_begun=4 + len(again), again=again), {})
+    with pytest.raises(SpecError, match=f"out of order: {len(again)} are left of .*, the first is prompt 0"):
+        check_order(found, WORK.num_prompts)
 
 
 def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are_begun_anew(tmp_path: Path) -> None:
-    """Prompt n's turn is under version n // 2 at the latest; its first token is of version 1."""
-    found = ahead(tmp_path, StreamState(num_begun=8, again=(3,), complete=(2, 5, 6)))
-    resumed = stream_of(Asked(), max_staleness=1)
-    said = give_state(found, Version(), Asked(), resumed)  # type: ignore[arg-type]
-    assert resumed.state()[0] == StreamState(num_begun=8, again=(3, 6), complete=(2, 5))
-    assert said == "2 prompt(s) that were under way are begun anew, 2 finished one(s) kept"
+    """Turns come in the order 3, 4 (under version 2), 5, 6 (3) and 7 (4)."""
+    found = ahead(tmp_path, StreamState(num_begun=8, again=(3,)), {4: 1, 5: 1, 6: 2, 7: 2})
+    for max_staleness, kept in ((2, [4, 5, 6, 7]), (1, [4, 6]), (0, [])):
+        resumed = stream_of(Asked(), max_staleness)
+        said = give_state(found, Version(), Asked(), resumed)  # type: ignore[arg-type]
+        assert [group.number for group in resumed.buffer.groups()] == kept
+        begun_anew = sorted({3, 4, 5, 6, 7} - {*kept})
+        assert resumed.state()[0].again == tuple(begun_anew)
+        assert said.startswith(f"{len(begun_anew)} prompt(s) that were under way are begun anew, {len(kept)} finished")
 
 
 def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:
-    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=2, deadline_s=5.0))
-    give_state(ahead(tmp_path, StreamState(num_begun=6, complete=(2, 3))), Version(), Asked(), resumed)  # type: ignore[arg-type]
-    resumed.run()
-    assert [number for number, _ in resumed.take(2)] == [2, 3]
+    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=3, deadline_s=5.0))
+    give_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
+    thread = Thread(target=resumed.run, daemon=True)
+    thread.start()
+    thread.join(5)
+    is_over = not thread.is_alive()
+    resumed.close()
+    assert is_over

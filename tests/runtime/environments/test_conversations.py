@@ -167,7 +167,7 @@ def test_a_rollout_without_an_answer_is_no_part_of_its_group_and_teaches_nothing
         rewards=[],
         **{"rollout.environment": {"path": f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play", "weight": 2.0}},
     )
-    finish_rewards(made, job, 1)
+    finish_rewards(made, [], job, 1)
     assert [(one.reward, one.has_failed) for one in made] == [(2.0, False), (4.0, False), (0.0, True)]
     advantages = [one.advantages for one in ADVANTAGES["group_normalized"](made, job.algorithm)]
     assert [round(each[0], 4) for each in advantages] == [-0.7071, 0.7071, 0.0]

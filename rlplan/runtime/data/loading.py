@@ -1,0 +1,135 @@
+"""Loading: a table in any known layout becomes rows of ours, or one message that lists its bad rows.
+
+In: a path, the names of columns, the policy's folder for its chat template. Out: rows with texts, and what was seen.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, read_row
+from rlplan.runtime.data.tables import TIMEOUT_S, read_table
+
+MAX_TOLD = 10
+"""Bad rows that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rows, and what is said aloud about them. template: `chat template`, `joined` messages, or `text`."""
+
+    rows: tuple[DataRow, ...]
+    layout: str
+    template: str
+
+    def said(self, path: Path) -> str:
+        """One line about what was read."""
+        return f"{path.name}: {len(self.rows)} rows in the layout of {self.layout}, prompts are {self.template}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What rows must hold: chosen and rejected answers, or an answer that `check` (BadRowError) has nothing against."""
+
+    pairs: bool = False
+    answers: bool = False
+    check: Callable[[str], None] = lambda _: None
+
+
+def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) -> Loaded:
+    """The rows of a table. Raises: SpecError that lists bad rows; HostError when a package is missing."""
+    rows: list[DataRow] = []
+    faults: list[tuple[int, str]] = []
+    first_with: dict[str, int] = {}
+    layout = ""
+    for number, cells in read_table(path):
+        try:
+            if isinstance(cells, str):
+                raise BadRowError(cells)
+            layout = layout or detect(set(cells), columns)
+            row = read_row(layout, number, cells, columns, wants_pairs=wanted.pairs)
+            if wanted.answers and row.answer is None:
+                raise BadRowError("it has no answer (answer, label, solution or ground_truth)")
+            wanted.check(row.answer or "")
+            if row.id in first_with:
+                raise BadRowError(f"id {row.id!r} stands in row {first_with[row.id]} too")
+            first_with[row.id] = number
+            rows.append(row)
+        except BadRowError as error:
+            faults.append((number, str(error)))
+    if faults:
+        raise _report(path, faults, len(rows))
+    if not rows:
+        raise SpecError(
+            "the prompt file is empty",
+            where=str(path),
+            rule="at least one row",
+            way_out="add rows, or name another file",
+        )
+    return _with_texts(rows, layout, model_folder)
+
+
+def _report(path: Path, faults: Sequence[tuple[int, str]], num_good: int) -> SpecError:
+    told = "; ".join(f"row {number}: {why}" for number, why in faults[:MAX_TOLD])
+    more = f"; and {len(faults) - MAX_TOLD} more" if len(faults) > MAX_TOLD else ""
+    return SpecError(
+        f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {told}{more}",
+        where=str(path),
+        rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that workload.prompt_column and "
+        "workload.answer_column name",
+        way_out="mend or remove those rows",
+    )
+
+
+def _with_texts(rows: list[DataRow], layout: str, model_folder: Path) -> Loaded:
+    """Chats made texts: by the policy's template, or, where it has none, as their contents one after the other."""
+    chats = [row.prompt for row in rows if not isinstance(row.prompt, str)]
+    if not chats:
+        return Loaded(tuple(rows), layout, "text")
+    template = chat_template(model_folder)
+    texts = iter(_rendered(chats, model_folder, template) if template else [_joined(chat) for chat in chats])
+    made = [row if isinstance(row.prompt, str) else replace(row, prompt=next(texts)) for row in rows]
+    how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
+    return Loaded(tuple(made), layout, how)
+
+
+def chat_template(model_folder: Path) -> str | None:
+    """The template that the model's folder has."""
+    file = model_folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = model_folder / "tokenizer_config.json"
+    found = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    return found if isinstance(found, str) else None
+
+
+def _joined(chat: Any) -> str:
+    return "\n".join(message["content"] for message in chat)
+
+
+def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[str]:
+    """By transformers in a process of its own: the driver holds neither it nor the template's engine."""
+    request = json.dumps({"chats": chats, "folder": str(model_folder), "template": template})
+    command = [sys.executable, "-m", "rlplan.runtime.data.chats"]
+    try:
+        done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _no_template(model_folder, "it took too long") from None
+    if done.returncode:
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without a word"])[-1]
+        raise _no_template(model_folder, last[:300])
+    return [str(text) for text in json.loads(done.stdout)]
+
+
+def _no_template(model_folder: Path, why: str) -> SpecError:
+    return SpecError(
+        f"the policy's chat template does not take the prompts: {why}",
+        where=str(model_folder),
+        rule="a chat template that takes messages with role and content",
+        way_out="mend the template, or give prompts as texts",
+    )

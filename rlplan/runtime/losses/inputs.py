@@ -1,0 +1,150 @@
+"""What every policy loss gets, and what all of them have in common: KL, teacher, entropy, correction of importance.
+
+In: log-probs of sampled tokens, shape [tokens], fp32. Out: the summed loss and what is worth logging.
+Left out: what makes a loss its algorithm's own (the files beside this one).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from rlplan.spec.algorithm import AlgorithmSpec
+
+Details = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Tensors of one micro-batch, of shape [tokens]: every response token of every sequence in a row.
+
+    behaviour_logprobs: the engine's, at sampling time. weights: what a token counts, so that the weights of a whole
+    mini-batch add up to 1 (or less, where tokens count a constant). lengths: response tokens of each sequence;
+    num_learned: so many first ones of each are learned from, all of them where it is empty.
+    sequence_weights, sequence_advantages: of shape [sequences], for losses that judge whole answers. groups: the prompt
+    of each sequence. old_logprobs: the trainer's own before the step; None: as they are now. entropies: with gradient
+    where there is an entropy bonus.
+    """
+
+    logprobs: torch.Tensor
+    behaviour_logprobs: torch.Tensor
+    reference_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    teacher_logprobs: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()
+    num_learned: tuple[int, ...] = ()
+    sequence_weights: torch.Tensor | None = None
+    sequence_advantages: torch.Tensor | None = None
+    groups: tuple[int, ...] = ()
+    old_logprobs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+
+    def log_ratio(self, spec: AlgorithmSpec) -> torch.Tensor:
+        """Log-probs less those that the ratio compares with: the engine's, or the trainer's own where it corrects."""
+        return self.logprobs - (self.behaviour_logprobs if spec.importance == "none" else self._old)
+
+    def importance(self, spec: AlgorithmSpec) -> torch.Tensor | None:
+        """log of trainer over engine before the step, a token; None where nothing is corrected."""
+        return None if spec.importance == "none" else self._old - self.behaviour_logprobs
+
+    def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums over the learned tokens of each sequence, [sequences]; 0 for one without any."""
+        sums, places = values.new_zeros(len(self.lengths)), self._sequence_of_each_token
+        if not self.num_learned:
+            return sums.index_add(0, places, values)
+        spans = zip(self._firsts, self.num_learned, strict=True)
+        learned = [index for first, count in spans for index in range(first, first + count)]
+        kept = torch.tensor(learned, dtype=torch.long, device=values.device)
+        return sums.index_add(0, places[kept], values[kept])
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """A sequence's value for each of its tokens."""
+        return values[self._sequence_of_each_token]
+
+    @property
+    def _firsts(self) -> list[int]:
+        return [0, *accumulate(self.lengths)][:-1]
+
+    @property
+    def _sequence_of_each_token(self) -> torch.Tensor:
+        lengths = torch.tensor(self.lengths, dtype=torch.long, device=self.logprobs.device)
+        return torch.arange(len(self.lengths), device=lengths.device).repeat_interleave(lengths)
+
+    @property
+    def _old(self) -> torch.Tensor:
+        return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
+
+
+PolicyLoss = Callable[[LossInputs, AlgorithmSpec], tuple[torch.Tensor, Details]]
+"""Returns: the loss (a scalar), and `ratio` and `is_clipped` for each token with whatever else is logged."""
+
+
+def total(
+    inputs: LossInputs, spec: AlgorithmSpec, token_loss: torch.Tensor, details: Details
+) -> tuple[torch.Tensor, Details]:
+    """Sum over tokens of weight * (importance * token loss), with KL, teacher and entropy beside it."""
+    weight = corrected(inputs.importance(spec), spec, details)
+    loss = (inputs.weights * (token_loss if weight is None else weight * token_loss)).sum()
+    return with_others(inputs, spec, loss, details)
+
+
+def total_of_answers(
+    inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, details: Details
+) -> tuple[torch.Tensor, Details]:
+    """The same of a loss for each sequence: its importance is the product of its tokens'."""
+    importance = inputs.importance(spec)
+    weight = corrected(None if importance is None else inputs.per_sequence(importance), spec, details)
+    assert inputs.sequence_weights is not None
+    loss = (inputs.sequence_weights * (losses if weight is None else weight * losses)).sum()
+    return with_others(inputs, spec, loss, details)
+
+
+def corrected(importance: torch.Tensor | None, spec: AlgorithmSpec, details: Details) -> torch.Tensor | None:
+    """exp(importance), truncated to or masked outside of [importance_low, importance_high].
+
+    Source: truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
+    (min(ratio, C)); masked: IcePop, Ring-1T, arXiv:2510.18855, equation 3. Against older weights it is the decoupled
+    objective of Hilton et al. 2021, arXiv:2110.00641, as AReaL has it (Fu et al. 2025, arXiv:2505.24298, equation 5).
+    """
+    if importance is None:
+        return None
+    raw = torch.exp(importance.detach())
+    within = (raw >= spec.importance_low) & (raw <= spec.importance_high)
+    kept = raw.clamp(spec.importance_low, spec.importance_high) if spec.importance == "truncate" else raw * within
+    details["importance"], details["is_corrected"] = kept, ~within
+    return kept
+
+
+def with_others(
+    inputs: LossInputs, spec: AlgorithmSpec, loss: torch.Tensor, details: Details
+) -> tuple[torch.Tensor, Details]:
+    """The loss with kl_coef * KL(policy || reference) of every token where it belongs there, a teacher's, and entropy.
+
+    Source: Schulman, "Approximating KL divergence", 2020 (k1, k2, k3).
+    """
+    if inputs.reference_logprobs is not None:
+        kl = kl_estimate(inputs.logprobs, inputs.reference_logprobs, spec.kl_estimator)
+        details["kl"] = kl.detach()
+        if spec.kl_in == "loss":
+            loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
+    if inputs.teacher_logprobs is not None:
+        kl = kl_estimate(inputs.logprobs, inputs.teacher_logprobs, "k3")
+        loss, details["teacher_kl"] = loss + spec.teacher_coef * (inputs.weights * kl).sum(), kl.detach()
+    if spec.entropy_coef and inputs.entropies is not None:
+        loss = loss - spec.entropy_coef * (inputs.weights * inputs.entropies).sum()
+    return loss, details
+
+
+def kl_estimate(logprobs: torch.Tensor, others: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Of KL(policy || other), from the policy's tokens. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d; d = log p/q.
+
+    k1 and k3 are unbiased; k2's gradient is the KL's own in expectation, k1's is 0.
+    """
+    difference = logprobs - others
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference**2 / 2
+    return torch.exp(-difference) - 1 + difference

@@ -1,0 +1,144 @@
+"""A reward's own process: asked line by line, answers line by line; nothing that happens in it reaches the run.
+
+In: JSON lines on the standard input. Out: JSON lines on the descriptor that was the standard output; what the reward
+itself prints goes nowhere. Started by `processes.py`; deadlines are kept there, for here nothing can be trusted to.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_ANSWER = 4096
+"""Bytes of an answer."""
+VERL = ("data_source", "solution_str", "ground_truth")
+"""Parameters of a reward function of verl's."""
+
+
+def load_function(path: str, signature: str) -> Callable[[dict[str, Any]], Any]:
+    """The user's function as one that takes a request. Raises: TypeError when its signature fits neither."""
+    file, _, name = path.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None, "a Python file"
+    assert spec.loader is not None, "a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(Path(file).parent))
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise TypeError(f"{Path(file).name} has no function {name}")
+    found = signature_of(function) if signature == "auto" else signature
+    return {"verl": _as_verl, "trl": _as_trl}[found](function)
+
+
+def signature_of(function: Callable[..., Any]) -> str:
+    """`trl` or `verl`, by the names of the parameters. Raises: TypeError."""
+    parameters = inspect.signature(function).parameters
+    takes_rest = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if {"solution_str", "ground_truth"} <= set(parameters):
+        return "verl"
+    if "completions" in parameters and ("prompts" in parameters or takes_rest):
+        return "trl"
+    raise TypeError(
+        f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
+        "nor (data_source, solution_str, ground_truth, extra_info) as verl's"
+    )
+
+
+def _as_verl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    def call(request: dict[str, Any]) -> Any:
+        columns = request["columns"]
+        extra = columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"})
+        values = function(
+            data_source=columns.get("data_source", "rlplan"),
+            solution_str=request["text"],
+            ground_truth=request["answer"],
+            extra_info=extra,
+        )
+        return values["score"] if isinstance(values, dict) else values
+
+    return call
+
+
+def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    takes = inspect.signature(function).parameters
+    takes_rest = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+
+    def call(request: dict[str, Any]) -> Any:
+        columns = {"answer": request["answer"], **request["columns"]}
+        everything = {
+            "prompts": [request["prompt"]],
+            "completions": [request["text"]],
+            "completion_ids": [request["tokens"]],
+            **{name: [value] for name, value in columns.items()},
+        }
+        values = function(**(everything if takes_rest else {k: v for k, v in everything.items() if k in takes}))
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise TypeError(f"it gave {type(values).__name__}, not a list with one number for each completion")
+        if len(values) != 1:
+            raise TypeError(f"it gave {len(values)} values for 1 completion")
+        return values[0]
+
+    return call
+
+
+def load_math() -> Callable[[dict[str, Any]], Any]:
+    """Compares mathematics: the answer is parsed as what is right, then the response. Deadlines are the parent's."""
+    from math_verify import parse, verify
+
+    def call(request: dict[str, Any]) -> bool:
+        right = parse(f"${request['answer']}$", parsing_timeout=None) or parse(request["answer"], parsing_timeout=None)
+        if not right:
+            raise ValueError(f"the row's answer {request['answer'][:80]!r} is no mathematics")
+        said = parse(f"${request['text']}$", parsing_timeout=None) or parse(request["text"], parsing_timeout=None)
+        return bool(said) and bool(verify(right, said, timeout_seconds=None))
+
+    return call
+
+
+def _number(value: Any) -> dict[str, Any]:
+    """A value as it can travel. Arrays and tensors of one number say so themselves (`item`)."""
+    if value is not None and not isinstance(value, bool | int | float | str) and callable(getattr(value, "item", None)):
+        value = value.item()
+    if isinstance(value, bool | int | float):
+        return {"value": float(value).hex()}
+    return {"failure": f"it gave {'None' if value is None else type(value).__name__}, not a number"}
+
+
+def _answer(call: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
+    try:
+        return _number(call(json.loads(line)))
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the run decides when this process ends
+        return {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
+
+
+def main() -> None:
+    """Load what the first line names, say so, then answer."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    setting = json.loads(requests.readline())
+    resource.setrlimit(resource.RLIMIT_DATA, (setting["memory"], setting["memory"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        call = load_math() if setting["kind"] == "math" else load_function(setting["path"], setting["signature"])
+        said: dict[str, Any] = {"ready": True}
+    except BaseException as error:
+        said = {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
+    os.write(answers, json.dumps(said).encode()[:MAX_ANSWER] + b"\n")
+    if "failure" in said:
+        return
+    for line in requests:
+        os.write(answers, json.dumps(_answer(call, line)).encode()[:MAX_ANSWER] + b"\n")
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # threads that a reward has left do not hold it up

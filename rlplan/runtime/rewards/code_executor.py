@@ -1,0 +1,82 @@
+"""code_executor: the program in a response, run in a sandbox against its row's tests.
+
+In: a response and a row's answer (code_tests.py). Out: 1 or 0, or the fraction of tests that pass; a RewardFailure when
+the sandbox or the row is at fault, never the program. A program's own timeout or crash is a wrong answer, and is noted.
+"""
+
+from dataclasses import dataclass
+
+import regex
+
+from rlplan.runtime.experience import Prompt
+from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
+from rlplan.runtime.rewards.verdict import RewardFailure
+from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
+from rlplan.spec.rewards import CodeExecutorSpec
+
+PATTERN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """value: 0 to 1. note: what kept the program from its right answer, beside being wrong; or empty."""
+
+    value: float
+    note: str = ""
+
+
+def limits_of(spec: CodeExecutorSpec) -> Limits:
+    """What a program may take."""
+    return Limits(
+        case_s=spec.case_timeout_s,
+        total_s=spec.timeout_s,
+        memory_bytes=spec.memory,
+        num_processes=spec.max_processes,
+    )
+
+
+def program_in(text: str, pattern: str) -> str | None:
+    """The last program of a response. Raises: RewardFailure when the pattern takes too long."""
+    try:
+        found = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
+    except TimeoutError:
+        raise RewardFailure("the pattern took too long on the response") from None
+    if not found:
+        return None
+    return str(found[-1][0] if isinstance(found[-1], tuple) else found[-1])
+
+
+def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> Graded:
+    """What the program is worth. Raises: RewardFailure."""
+    try:
+        checks = read_tests(prompt.answer)
+    except UnreadableTestsError as error:
+        raise RewardFailure(f"the row's tests: {error}") from None
+    source = program_in(text, spec.pattern)
+    if source is None:
+        return Graded(0.0, "no_program")
+    if "\0" in source or not _is_text(source):
+        return Graded(0.0, "no_program")
+    source = spec.template.replace("{prompt}", prompt.text).replace("{program}", source)
+    program = Program(source, tuple(check.case for check in checks), limits_of(spec))
+    report = sandbox.run(program, stops_early=spec.credit == "all")
+    if report.status == "broken":
+        raise RewardFailure(f"the sandbox: {report.detail}")
+    num_right = sum(check.holds(result) for check, result in zip(checks, report.cases, strict=True))
+    value = num_right / len(checks) if spec.credit == "fraction" else float(num_right == len(checks))
+    return Graded(value, "" if value == 1.0 else _note(report))
+
+
+def _note(report: Report) -> str:
+    if report.status != "done":
+        return report.status
+    bad = [result.status for result in report.cases if result.status not in ("ok", "missing")]
+    return bad[0] if bad else "wrong"
+
+
+def _is_text(source: str) -> bool:
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,164 @@
+"""Tests of a program: what it is given goes into the sandbox, what would be right stays here.
+
+In: a row's answer: {"inputs": [...], "outputs": [...]} as verl has them (with "fn_name" for calls), assert statements
+as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases, and what is right for each.
+Assertions are taken apart, never executed: `f(x) == literal`, `f(x)`, `not f(x)`, `f(x) is None`, and closeness by
+`abs(f(x) - literal) < literal` or `math.isclose(f(x), literal)`. Any other shape is an error of the row.
+"""
+
+import ast
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rlplan.runtime.sandbox.programs import Case, CaseResult
+from rlplan.runtime.sandbox.values import UnreadableValueError, decode
+
+MAX_TESTS = 1000
+
+
+class UnreadableTestsError(ValueError):
+    """A row's tests are in no known form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A case with what is right. tolerance: (relative, absolute) where numbers need only be close."""
+
+    case: Case
+    right: Any
+    kind: str = "value"
+    tolerance: tuple[float, float] | None = None
+
+    def holds(self, result: CaseResult) -> bool:
+        """Whether a case's result is what is right. Values are plain data here; none has a say in being equal."""
+        if result.status != "ok":
+            return False
+        if self.kind == "text":
+            return _lines(result.output.decode("utf-8", "replace")) == _lines(str(self.right))
+        try:
+            value = decode(result.output)
+        except UnreadableValueError:
+            return False
+        if self.kind == "truth":
+            return bool(value) is self.right
+        if self.tolerance is not None:
+            relative, absolute = self.tolerance
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and math.isclose(value, self.right, rel_tol=relative, abs_tol=absolute)
+        return _same(value, self.right)
+
+
+def read_tests(answer: str) -> tuple[Check, ...]:
+    """The tests in a row's answer. Raises: UnreadableTestsError."""
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = answer
+    if isinstance(found, dict) and "inputs" in found:
+        checks = _of_pairs(found)
+    elif isinstance(found, dict) and isinstance(found.get("test"), str):
+        checks = _of_assertions(found["test"], str(found.get("entry_point", "candidate")))
+    elif isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+        checks = _of_assertions(found if isinstance(found, str) else "\n".join(found))
+    else:
+        raise UnreadableTestsError("neither inputs and outputs nor assert statements")
+    if not 0 < len(checks) <= MAX_TESTS:
+        raise UnreadableTestsError(f"{len(checks)} tests; 1 to {MAX_TESTS} are taken")
+    return tuple(checks)
+
+
+def _of_pairs(found: dict[str, Any]) -> list[Check]:
+    inputs, outputs, name = found["inputs"], found.get("outputs"), found.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise UnreadableTestsError("inputs and outputs are lists of the same length")
+    if name is None:
+        if not all(isinstance(each, str) for each in (*inputs, *outputs)):
+            raise UnreadableTestsError("what a program reads and prints is text")
+        return [Check(Case(stdin=i.encode()), o, "text") for i, o in zip(inputs, outputs, strict=True)]
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UnreadableTestsError("fn_name is no function's name")
+    return [_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
+
+
+def _call(name: str, given: Any, right: Any) -> Check:
+    """LeetCode's way: one JSON value a line or a list of arguments; a method where there is a class Solution."""
+    if isinstance(given, str):
+        try:
+            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            right = json.loads(right) if isinstance(right, str) else right
+        except ValueError:
+            raise UnreadableTestsError("arguments of a call are JSON, one a line") from None
+    if not isinstance(given, list):
+        raise UnreadableTestsError("arguments of a call are a list")
+    arguments = ", ".join(repr(each) for each in given)
+    target = f"(Solution().{name} if 'Solution' in globals() else {name})"
+    return Check(Case(call=f"{target}({arguments})"), right)
+
+
+def _of_assertions(source: str, candidate: str = "candidate") -> list[Check]:
+    """candidate: HumanEval's name for what is tested stands for this one."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableTestsError(f"the assert statements are not Python: {error}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "candidate":
+            node.id = candidate
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    return [_assertion(each.test) for each in tests]
+
+
+def _assertion(test: ast.expr) -> Check:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and isinstance(test.operand, ast.Call):
+        return Check(_case(test.operand), right=False, kind="truth")
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _comparison(test.left, test.ops[0], test.comparators[0])
+    if isinstance(test, ast.Call):
+        is_close = ast.unparse(test.func) in ("math.isclose", "isclose") and len(test.args) == 2
+        if is_close:
+            given = {each.arg: float(_literal(each.value)) for each in test.keywords}
+            tolerance = (given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0))
+            return Check(_case(test.args[0]), _literal(test.args[1]), tolerance=tolerance)
+        return Check(_case(test), right=True, kind="truth")
+    raise UnreadableTestsError(f"`assert {ast.unparse(test)[:100]}` is of no known shape")
+
+
+def _comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Check:
+    if isinstance(operation, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
+        difference = left.args[0]
+        if isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Sub):
+            return Check(_case(difference.left), _literal(difference.right), tolerance=(0.0, float(_literal(right))))
+    if isinstance(operation, ast.Eq | ast.Is):
+        if isinstance(left, ast.Call):
+            return Check(_case(left), _literal(right))
+        return Check(_case(right), _literal(left))
+    raise UnreadableTestsError(f"`assert {ast.unparse(left)[:80]} …` compares in no known way")
+
+
+def _case(call: ast.expr) -> Case:
+    if not isinstance(call, ast.Call):
+        raise UnreadableTestsError(f"`{ast.unparse(call)[:100]}` calls nothing of the program's")
+    return Case(call=ast.unparse(call))
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no literal, and is not executed here") from None
+
+
+def _same(value: Any, right: Any) -> bool:
+    """Equal as Python has it, lists and tuples apart only where the row says tuple."""
+    if isinstance(right, list) and isinstance(value, tuple):
+        value = list(value)
+    if isinstance(right, list) and isinstance(value, list):
+        return len(value) == len(right) and all(_same(a, b) for a, b in zip(value, right, strict=True))
+    return bool(value == right)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without the spaces at their ends and without empty lines at the end."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,149 @@
+"""RewardDesk: judges responses as they come in, several at a time, and hands the verdicts out when they are asked for.
+
+In: responses by id, from any thread. Out: verdicts, written into rollouts. Rewards that are patterns alone are computed
+when they are asked for: they take less time than handing them over.
+"""
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rlplan.errors import RunError
+from rlplan.runtime.experience import Rollout
+from rlplan.runtime.rewards.code_executor import limits_of
+from rlplan.runtime.rewards.judge import Judge, Response
+from rlplan.runtime.rewards.verdict import Verdict
+from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
+from rlplan.runtime.sandbox.programs import Sandbox
+from rlplan.spec.job import JobSpec
+from rlplan.spec.rewards import CodeExecutorSpec, runs_elsewhere
+
+
+class RewardDesk:
+    """See the module docstring. sandbox: its name, as `rlplan run --sandbox` has it. Raises: HostError without one."""
+
+    def __init__(self, job: JobSpec, sandbox: str = AUTO) -> None:
+        self.job = job
+        self.is_early = any(runs_elsewhere(spec) for spec in job.rewards)
+        count = job.limits.num_reward_workers if self.is_early else 1
+        self.sandbox = _sandbox_for(job, sandbox, count)
+        self._judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+        self._all = [Judge(job.rewards, self.sandbox) for _ in range(count)]
+        for judge in self._all:
+            self._judges.put(judge)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="reward")
+        self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
+        self._lock = threading.Lock()
+        self._notes: Counter[str] = Counter()
+        self._num_judged = 0
+        self.span: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Bring the rewards' processes up, so that one that cannot work is said before anything is generated.
+
+        Raises: SpecError.
+        """
+        if self.is_early:
+            for judge in self._all:
+                judge.start()
+
+    def begin(self, key: str, response: Response) -> None:
+        """Judge a response beside whatever else goes on; one that was begun already is not begun again."""
+        with self._lock:
+            if self.is_early and self._begun.get(key, ("",))[0] != response.text:
+                self._begun[key] = (response.text, self._pool.submit(self._judge, response))
+
+    def judge(self, rollouts: Sequence[Rollout]) -> None:
+        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet."""
+        rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
+        for rollout in rollouts:
+            self.begin(rollout.id, _response(rollout))
+        verdicts = [self._verdict(rollout) for rollout in rollouts]
+        self._num_judged += len(verdicts)
+        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+            self._notes.update(verdict.notes)
+            self._write(rollout, verdict)
+        starts, ends = [v.start_s for v in verdicts], [v.end_s for v in verdicts]
+        self.span = (min(starts), max(ends)) if starts and self.is_early else None
+        with self._lock:
+            for rollout in rollouts:
+                self._begun.pop(rollout.id, None)
+
+    def take_notes(self) -> tuple[Counter[str], int]:
+        """How often what was noted, such as a program's timeout, of how many rollouts, since the last time."""
+        taken = self._notes, self._num_judged
+        self._notes, self._num_judged = Counter(), 0
+        return taken
+
+    def forget(self) -> None:
+        """The steps begin anew: what was judged for those before counts no more."""
+        self.take_notes()
+        with self._lock:
+            self._begun.clear()
+
+    def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Raises: RunError when more rollouts of a step have no reward than the job lets pass."""
+        reasons = Counter(rollout.failure for rollout in rollouts if rollout.failure)
+        most = self.job.limits.max_failed_rewards
+        if reasons.total() > most * len(rollouts):
+            reason, count = reasons.most_common(1)[0]
+            raise RunError(
+                f"{reasons.total()} of {len(rollouts)} rollouts have no reward; {count} because of {reason}",
+                where=f"step {step}, rewards",
+                rule=f"at most {most:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
+                way_out="mend the reward or the rows that it cannot judge; failures.jsonl in the run folder has each",
+            )
+
+    def close(self) -> None:
+        """End every process; what is being judged is given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for judge in self._all:
+            judge.close()
+        self._pool.shutdown(wait=True)
+        for judge in self._all:  # one that was just being replaced
+            judge.close()
+        if self.sandbox is not None:
+            self.sandbox.close()
+
+    def _judge(self, response: Response) -> Verdict:
+        judge = self._judges.get()
+        try:
+            return judge.judge(response)
+        finally:
+            self._judges.put(judge)
+
+    def _verdict(self, rollout: Rollout) -> Verdict:
+        if not self.is_early:
+            return self._judge(_response(rollout))
+        with self._lock:
+            _, future = self._begun[rollout.id]
+        return future.result(self._deadline_s())
+
+    def _deadline_s(self) -> float:
+        return self.job.limits.action_timeout_s
+
+    def _write(self, rollout: Rollout, verdict: Verdict) -> None:
+        rollout.rewards, rollout.failure = dict(verdict.values), verdict.failure
+        rollout.has_failed = bool(verdict.failure)
+        weighted = [spec.weight * verdict.values.get(spec.label, 0.0) for spec in self.job.rewards]
+        rollout.reward = 0.0 if rollout.has_failed else sum(weighted)
+
+
+def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:
+    """Lines for failures.jsonl: which rollouts have no reward, and why."""
+    return [
+        {"step": step, "prompt": rollout.prompt.id, "reason": rollout.failure, "response": rollout.text[:2000]}
+        for rollout in rollouts
+        if rollout.failure
+    ]
+
+
+def _response(rollout: Rollout) -> Response:
+    return Response(rollout.prompt, rollout.text, rollout.completion.tokens)
+
+
+def _sandbox_for(job: JobSpec, name: str, count: int) -> Sandbox | None:
+    limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
+    return open_sandbox(name, count, max(limits, key=lambda each: each.memory_bytes)) if limits else None

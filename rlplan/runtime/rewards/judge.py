@@ -1,0 +1,112 @@
+"""Judge: what one response is worth by all of a job's rewards, one after the other; each thread has one.
+
+In: a response with its prompt. Out: a Verdict. Rewards that take processes have their own here, kept between responses.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlplan.runtime.experience import Prompt
+from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rewards.processes import RewardProcess
+from rlplan.runtime.rewards.verdict import RewardFailure, Verdict
+from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
+from rlplan.runtime.sandbox.programs import Sandbox
+from rlplan.spec.rewards import (
+    AnswerMatcherSpec,
+    CodeExecutorSpec,
+    FormatCheckerSpec,
+    FunctionSpec,
+    RewardSpec,
+)
+from rlplan.units import GIB
+
+MATH_MEMORY = GIB
+"""Bytes that comparing mathematics may take before its process is ended."""
+MAX_MATH_TEXT = 4096
+"""Characters of an answer that are read as mathematics; what is longer is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is judged."""
+
+    prompt: Prompt
+    text: str
+    tokens: tuple[int, ...] = ()
+
+
+class Judge:
+    """See the module docstring. sandbox: for code; None where no reward runs any."""
+
+    def __init__(self, rewards: Sequence[RewardSpec], sandbox: Sandbox | None) -> None:
+        self.rewards, self.sandbox = rewards, sandbox
+        self._processes: dict[str, RewardProcess] = {}
+        for spec in rewards:
+            if isinstance(spec, FunctionSpec):
+                setting = {"kind": "function", "path": spec.path, "signature": spec.signature, "memory": spec.memory}
+                self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
+            elif isinstance(spec, AnswerMatcherSpec) and spec.compares == "math":
+                setting = {"kind": "math", "memory": MATH_MEMORY}
+                self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
+
+    def start(self) -> None:
+        """Start its processes. Raises: SpecError when one cannot work at all."""
+        for process in self._processes.values():
+            process.start()
+
+    def close(self) -> None:
+        """End its processes."""
+        for process in self._processes.values():
+            process.close()
+
+    def judge(self, response: Response) -> Verdict:
+        """Every reward, up to the first that fails."""
+        start_s = time.time()
+        values: dict[str, float] = {}
+        notes: dict[str, int] = {}
+        failure = ""
+        for spec in self.rewards:
+            try:
+                values[spec.label] = self._value(spec, response, notes)
+            except RewardFailure as error:
+                failure = f"{spec.label}: {error.reason}"
+                break
+        return Verdict(values, failure, notes, start_s, time.time())
+
+    def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float:
+        compute: dict[type, Callable[[], float]] = {
+            FormatCheckerSpec: lambda: check_format(spec, response.text),  # type: ignore[arg-type]
+            AnswerMatcherSpec: lambda: self._matches(spec, response),  # type: ignore[arg-type]
+            CodeExecutorSpec: lambda: self._passes(spec, response, notes),  # type: ignore[arg-type]
+            FunctionSpec: lambda: self._processes[spec.label].ask(_request(response)),
+        }
+        return compute[type(spec)]()
+
+    def _matches(self, spec: AnswerMatcherSpec, response: Response) -> float:
+        if spec.compares == "text":
+            return match_answer(spec, response.text, response.prompt.answer)
+        said, right = answer_in(spec, response.text), response.prompt.answer.strip()
+        if not said or len(said) > MAX_MATH_TEXT:
+            return 0.0
+        return 1.0 if said == right else self._processes[spec.label].ask({"text": said, "answer": right})
+
+    def _passes(self, spec: CodeExecutorSpec, response: Response, notes: dict[str, int]) -> float:
+        assert self.sandbox is not None, "a sandbox was opened"
+        graded = grade(spec, response.text, response.prompt, self.sandbox)
+        if graded.note:
+            notes[f"{spec.label}/{graded.note}"] = 1
+        return graded.value
+
+
+def _request(response: Response) -> dict[str, object]:
+    prompt = response.prompt
+    return {
+        "prompt": prompt.text,
+        "text": response.text,
+        "tokens": list(response.tokens),
+        "answer": prompt.answer,
+        "columns": json.loads(prompt.columns),
+    }

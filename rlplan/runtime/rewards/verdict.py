@@ -1,0 +1,48 @@
+"""What one response is judged to be worth, or why nobody can say.
+
+In: what a reward gave. Out: a finite number, or a RewardFailure with its reason: never a silent 0.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_REASON = 300
+"""Characters of a reason that are kept."""
+
+
+class RewardFailure(Exception):  # noqa: N818  # a value of the run's, caught and counted, not an error of ours
+    """A reward could not be computed. reason: for people, short."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:MAX_REASON])
+        self.reason = reason[:MAX_REASON]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one response. values: unweighted, by reward name. failure: of the first that failed; then values are partial.
+
+    notes: how often something happened that is no failure, such as a program's timeout. Times: seconds since 1970.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    notes: dict[str, int] = field(default_factory=dict)
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
+def finite(value: Any) -> float:
+    """A reward as a number. Raises: RewardFailure for what is none, or not finite."""
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, int | float):
+        raise RewardFailure(f"it gave {type(value).__name__}, not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise RewardFailure("it gave a number too large") from None
+    if not math.isfinite(number):
+        raise RewardFailure(f"it gave {number}")
+    return number

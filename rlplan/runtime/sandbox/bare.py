@@ -1,0 +1,25 @@
+"""No sandbox at all: the runner in a plain process, with rlimits only. Whoever runs this trusts every program.
+
+In: programs. Out: reports. Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls
+back to it.
+"""
+
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER
+from rlplan.runtime.sandbox.process import interpreter_flags, run_in
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
+
+
+class Bare:
+    """See the module docstring."""
+
+    name = "none"
+
+    def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+
+    def run(self, program: Program, *, stops_early: bool = False) -> Report:
+        """Run a program with nothing around it."""
+        return run_in((INTERPRETER, *interpreter_flags()), program, stops_early=stops_early)
+
+    def close(self) -> None:
+        """Nothing is kept between runs."""

@@ -1,0 +1,221 @@
+"""One sandbox's process: started, fed, read and ended, whatever it does.
+
+In: a command and a program. Out: a Report. The command ends in the runner (runner.py), which speaks first, reports
+last, and proves that it is the runner with a nonce that nobody inside can know before all of the program has ended.
+"""
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
+
+RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
+"""The text that the interpreter inside is given."""
+START_S = 10.0
+"""A sandbox that is not up by then is broken."""
+GRACE_S = 0.5
+"""Beyond a program's own limits, for the runner to report."""
+LEAVE_S, END_S = 0.05, 2.0
+"""How long a command may take to end by itself; with its children killed."""
+_READY = b"ready\n"
+_STATUSES = frozenset({"ok", "error", "timeout", "output", "killed"})
+_PIECE = 1 << 16
+
+
+def interpreter_flags(runner: str = RUNNER) -> tuple[str, ...]:
+    """For the interpreter inside: isolated, without site packages, writing nothing, and running the runner."""
+    return ("-I", "-S", "-B", "-X", "utf8", "-c", runner)
+
+
+def precompiled(interpreter: str) -> str:
+    """The runner as that interpreter's own code: compiling it would be a third of a small program's time.
+
+    Raises: OSError, subprocess.SubprocessError.
+    """
+    compiles = "import marshal, sys; print(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
+    command = [interpreter, "-I", "-S", "-c", compiles]
+    said = subprocess.run(command, input=RUNNER, capture_output=True, text=True, timeout=START_S, check=True).stdout
+    return f"import marshal\nexec(marshal.loads({said.strip()}))"
+
+
+def run_in(
+    command: Sequence[str],
+    program: Program,
+    *,
+    pass_fds: tuple[int, ...] = (),
+    stops_early: bool = False,
+    watch: Callable[[int], bool] | None = None,
+) -> Report:
+    """Run a program by a command that starts the runner. watch: called with the process id; True ends it (memory)."""
+    started = time.monotonic()
+    nonce = secrets.token_hex(16).encode()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
+    talk = _Talk(process, _request(program, stops_early) + nonce, _most(program))
+    try:
+        status = talk.listen(started, program.limits.total_s, watch)
+    finally:
+        _end(process)
+    return _report(program, status, bytes(talk.heard), nonce, bytes(talk.complaints), time.monotonic() - started)
+
+
+class _Talk:
+    """The three pipes of a sandbox; reads no more than a limit."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", to_say: bytes, limit: int) -> None:
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        assert process.stderr is not None, "a pipe"
+        self.process, self.to_say, self.limit = process, memoryview(to_say), limit
+        self.heard, self.complaints = bytearray(), bytearray()
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    def listen(self, started: float, total_s: float, watch: Callable[[int], bool] | None) -> str:
+        """Until it says no more (`done`), or `timeout`, `output`, `memory`. The program's time begins once it is up."""
+        poll = select.poll()
+        poll.register(self.stdin, select.POLLOUT)
+        poll.register(self.stdout, select.POLLIN)
+        poll.register(self.stderr, select.POLLIN)
+        deadline, is_up = started + START_S, False
+        while True:
+            for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
+                if descriptor == self.stdin.fileno():
+                    if not self._say():
+                        poll.unregister(descriptor)
+                elif not self._hear(descriptor):
+                    poll.unregister(descriptor)
+                    if descriptor == self.stdout.fileno():
+                        return "done"
+            now = time.monotonic()
+            if not is_up and self.heard.startswith(_READY):
+                is_up, deadline = True, now + total_s + GRACE_S
+            if now > deadline:
+                return "timeout"
+            if len(self.heard) > self.limit:
+                return "output"
+            if watch is not None and watch(self.process.pid):
+                return "memory"
+
+    def _say(self) -> bool:
+        try:
+            self.to_say = self.to_say[os.write(self.stdin.fileno(), self.to_say[:_PIECE]) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return len(self.to_say) > 0
+
+    def _hear(self, descriptor: int) -> bool:
+        try:
+            piece = os.read(descriptor, _PIECE)
+        except BlockingIOError:
+            return True
+        if descriptor == self.stdout.fileno():
+            self.heard += piece
+        elif len(self.complaints) < _PIECE:
+            self.complaints += piece
+        return bool(piece)
+
+
+def _request(program: Program, stops_early: bool) -> bytes:
+    """What the runner reads first: Python's own notation, which needs no import inside."""
+    limits = program.limits
+    cases = [{"stdin": case.stdin, "call": case.call} for case in program.cases]
+    rlimits = {
+        "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_NPROC": limits.num_processes,
+        "RLIMIT_FSIZE": limits.file_bytes,
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+    }
+    request = {
+        "source": program.source,
+        "cases": cases,
+        "case_s": limits.case_s,
+        "output_bytes": limits.output_bytes,
+        "rlimits": rlimits,
+        "stops_early": stops_early,
+    }
+    body = ascii(request).encode("ascii")
+    return b"%016x" % len(body) + body
+
+
+def _most(program: Program) -> int:
+    """Bytes that an honest runner says at most."""
+    return len(program.cases) * (program.limits.output_bytes + 2 * _PIECE + 1024) + 1024
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End what is left, innermost first, so that everybody is waited for by its own parent: no zombie stays."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(LEAVE_S if not _kill_children(process.pid) else END_S)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _kill_children(pid: int) -> bool:
+    """Whether there were any; the first of a process namespace takes everybody in it along."""
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return False
+    for child in children:
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    return bool(children)
+
+
+def _report(program: Program, status: str, heard: bytes, nonce: bytes, complaints: bytes, seconds: float) -> Report:
+    if not heard.startswith(_READY):
+        last = complaints.decode("utf-8", "replace").strip().splitlines()
+        return unknown(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
+    results = _verdict(heard[len(_READY) :], nonce) if status == "done" else None
+    if results is None or len(results) > len(program.cases):
+        return unknown(program, status if status != "done" else "killed", "", seconds)
+    missing = (CaseResult("missing"),) * (len(program.cases) - len(results))
+    return Report("done", (*results, *missing), "", seconds)
+
+
+def _verdict(said: bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
+    """The results, if the runner said them: nonce, length, results, nonce, and nothing else."""
+    head = len(nonce) + 16
+    if not said.startswith(nonce) or not said.endswith(nonce) or len(said) < head + len(nonce):
+        return None
+    body = said[head : -len(nonce)]
+    if int(said[len(nonce) : head], 16) != len(body):
+        return None
+    results, at = [], 0
+    while at < len(body):
+        stop = body.index(b"\n", at)
+        status, detail_size, output_size = body[at:stop].decode("ascii").split(" ")
+        middle, end = stop + 1 + int(detail_size, 16), stop + 1 + int(detail_size, 16) + int(output_size, 16)
+        assert status in _STATUSES, "the runner is ours"
+        results.append(CaseResult(status, body[middle:end], body[stop + 1 : middle].decode("utf-8", "replace")))
+        at = end
+    return tuple(results)

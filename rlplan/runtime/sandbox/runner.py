@@ -1,0 +1,218 @@
+"""Runs inside the sandbox, alone with the standard library: it is given to the interpreter as text.
+
+It reads a request from its standard input, says that it is ready, starts the program anew for each case in a child of
+its own, and reports. Children inherit neither its input nor its output. The nonce that makes a report valid is the last
+thing on the input, and is read when all children are done: no memory that a child ever had holds it.
+"""
+
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+
+def _read_exactly(size):
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            os._exit(3)
+        data += piece
+    return data
+
+
+def _write_all(descriptor, data):
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _encode(value, depth=0):
+    if value is None or value is True or value is False:
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if depth > 90:
+        raise ValueError("the value is nested too deep")
+    if isinstance(value, int):
+        return b"i" + hex(int.__index__(value)).encode() + b";"
+    if isinstance(value, float):
+        return b"d" + float.hex(value).encode() + b";"
+    if isinstance(value, str):
+        data = str.encode(value, "utf-8", "surrogatepass")
+        return b"s%d:" % len(data) + data
+    if isinstance(value, (bytes, bytearray)):
+        return b"b%d:" % len(value) + bytes(value)
+    for kind, mark in ((list, b"l"), (tuple, b"u"), (set, b"e"), (frozenset, b"e")):
+        if isinstance(value, kind):
+            items = list(kind.__iter__(value))
+            return mark + b"%d;" % len(items) + b"".join(_encode(item, depth + 1) for item in items)
+    if isinstance(value, dict):
+        pairs = [part for pair in dict.items(value) for part in pair]
+        return b"m%d;" % (len(pairs) // 2) + b"".join(_encode(part, depth + 1) for part in pairs)
+    raise TypeError(f"a {type(value).__name__} cannot be given back")
+
+
+def _child(request, case, pipes):
+    """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
+    stdin, out, report = pipes
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.dup2(out, 1)
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    os.dup2(report, 3)
+    os.closerange(4, 64)
+    cpu = max(1, int(request["case_s"] + 0.999))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    try:
+        module = type(sys)("__main__" if case["call"] is None else "solution")
+        sys.modules[module.__name__], space = module, module.__dict__
+        space["exit"] = space["quit"] = sys.exit
+        exec(compile(request["source"], "solution.py", "exec"), space)
+        if case["call"] is not None:
+            value = _encode(eval(compile(case["call"], "test", "eval"), space))
+            sys.stdout.flush()
+            _write_all(3, b"v" + value)
+        sys.stdout.flush()
+    except SystemExit as error:
+        sys.stdout.flush()
+        if case["call"] is not None or error.code not in (None, 0):
+            _write_all(3, b"xSystemExit: %s" % str(error.code)[:200].encode("utf-8", "replace"))
+            os._exit(1)
+    except BaseException as error:
+        _write_all(3, b"x" + f"{type(error).__name__}: {str(error)[:300]}".encode("utf-8", "replace"))
+        os._exit(1)
+    os._exit(0)
+
+
+def _kill(pid):
+    for target in (os.killpg, os.kill):
+        try:  # noqa: SIM105  # contextlib would have to be imported
+            target(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+class _Watched:
+    """A child at work: fed, read, and ended at a limit."""
+
+    def __init__(self, pid, data, pipes, limit):
+        self.pid, self.data, self.limit = pid, data, limit
+        self.feed, self.out, self.report = pipes
+        self.end = os.pidfd_open(pid)
+        self.got = {self.out: b"", self.report: b""}
+        self.status, self.has_ended, self.feeds = "ok", False, True
+        self.poll = select.poll()
+        for descriptor in (*pipes, self.end):
+            os.set_blocking(descriptor, False)
+            self.poll.register(descriptor, select.POLLOUT if descriptor == self.feed else select.POLLIN)
+
+    def watch(self, seconds):
+        """Until it has ended, or has said or taken too much."""
+        deadline = time.monotonic() + seconds
+        while self.status == "ok" and not self.has_ended:
+            left = deadline - time.monotonic()
+            for descriptor, _ in self.poll.poll(max(0, min(1000, 1000 * left)) + 1):
+                self._serve(descriptor)
+            if not self.has_ended and left < 0:
+                self.status = "timeout"
+
+    def _serve(self, descriptor):
+        if descriptor == self.feed:
+            self._feed()
+        elif descriptor == self.end:
+            self.has_ended = True
+        elif not self._take(descriptor):
+            self.poll.unregister(descriptor)
+        elif len(self.got[descriptor]) > self.limit:
+            self.status = "output"
+
+    def _feed(self):
+        try:
+            self.data = self.data[os.write(self.feed, self.data[:65536]) :] if self.data else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            self.data = b""
+        if not self.data:
+            self.poll.unregister(self.feed)
+            os.close(self.feed)
+            self.feeds = False
+
+    def _take(self, descriptor):
+        try:
+            piece = os.read(descriptor, 65536)
+        except OSError:
+            return False
+        self.got[descriptor] += piece
+        return bool(piece)
+
+    def close(self):
+        """End it. Gives (status, printed, reported)."""
+        _kill(self.pid)
+        code = os.waitpid(self.pid, 0)[1]
+        for descriptor in (self.out, self.report):  # what it wrote before it ended
+            while len(self.got[descriptor]) <= self.limit and self._take(descriptor):
+                pass
+            os.close(descriptor)
+        for descriptor in (self.feed, self.end) if self.feeds else (self.end,):
+            os.close(descriptor)
+        printed, said = self.got[self.out], self.got[self.report]
+        status = "output" if self.status == "ok" and max(len(printed), len(said)) > self.limit else self.status
+        if status == "ok" and os.WIFSIGNALED(code):
+            status = "timeout" if os.WTERMSIG(code) == signal.SIGXCPU else "killed"
+        if status == "ok" and os.WEXITSTATUS(code):
+            return "error", printed, said if said[:1] == b"x" else b"xexit code %d" % os.WEXITSTATUS(code)
+        return status, printed, said
+
+
+def _case(request, case):
+    stdin_read, stdin_write = os.pipe()
+    out_read, out_write = os.pipe()
+    report_read, report_write = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        for descriptor in (stdin_read, stdin_write, out_read, out_write, report_read, report_write):
+            os.close(descriptor)
+        return "killed", b"", str(error).encode()
+    if pid == 0:
+        _child(request, case, (stdin_read, out_write, report_write))
+    for descriptor in (stdin_read, out_write, report_write):
+        os.close(descriptor)
+    child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), request["output_bytes"])
+    child.watch(request["case_s"])
+    status, printed, said = child.close()
+    if status == "error":
+        return status, b"", said[1:]
+    if status != "ok":
+        return status, b"", b""
+    if case["call"] is None:
+        return status, printed, b""
+    return (status, said[1:], b"") if said[:1] == b"v" else ("killed", b"", b"it ended before it gave anything back")
+
+
+def main():
+    request = eval(_read_exactly(int(_read_exactly(16), 16)))
+    for name, value in request["rlimits"].items():
+        number = getattr(resource, name)
+        hard = resource.getrlimit(number)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (value, value))
+    _write_all(1, b"ready\n")
+    results = []
+    for case in request["cases"]:
+        results.append(_case(request, case))
+        if results[-1][0] != "ok" and request["stops_early"]:
+            break
+    nonce = _read_exactly(32)
+    body = b"".join(
+        b"%s %x %x\n" % (status.encode(), len(detail), len(output)) + detail + output
+        for status, output, detail in results
+    )
+    _write_all(1, nonce + b"%016x" % len(body) + body + nonce)
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,60 @@
+"""Values that a program gives back, as bytes: of Python's own types alone, so that nothing of it runs out here.
+
+In: bytes from inside, which the program may have written itself. Out: plain values, or None and why not.
+The other half stands in runner.py: `n`, `t`, `f`, `i<hex>;`, `d<hex float>;`, `s<length>:`, `b<length>:`, and `l`, `u`,
+`e`, `m` with a count and so many items (list, tuple, set, dict of pairs).
+"""
+
+from rlplan.runtime.sandbox.programs import Plain
+
+MAX_DEPTH = 100
+
+
+class UnreadableValueError(ValueError):
+    """The bytes are not a value."""
+
+
+def decode(data: bytes) -> Plain:
+    """The value. Raises: UnreadableValueError."""
+    try:
+        value, end = _read(data, 0, 0)
+    except (IndexError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise UnreadableValueError(str(error)) from None
+    if end != len(data):
+        raise UnreadableValueError(f"{len(data) - end} bytes after the value")
+    return value
+
+
+def _read(data: bytes, at: int, depth: int) -> tuple[Plain, int]:
+    if depth > MAX_DEPTH:
+        raise UnreadableValueError(f"nested more than {MAX_DEPTH} deep")
+    kind = data[at : at + 1]
+    if kind in _SINGLE:
+        return _SINGLE[kind], at + 1
+    stop = data.index(b":" if kind in b"sb" else b";", at)
+    text = data[at + 1 : stop].decode("ascii")
+    if kind == b"i":
+        return int(text, 16), stop + 1
+    if kind == b"d":
+        return float.fromhex(text), stop + 1
+    size, start = int(text), stop + 1
+    if not 0 <= size <= len(data) - start:
+        raise UnreadableValueError("a length beyond the end")
+    if kind in (b"s", b"b"):
+        raw = data[start : start + size]
+        return raw.decode("utf-8", "surrogatepass") if kind == b"s" else raw, start + size
+    return _items(data, kind, size, start, depth)
+
+
+def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Plain, int]:
+    items = []
+    for _ in range(size * (2 if kind == b"m" else 1)):
+        value, at = _read(data, at, depth + 1)
+        items.append(value)
+    if kind == b"m":
+        return dict(zip(items[::2], items[1::2], strict=True)), at
+    return _MANY[kind](items), at
+
+
+_SINGLE = {b"n": None, b"t": True, b"f": False}
+_MANY = {b"l": list, b"u": tuple, b"e": set}

@@ -1,0 +1,96 @@
+"""Algorithm: the torch-free declaration of an algorithm, and how one is read from a user's own file.
+
+In: keywords, or a Python file in which `NAME = Algorithm(...)` stands. Out: a frozen value that the memory model, the
+planner, the simulator and the runtime all read. A file is parsed, never executed, for planning must run nobody's code.
+Left out: the loss and the advantage themselves, found by name in `rlplan.runtime.losses` or in the user's file.
+"""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec, read_text, validate
+from rlplan.vocabulary import Role
+
+POLICY_ALONE = (Role.POLICY,)
+
+
+class Algorithm(Spec):
+    """What an algorithm is made of. `advantage` and `loss` are names that `rlplan.runtime.losses` knows.
+
+    trained_roles: the policy first. min_samples_per_prompt: that its advantage compares. num_baseline_samples: greedy
+    rollouts of each prompt beside the sampled ones, rewarded and never trained on. has_rollouts: False where the
+    answers are given. trains_pairs: a prompt's rollouts meet in one loss, and so in one pass. sequences_per_sample:
+    that one sample of a budget's batch brings into a pass: two where a chosen and a rejected answer are one sample.
+    defaults: keys of `algorithm:` that are other than usual where the job leaves them out.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_+]{0,63}$")
+    source: str
+    advantage: str
+    loss: str
+    trained_roles: tuple[Role, ...] = POLICY_ALONE
+    min_samples_per_prompt: int = Field(default=1, ge=1)
+    num_baseline_samples: int = Field(default=0, ge=0, le=1)
+    has_rollouts: bool = True
+    trains_pairs: bool = False
+    sequences_per_sample: int = Field(default=1, ge=1, le=2)
+    defaults: dict[str, float | int | bool | str] = Field(default={})
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it holds a KL anchor unless told otherwise."""
+        return bool(self.defaults.get("kl_coef", 1))
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it trains a value model."""
+        return Role.VALUE in self.trained_roles
+
+
+def read_declaration(place: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """(absolute place, declaration as JSON) of `file.py:NAME`, relative to `folder`. Raises: SpecError."""
+    file, _, name = place.rpartition(":")
+    path = Path(file) if Path(file).is_absolute() else folder / file
+    if not file or not name.isidentifier():
+        raise _wrong(place, "a file and a name in it, such as my_algorithm.py:MINE", "write algorithm.path like that")
+    tree = _parsed(path)
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            declared = validate(Algorithm, _keywords(node.value, f"{path}: {name}"), file=f"{path}: {name}")
+            return f"{path.resolve()}:{name}", declared.model_dump(mode="json")
+    raise _wrong(f"{path} has no {name}", f"`{name} = Algorithm(...)` at the top level of the file", "correct the name")
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(read_text(path, "the algorithm's file"))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise _wrong(f"{path} is not Python: {error}", "a Python file", "mend the file") from None
+
+
+def _keywords(call: ast.expr, where: str) -> dict[str, Any]:
+    """The keywords of `Algorithm(...)`, each a literal, or a member of Role."""
+    if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] != "Algorithm" or call.args:
+        raise _wrong(where, "a call of Algorithm with keywords alone", "write NAME = Algorithm(name=..., ...)")
+    try:
+        return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+    except (ValueError, KeyError) as error:
+        raise _wrong(
+            f"{where}: {error}", "literals, and members of Role: the file is parsed, not run", "write the value out"
+        ) from None
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Tuple | ast.List):
+        return [_literal(element) for element in node.elts]
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "Role":
+        return Role[node.attr].value
+    return ast.literal_eval(node)
+
+
+def _wrong(what: str, rule: str, way_out: str) -> SpecError:
+    return SpecError(what, where="algorithm.path", rule=rule, way_out=way_out)

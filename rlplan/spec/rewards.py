@@ -1,0 +1,137 @@
+"""Rewards that follow rules: how a response is judged, as the `rewards:` part of a job says it.
+
+In: parsed YAML. Out: frozen values. Left out: how they are computed (runtime/rewards); learned rewards are a role.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rlplan.spec.base import ByteCount, Spec
+from rlplan.units import GIB, MIB
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+def _has_group(pattern: str) -> str:
+    if re.compile(_compiles(pattern)).groups < 1:
+        raise ValueError("the pattern needs one (group) that holds the answer")
+    return pattern
+
+
+class _Reward(Spec):
+    """What all rewards have. name: under which its values are reported; its kind where it is not given."""
+
+    weight: float = 1.0
+    name: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name among the rewards of a job."""
+        return self.name or str(getattr(self, "kind", ""))
+
+
+class AnswerMatcherSpec(_Reward):
+    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside.
+
+    compares: as `text`, or as `math`: what mathematics calls the same (math-verify, in a process of its own).
+    timeout_s: of one comparison of mathematics.
+    """
+
+    kind: Literal["answer_matcher"]
+    pattern: str = r"<answer>(.*?)</answer>"
+    compares: Literal["text", "math"] = "text"
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+
+    _pattern_has_group = field_validator("pattern")(_has_group)
+
+
+class FormatCheckerSpec(_Reward):
+    """Reward 1 when the whole response matches the pattern."""
+
+    kind: Literal["format_checker"]
+    pattern: str = r"<answer>.*</answer>"
+
+    _pattern_compiles = field_validator("pattern")(_compiles)
+
+
+class CodeExecutorSpec(_Reward):
+    """Runs the program in a response against the row's tests, in a sandbox.
+
+    pattern: its first group is the program; the last match counts. template: what is run, where `{program}` and
+    `{prompt}` stand for them. credit: 1 when `all` tests pass, or the `fraction`
+    that do. case_timeout_s: of one test; timeout_s: of all of them. memory, max_processes: of the whole sandbox.
+    """
+
+    kind: Literal["code_executor"]
+    pattern: str = r"\x60{3}\w*[ \t]*\n(.*?)\x60{3}"
+    template: str = "{program}"
+    credit: Literal["all", "fraction"] = "all"
+    case_timeout_s: float = Field(default=4.0, gt=0, le=600)
+    timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    memory: ByteCount = 512 * MIB
+    max_processes: int = Field(default=32, ge=4, le=4096)
+
+    _pattern_has_group = field_validator("pattern")(_has_group)
+
+    @field_validator("template")
+    @classmethod
+    def _holds_the_program(cls, template: str) -> str:
+        if "{program}" not in template:
+            raise ValueError("the template holds {program}")
+        return template
+
+
+class FunctionSpec(_Reward):
+    """A function of the user's own, `FILE.py:NAME`, in a process of its own.
+
+    signature: `trl`, f(prompts, completions, **columns) -> list; `verl`, f(data_source, solution_str, ground_truth,
+    extra_info) -> number or dict with `score`; `auto` looks at its parameters. memory: that it may take.
+    """
+
+    kind: Literal["function"]
+    path: str
+    signature: Literal["auto", "trl", "verl"] = "auto"
+    timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    memory: ByteCount = GIB
+
+    @model_validator(mode="after")
+    def _path_names_a_function(self) -> "FunctionSpec":
+        file, _, name = self.path.rpartition(":")
+        if not file.endswith(".py") or not name.isidentifier():
+            raise ValueError(f"'{self.path}' is not FILE.py:NAME")
+        return self
+
+    @property
+    def file(self) -> str:
+        """The Python file."""
+        return self.path.rpartition(":")[0]
+
+
+RewardSpec = Annotated[
+    AnswerMatcherSpec | FormatCheckerSpec | CodeExecutorSpec | FunctionSpec, Field(discriminator="kind")
+]
+
+
+def runs_elsewhere(reward: RewardSpec) -> bool:
+    """Whether a reward takes processes of its own, so that it is worth starting early."""
+    return not isinstance(reward, FormatCheckerSpec) and not (
+        isinstance(reward, AnswerMatcherSpec) and reward.compares == "text"
+    )
+
+
+def evaluation_name(reward: RewardSpec) -> str:
+    """Under which name the mean over held-out prompts is reported."""
+    if reward.name is not None:
+        return reward.name
+    known = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy", "code_executor": "pass_rate"}
+    return known.get(reward.kind, reward.kind)

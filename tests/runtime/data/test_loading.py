@@ -1,0 +1,244 @@
+"""Data sets: each known layout becomes the same rows, and bad rows are listed, each with what is wrong with it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
+from rlplan.runtime.data.loading import Loaded, Wanted, load_rows
+from tests.factories import EXAMPLES
+
+SORTER = EXAMPLES / "models" / "sorter"
+GOOD = b'{"id": "a", "prompt": "Sort: 21", "answer": "12"}'
+USER = {"role": "user", "content": "1 + 1?"}
+
+
+def said(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def load(path: Path, *, columns: Columns = Columns(), pairs: bool = False, answers: bool = True) -> Loaded:  # noqa: B008
+    return load_rows(path, columns, SORTER, Wanted(pairs=pairs, answers=answers and not pairs))
+
+
+def jsonl(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_the_shipped_prompts_are_read_whole(split: str) -> None:
+    path = EXAMPLES / "data" / "sort_digits" / f"{split}.jsonl"
+    loaded = load(path)
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [row.id for row in loaded.rows]
+    assert all(row.answer == "".join(sorted(str(row.prompt).removeprefix("Sort: "))) for row in loaded.rows)
+    assert loaded.said(path).endswith("rows in the layout of rlplan, prompts are text")
+
+
+def test_train_and_heldout_prompts_have_nothing_in_common() -> None:
+    folder = EXAMPLES / "data" / "sort_digits"
+    train, heldout = ({row.prompt for row in load(folder / f"{split}.jsonl").rows} for split in ("train", "heldout"))
+    assert not train & heldout
+
+
+def test_blank_lines_windows_line_ends_and_an_empty_answer_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(GOOD + b"\r\n\r\n   \n" + '{"id": "é", "prompt": "二", "answer": ""}'.encode())
+    assert load(path).rows == (DataRow("a", "Sort: 21", "12"), DataRow("é", "二", ""))
+
+
+VERL = {
+    "data_source": "gsm8k",
+    "prompt": [USER],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 7, "split": "train"},
+}
+LAYOUTS: dict[str, tuple[dict[str, Any], Columns, str, str]] = {
+    "verl": (VERL, Columns(), "verl", "7"),
+    "TRL, a text": ({"prompt": "1 + 1?", "solution": "2"}, Columns(), "trl", "row-1"),
+    "TRL, a chat": ({"prompt": [USER], "answer": "2", "level": 3}, Columns(), "trl", "row-1"),
+    "OpenRLHF": ({"input": "1 + 1?", "label": "2"}, Columns(), "openrlhf", "row-1"),
+    "named columns": ({"question": "1 + 1?", "result": 2}, Columns("question", "result"), "columns", "row-1"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "folder"])
+def test_every_layout_becomes_the_same_row(tmp_path: Path, name: str, kind: str) -> None:
+    cells, columns, layout, identity = LAYOUTS[name]
+    path = tmp_path / f"data.{kind}"
+    if kind == "jsonl":
+        jsonl(path, [cells])
+    elif kind == "json":
+        path.write_text(json.dumps([cells]))
+    else:
+        _write_with_arrow(path, cells)
+    loaded = load(path, columns=columns)
+    (row,) = loaded.rows
+    assert (row.id, row.prompt, row.answer) == (identity, "1 + 1?", "2")
+    assert loaded.layout == layout
+    assert layout in loaded.said(path)
+    others = json.loads(row.others)
+    if name == "verl":
+        assert others["data_source"] == "gsm8k"
+        assert others["extra_info"]["split"] == "train"
+    if name == "TRL, a chat":
+        assert others == {"level": 3}
+        assert "joined" in loaded.template
+
+
+def _write_with_arrow(path: Path, cells: dict[str, Any]) -> None:
+    """A parquet file; or a folder as `Dataset.save_to_disk` of datasets 5.2 leaves it."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.Table.from_pylist([cells])
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path)
+        return
+    part = path / "train"
+    part.mkdir(parents=True)
+    (path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+    (part / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    with pa.OSFile(str(part / "data-00000-of-00001.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "ours": {"id": "row-1", "prompt": "1 + 1?", "chosen": "2", "rejected": "3"},
+    "TRL, explicit": {"prompt": [USER], "chosen": [said("2")], "rejected": [said("3")]},
+    "TRL, implicit": {"chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+    "OpenRLHF, whole chats beside the prompt": {
+        "prompt": [USER],
+        "chosen": [USER, said("2")],
+        "rejected": [USER, said("3")],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_preferences_of_every_layout_become_the_same_pair(tmp_path: Path, name: str) -> None:
+    (row,) = load(jsonl(tmp_path / "p.jsonl", [PAIRS[name]]), pairs=True).rows
+    assert (row.id, row.prompt, row.chosen, row.rejected) == ("row-1", "1 + 1?", "2", "3")
+
+
+def test_texts_that_hold_their_prompt_are_cut_after_it(tmp_path: Path) -> None:
+    talk = "\n\nHuman: 1 + 1?\n\nAssistant:"
+    (row,) = load(jsonl(tmp_path / "p.jsonl", [{"chosen": talk + " 2", "rejected": talk + " 3"}]), pairs=True).rows
+    assert (row.prompt, row.chosen, row.rejected) == (talk, " 2", " 3")
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
+        ({"prompt": "x", "chosen": None, "rejected": "a"}, "chosen is null"),
+        ({"prompt": "x", "chosen": "", "rejected": "a"}, "chosen is empty"),
+        ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen is a chat and rejected a text"),
+        ({"chosen": "left", "rejected": "right"}, "there is no prompt"),
+        ({"chosen": [USER], "rejected": [USER, said("a")]}, "must differ in one last message"),
+        ({"chosen": [{"role": "user"}], "rejected": [USER]}, "a message is an object with the texts role and content"),
+        ({"prompt": "x", "chosen": "a"}, "rejected is null"),
+    ],
+)
+def test_a_wrong_pair_is_a_bad_row(tmp_path: Path, row: dict[str, Any], what: str) -> None:
+    with pytest.raises(SpecError, match="1 of 1 rows cannot be used: row 1: ") as caught:
+        load(jsonl(tmp_path / "p.jsonl", [row]), pairs=True)
+    assert what in caught.value.what
+
+
+def test_a_chat_is_rendered_by_the_policy_s_template(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((SORTER / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    loaded = load_rows(jsonl(tmp_path / "p.jsonl", [VERL]), Columns(), tmp_path, Wanted(answers=True))
+    assert loaded.rows[0].prompt == "<user>1 + 1?<assistant>"
+    assert loaded.template == "chats by the policy's template"
+
+
+def test_answers_that_a_reward_cannot_use_are_bad_rows(tmp_path: Path) -> None:
+    def check(answer: str) -> None:
+        if answer != "2":
+            raise BadRowError(f"not {answer}")
+
+    path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": "2"}, {"prompt": "y", "answer": "3"}])
+    with pytest.raises(SpecError, match="1 of 2 rows cannot be used: row 2: not 3"):
+        load_rows(path, Columns(), SORTER, Wanted(answers=True, check=check))
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.arrow", "folder"])
+def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(SpecError, match="the data cannot be read"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (b"not json", "not JSON"),
+        (b'{"id": "b", "prompt": "x", "answer": "y"', "not JSON"),
+        (b"{'id': 'b'}", "not JSON"),
+        (b"\xef\xbb\xbf" + GOOD, "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"id": "b", "prompt": "x"}', "it has no answer"),
+        (b'{"id": "b", "answer": "x"}', "prompt is null"),
+        (b'{"id": "b", "prompt": null, "answer": "y"}', "prompt is null"),
+        (b'{"id": "b", "prompt": "x", "answer": null}', "it has no answer"),
+        (b'{"id": "b", "prompt": ["x"], "answer": "y"}', "a message is an object"),
+        (b'{"id": "b", "prompt": 5, "answer": "y"}', "prompt is int, not a text or a chat"),
+        (b'{"id": "b", "prompt": "", "answer": "y"}', "prompt is empty"),
+        (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "half a character"),
+        (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' stands in row 1 too"),
+        (b"[1, 2]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b'{"id": "b", "prompt": "caf\xe9", "answer": "y"}', "the line is not UTF-8"),
+        (b"\x00\x01\x02", "not JSON"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_bad_row_is_named_with_its_line(tmp_path: Path, row: bytes, what: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(GOOD + b"\n\n" + row + b"\n")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert "row 3: " in caught.value.what
+    assert what in caught.value.what
+    assert caught.value.where == str(path)
+    assert len(str(caught.value)) < 700
+
+
+def test_many_bad_rows_are_counted_and_some_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"200 of 201 rows cannot be used: row 2: .*; and 190 more"):
+        load(jsonl(tmp_path / "p.jsonl", [json.loads(GOOD), *([5] * 200)]))
+
+
+def test_a_table_without_a_prompt_says_which_columns_it_has(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no column holds a prompt: there are question, result"):
+        load(jsonl(tmp_path / "p.jsonl", [{"question": "x", "result": "y"}]))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n  \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match="the prompt file is empty") as caught:
+        load(path)
+    assert caught.value.where == str(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the data cannot be read: No such file"):
+        load(tmp_path / "absent.jsonl")

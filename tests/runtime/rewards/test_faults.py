@@ -1,0 +1,155 @@
+"""Rewards that go wrong: each is a failure with a reason, none is a silent 0, and a hang costs its timeout."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlplan.errors import RunError, SpecError
+from rlplan.runtime.experience import Completion, Prompt, Rollout
+from rlplan.runtime.rewards.desk import RewardDesk, failures_of
+from rlplan.runtime.rewards.judge import Judge, Response
+from rlplan.runtime.rewards.verdict import Verdict
+from rlplan.spec.rewards import AnswerMatcherSpec, FunctionSpec
+from rlplan.units import MIB
+from tests.factories import make_job
+
+FAULTY = Path(__file__).with_name("faulty.py")
+TIMEOUT_S = 2.0
+FAULTS = {
+    "nan": "it gave nan",
+    "infinite": "it gave inf",
+    "minus_infinite": "it gave -inf",
+    "none": "it gave None",
+    "nothing": "NoneType",
+    "raises": "KeyError: 'ground truth'",
+    "exits": "SystemExit",
+    "dies": "ended with exit code 0",
+    "crashes": "ended by signal 11",
+    "hangs": "timeout",
+    "hangs_and_swallows": "timeout",
+    "too_many": "2 values for 1",
+    "too_few": "0 values for 1",
+    "text": "it gave str",
+    "huge_result": "it gave str",
+    "huge_number": "OverflowError",
+    "prints_without_end": "it gave nan",
+    "takes_all_memory": "MemoryError",
+    "leaves_threads": "with threads at work",
+    "tower": "timeout",
+}
+
+
+def function(name: str) -> FunctionSpec:
+    return FunctionSpec(kind="function", path=f"{FAULTY}:{name}", timeout_s=TIMEOUT_S, memory=512 * MIB)
+
+
+def judged(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
+    judge = Judge(specs, None)
+    try:
+        judge.start()
+        return judge.judge(Response(Prompt("1", "p", answer, (1,), '{"data_source": "x"}'), text))
+    finally:
+        judge.close()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_a_failure_with_its_reason(name: str) -> None:
+    judge = Judge((function(name),), None)
+    judge.start()
+    try:
+        begun = time.monotonic()
+        verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), "12"))
+        assert time.monotonic() - begun < TIMEOUT_S + 1
+        assert verdict.values == {}
+        assert FAULTS[name] in verdict.failure
+        assert verdict.failure.startswith("function: ")
+    finally:
+        judge.close()
+
+
+def test_at_least_14_kinds_of_faults_are_tried() -> None:
+    assert len(FAULTS) >= 14
+
+
+def test_after_a_hang_the_next_response_is_judged_and_nothing_is_left() -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    spec = function("hangs").model_copy(update={"timeout_s": 0.3})
+    judge = Judge((spec, function("good").model_copy(update={"name": "good"})), None)
+    response = Response(Prompt("1", "p", "12", (1,)), "12")
+    assert judge.judge(response).failure == "function: timeout after 0.3 s"
+    assert judge.judge(response).failure == "function: timeout after 0.3 s"
+    judge.close()
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(("name", "value"), [("good", 1.0), ("good_as_verl", 1.0), ("tensor", 0.5)])
+def test_good_functions_of_both_signatures_give_their_numbers(name: str, value: float) -> None:
+    assert judged(function(name)).values == {"function": value}
+
+
+def test_a_wrong_signature_is_said_before_anything_runs() -> None:
+    with pytest.raises(SpecError, match=r"it takes \(question, reply\): neither"):
+        judged(function("wrong_signature"))
+    with pytest.raises(SpecError, match="has no function absent"):
+        judged(function("absent"))
+
+
+MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "value"),
+    [(r"\frac{1}{2}", "0.5", 1.0), ("0.5", r"\frac{1}{2}", 1.0), ("1/3", "0.5", 0.0), ("(x+1)^2", "x^2+2x+1", 1.0)],
+)
+def test_mathematics_is_compared_by_what_it_means(text: str, answer: str, value: float) -> None:
+    assert judged(MATH, text=text, answer=answer).values == {"answer_matcher": value}
+
+
+@pytest.mark.parametrize("text", ["9^{9^{9^{9}}}", "10^{10^{10}}", "9**9**9**9"])
+def test_towers_cost_their_timeout_and_are_no_silent_zero(text: str) -> None:
+    begun = time.monotonic()
+    verdict = judged(MATH, text=text, answer="12")
+    assert time.monotonic() - begun < MATH.timeout_s + 4  # with the start of the process
+    assert verdict.failure or verdict.values == {"answer_matcher": 0.0}
+
+
+def rollout(group: int, failure: str = "", number: int = 0) -> Rollout:
+    completion = Completion((5, 6), (-0.1, -0.2), "stop")
+    return Rollout(Prompt("1", "p", "12", (1,)), group, completion, "12", id=f"g/{group}/{number}", failure=failure)
+
+
+def test_more_failures_than_the_job_lets_pass_end_the_run() -> None:
+    spec = {"kind": "function", "path": f"{FAULTY}:raises"}
+    desk = RewardDesk(make_job(rewards=[spec], **{"limits.max_failed_rewards": 0.5}))
+    rollouts = [rollout(0, number=number) for number in range(4)]
+    try:
+        desk.judge(rollouts)
+    finally:
+        desk.close()
+    assert [each.reward for each in rollouts] == [0.0] * 4
+    assert len(failures_of(rollouts, 3)) == 4
+    with pytest.raises(RunError, match="4 of 4 rollouts have no reward; 4 because of function: KeyError"):
+        desk.check_failures(rollouts, 3)
+    desk.check_failures([*rollouts[:2], rollout(1), rollout(1)], 3)
+
+
+def test_responses_are_judged_before_they_are_asked_for() -> None:
+    spec = {"kind": "function", "path": f"{FAULTY}:good"}
+    desk = RewardDesk(make_job(rewards=[spec]))
+    try:
+        desk.start()
+        each = rollout(0)
+        desk.begin(each.id, Response(each.prompt, each.text))
+        deadline = time.monotonic() + 5
+        while not desk._begun[each.id][1].done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        asked = time.time()
+        desk.judge([each])
+        assert each.reward == 1.0
+        assert desk.span is not None
+        assert desk.span[1] <= asked
+    finally:
+        desk.close()

@@ -1,0 +1,42 @@
+"""Whole runs with rewards in processes of their own: begun before generation has ended, and nothing left behind."""
+
+import json
+
+import psutil
+import pytest
+
+from tests.runtime.conftest import FinishedRun, Runner
+
+pytestmark = [pytest.mark.engine]
+
+SHORT = ("workload.num_steps=2", "workload.num_heldout_prompts=16", "workload.evaluate_every=2")
+
+
+def check(run: FinishedRun) -> None:
+    assert run.exit_code == 0, run.stderr
+    assert [row["reward/failed_fraction"] for row in run.metrics if row["step"] > 0] == [0.0, 0.0]
+    assert (run.folder / "failures.jsonl").read_text() == ""
+    spans = {(span.process, span.action_id, span.step): span for span in run.trace.spans}
+    judged, generated = spans["verifiers", "verify", 1], spans["rollout_engine/0", "generate", 1]
+    assert judged.start_s < generated.end_s, "rewards begin before generation has ended"
+    left = [process for process in psutil.process_iter(["cmdline"]) if _is_ours(process)]
+    assert left == []
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    words = process.info["cmdline"] or []
+    return "rlplan.runtime.rewards.child" in words or any(word.endswith("bwrap") for word in words[:1])
+
+
+def test_programs_are_judged_in_a_sandbox_while_others_are_written(run_job: Runner) -> None:
+    run = run_job("examples/rewards/code-executor.yaml", *SHORT)
+    check(run)
+    status = json.loads((run.folder / "status.json").read_text())
+    assert status["sandbox"] == "bubblewrap"
+    assert all(0 < row["reward/code_executor/mean"] < 1 for row in run.metrics if row["step"] > 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["math", "function", "weighted"])
+def test_the_other_kinds_of_rewards(run_job: Runner, name: str) -> None:
+    check(run_job(f"examples/rewards/{name}.yaml", *SHORT, "metrics.sinks=[tensorboard]"))

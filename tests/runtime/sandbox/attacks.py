@@ -1,0 +1,85 @@
+"""Escapes: programs that try to get at something outside of their sandbox, and say `ESCAPED` when they did.
+
+They stand in text files, each under its name; `{...}` is filled in by the test with what lies outside (`Outside`).
+Bombs say nothing: the test looks at what the host has left.
+"""
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CALL = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+def syscall(x86, arm, *arguments):
+    number = x86 if platform.machine() == "x86_64" else arm
+    result = libc.syscall(number, *arguments)
+    return result, ctypes.get_errno()
+def reached(result):
+    # anything but a refusal counts: EPERM, EACCES, ENOSYS
+    if result[0] >= 0 or result[1] not in (1, 13, 38):
+        print("ESCAPED", result)
+"""
+NETWORK = """
+import socket
+def attempt(make):
+    try:
+        make()
+        print("ESCAPED")
+    except OSError:
+        pass
+"""
+
+
+def read_programs(name: str, before: str = "") -> dict[str, str]:
+    """Programs of a text file by name."""
+    parts = (HERE / name).read_text(encoding="utf-8").split("#: ")[1:]
+    return {part.partition("\n")[0]: before + part.partition("\n")[2] for part in parts}
+
+
+KERNEL = {
+    name: CALL + f"reached(syscall({arguments}))"
+    for name, arguments in {
+        "traces its parent": "101, 117, 16, os.getppid(), 0, 0",
+        "reads its parent's memory": "310, 270, os.getppid(), 0, 0, 0, 0, 0",
+        "makes a user namespace": "272, 97, 0x10000000",
+        "clones into a new namespace": "56, 220, 0x10000011, 0, 0, 0, 0",
+        "joins a namespace": "308, 268, 0, 0",
+        "mounts": "165, 40, b'none', b'/tmp', b'tmpfs', 0, 0",
+        "opens a file system": "430, 430, b'tmpfs', 0",
+        "moves a mount": "429, 429, 0, b'', 0, b'', 0",
+        "pivots its root": "155, 41, b'/', b'/'",
+        "changes its root": "161, 51, b'/tmp'",
+        "makes a file in memory": "319, 279, b'x', 0",
+        "makes a secret file in memory": "447, 447, 0",
+        "loads a BPF program": "321, 280, 0, 0, 0",
+        "opens an io_uring": "425, 425, 8, 0",
+        "handles its own page faults": "323, 282, 0",
+        "joins the host's keyring": "250, 219, 1, 0",
+        "adds a key": "248, 217, b'user', b'x', b'y', 1, -3",
+        "watches the processor": "298, 241, 0, 0, -1, -1, 0",
+        "steals a descriptor": "438, 438, 0, 0, 0",
+        "opens by handle": "304, 265, -100, 0, 0",
+        "reads the kernel's log": "103, 116, 3, 0, 0",
+        "sets the clock": "227, 112, 0, 0",
+        "names the host": "170, 161, b'x', 1",
+        "loads a module": "175, 105, 0, 0, b''",
+        "loads a kernel": "246, 104, 0, 0, 0, 0",
+        "reboots": "169, 142, 0xfee1dead, 672274793, 0x4321fedc, 0",
+        "turns randomisation off": "135, 92, 0x0040000",
+        "compares processes": "312, 272, 1, 1, 0, 0, 0",
+        "makes System V shared memory": "29, 194, 4242, 4096, 0o1666",
+        "makes a message queue": "240, 180, b'x', 0o100, 0o600, 0",
+        "changes its quotas": "179, 60, 0, 0, 0, 0",
+        "keeps accounts": "163, 89, 0",
+        "asks for real time": "144, 119, 0, 1, ctypes.byref(ctypes.c_int(50))",
+        "takes its limits back": "160, 164, 6, ctypes.byref((ctypes.c_ulong * 2)(10**6, 10**6))",
+        "gives itself capabilities": (
+            "126, 91, ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), "
+            "ctypes.byref((ctypes.c_uint32 * 6)(*[0xFFFFFFFF] * 6))"
+        ),
+    }.items()
+}
+
+
+BOMBS = read_programs("bombs.txt")
+ESCAPES = read_programs("escapes.txt", CALL) | read_programs("network_escapes.txt", NETWORK) | KERNEL

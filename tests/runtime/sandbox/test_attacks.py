@@ -1,0 +1,154 @@
+"""What a program cannot do in a sandbox: 70 escapes and 19 bombs, none of which gets anywhere."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlplan.runtime.sandbox import choice
+from rlplan.runtime.sandbox.bare import Bare
+from rlplan.runtime.sandbox.choice import open_sandbox
+from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
+from rlplan.units import MIB
+from tests.runtime.sandbox.attacks import BOMBS, ESCAPES
+
+LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
+PATIENT = Limits(case_s=20.0, total_s=40.0, memory_bytes=256 * MIB)
+HARMLESS_BARE = (
+    "reads the host's password file",
+    "reads a file of the host's that everybody may read",
+    "reads the library that judges it",
+    "connects to the host over TCP",
+    "sends the host a datagram",
+    "reaches an abstract socket",
+    "starts a shell",
+    "makes a file in memory",
+    "hides a file for the next program",
+)
+"""Attacks that do no harm on a host without a sandbox: there they succeed, so they really try something."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What lies outside of the sandbox."""
+
+    secret: str
+    library: str
+    variable: str
+    port: int
+    port6: int
+    udp: int
+    abstract: str
+    victim: int
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    opened = open_sandbox("bubblewrap", 1, LIMITS)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    secret = Path("/var/tmp") / f"rlplan-secret-{os.getpid()}"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    abstract = f"\0rlplan-{os.getpid()}"
+    os.environ["RLPLAN_SECRET"] = "secret"
+    victim = subprocess.Popen(["sleep", "600"])
+    with contextlib.ExitStack() as stack:
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        tcp6 = stack.enter_context(socket.socket(socket.AF_INET6))
+        tcp6.bind(("::1", 0)) if socket.has_ipv6 else None
+        tcp6.listen()
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+        unix.bind(abstract.encode())
+        unix.listen()
+        yield Outside(
+            secret=str(secret),
+            library=choice.__file__,
+            variable="RLPLAN_SECRET",
+            port=tcp.getsockname()[1],
+            port6=tcp6.getsockname()[1],
+            udp=udp.getsockname()[1],
+            abstract=abstract,
+            victim=victim.pid,
+        )
+    assert victim.poll() is None, "a process of the host was killed"
+    victim.kill()
+    victim.wait()
+    del os.environ["RLPLAN_SECRET"]
+    secret.unlink()
+
+
+def attack(sandbox: Sandbox, source: str, limits: Limits = LIMITS) -> Report:
+    return sandbox.run(Program(source, (Case(),), limits))
+
+
+def filled(source: str, outside: Outside) -> str:
+    for name, value in asdict(outside).items():
+        source = source.replace(f"{{{name}!r}}", repr(value)).replace(f"{{{name}}}", str(value))
+    return source
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_escapes(name: str, sandbox: Sandbox, outside: Outside) -> None:
+    source = filled(ESCAPES[name], outside)
+    for _ in range(2):  # what one program leaves, the next one would find
+        report = attack(sandbox, source, PATIENT)
+        assert report.status in ("done", "killed"), (report, name)
+        assert b"ESCAPED" not in report.cases[0].output, report
+        assert report.cases[0].status in ("ok", "error", "missing", "killed"), report
+        assert "SyntaxError" not in report.cases[0].detail, report
+        assert "NameError" not in report.cases[0].detail, report
+
+
+@pytest.mark.parametrize("name", HARMLESS_BARE)
+def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside) -> None:
+    program = Program(filled(ESCAPES[name], outside), (Case(),))
+    try:
+        reports = [Bare(1).run(program) for _ in range(2)]
+    finally:
+        Path("/tmp/note").unlink(missing_ok=True)
+    assert b"ESCAPED" in reports[1].cases[0].output
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
+    others = {process.pid for process in psutil.process_iter()}
+    begun = time.monotonic()
+    report = attack(sandbox, BOMBS[name])
+    assert time.monotonic() - begun < LIMITS.total_s + 5.0
+    assert report.status in ("done", "memory", "killed", "timeout"), report
+    if report.status == "done" and "daemon" not in name:
+        assert report.cases[0].status in ("error", "timeout", "output", "killed"), report
+    assert attack(sandbox, "print(1)", PATIENT).cases[0].output == b"1\n", "the next program is not disturbed"
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        new = [p for p in psutil.process_iter(["pid", "uids"]) if p.pid not in others and _is_inside(p)]
+        if not new:
+            break
+        time.sleep(0.05)
+    assert not new, "a process survived its sandbox"
+
+
+def _is_inside(process: psutil.Process) -> bool:
+    """Whether a process runs under a sandbox's uid."""
+    try:
+        return 61_200 <= process.uids().real < 61_300
+    except psutil.Error:
+        return False
+
+
+def test_there_are_enough_attacks() -> None:
+    assert len(ESCAPES) + len(BOMBS) >= 45

@@ -1,0 +1,122 @@
+"""Which sandbox there is: one that was seen to hold, or none at all; never one that does not hold."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import HostError, SpecError
+from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.sandbox.bare import Bare
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
+from rlplan.runtime.sandbox.choice import open_sandbox, self_test
+from rlplan.runtime.sandbox.memory_groups import MemoryGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.programs import Case, Limits, Program
+from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
+from rlplan.runtime.sandbox.values import UnreadableValueError, decode
+from rlplan.units import MIB
+from tests.factories import make_job
+
+HOG = (
+    "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(100 * 2**20)\n"
+    "        time.sleep(20)\ntime.sleep(20)"
+)
+
+
+def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    job = make_job(rewards=[{"kind": "code_executor"}])
+    with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
+        RewardDesk(job)
+    assert "or not at all" in caught.value.rule
+    desk = RewardDesk(job, "none")
+    assert desk.sandbox is not None
+    assert desk.sandbox.name == "none"
+    desk.close()
+
+
+def test_a_sandbox_that_does_not_hold_fails_its_self_test() -> None:
+    fault = self_test(Bare(1))
+    assert fault is not None
+    assert "read /etc/passwd" in fault
+    assert "connected" in fault
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(SpecError, match=r"there is no sandbox 'bublewrap'.*\n.*\n  rule: .*Did you mean 'bubblewrap'"):
+        open_sandbox("bublewrap", 1)
+
+
+def test_a_broken_sandbox_is_its_own_fault_and_not_the_program_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = open_sandbox("bubblewrap", 1)
+    monkeypatch.setattr(sandbox, "_bwrap", "/usr/bin/false")
+    report = sandbox.run(Program("print(1)", (Case(),)))
+    sandbox.close()
+    assert report.status == "broken"
+    assert report.cases[0].status == "missing"
+
+
+def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> None:
+    limits = Limits(case_s=10.0, memory_bytes=300 * MIB)
+    sandbox = Bubblewrap(1, limits)
+    groups, sandbox._groups, sandbox._watch = sandbox._groups, [], TreeWatch(limits.memory_bytes)
+    try:
+        assert sandbox.counts_memory == "looking on"
+        report = sandbox.run(Program(HOG, (Case(),), limits))
+    finally:
+        sandbox._groups = groups
+        sandbox.close()
+    assert report.status == "memory"
+    assert report.seconds < 8
+
+
+def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root makes control groups here")
+    code = "from rlplan.runtime.sandbox.memory_groups import MemoryGroup; print(MemoryGroup(0, 1 << 28).folder)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    mine = MemoryGroup(99, 1 << 28)
+    assert Path(said).is_dir()
+    assert sweep() >= 1
+    assert not Path(said).exists()
+    assert mine.folder.is_dir()
+    mine.close()
+    assert not mine.folder.exists()
+
+
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_denied_calls_have_the_kernel_s_numbers(machine: str) -> None:
+    """Oracle: the kernel's headers, which a C compiler brings along; calls newer than these are left out."""
+    text = HEADERS[machine].read_text()
+    known = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
+    ours = denied_calls(machine) | _ARGUED[machine] | {"clone3": _CLONE3}
+    compared = {name: number for name, number in ours.items() if name in known}
+    assert compared == {name: known[name] for name in compared}
+    assert len(compared) > 0.8 * len(ours)
+
+
+def test_the_filter_is_whole_instructions_and_jumps_stay_inside() -> None:
+    for machine in HEADERS:
+        code = deny_list(machine)
+        assert len(code) % 8 == 0
+        count = len(code) // 8
+        assert count < 4096, "the kernel's limit"
+        for index in range(count):
+            operation, if_true, if_false = code[8 * index], code[8 * index + 2], code[8 * index + 3]
+            if operation & 0x07 == 0x05:
+                assert index + 1 + max(if_true, if_false) < count
+
+
+@pytest.mark.parametrize("data", [b"", b"i;", b"s9:a", b"l3;nn", b"u-1;", b"nn", b"e1;l0;", b"l1;" * 200 + b"n", b"x"])
+def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableValueError):
+        decode(data)

@@ -1,0 +1,63 @@
+"""A program cannot make its judge believe that it is right: 30 ways to try, as a function and as a program."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rlplan.runtime.experience import Prompt
+from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.sandbox.choice import open_sandbox
+from rlplan.runtime.sandbox.process import _verdict
+from rlplan.runtime.sandbox.programs import Limits, Sandbox
+from rlplan.spec.rewards import CodeExecutorSpec
+from tests.runtime.sandbox.attacks import read_programs
+
+FORGERIES = read_programs("forgeries.txt")
+SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=2.0, timeout_s=4.0)
+RIGHT = 4 * 10**6 + 13
+CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == {RIGHT}", "entry_point": "f"})
+PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    opened = open_sandbox("bubblewrap", 1, Limits())
+    yield opened
+    opened.close()
+
+
+def value(sandbox: Sandbox, source: str, tests: str) -> float:
+    prompt = Prompt("1", "Write f.", tests, (1,))
+    return grade(SPEC, f"```python\n{source}\n```", prompt, sandbox).value
+
+
+def test_the_right_program_passes(sandbox: Sandbox) -> None:
+    assert value(sandbox, f"def f(x): return {RIGHT - 7} + x", CALLS) == 1.0
+    assert value(sandbox, f"print({RIGHT - 7} + int(input()))", PRINTS) == 1.0
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
+    assert value(sandbox, FORGERIES[name], CALLS) == 0.0
+    assert value(sandbox, FORGERIES[name] + "\nprint(f(7))", PRINTS) == 0.0
+
+
+def test_there_are_enough_forgeries() -> None:
+    assert len(FORGERIES) >= 15
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"ok 0 1\nt",
+        b"1" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"1" * 32,
+        b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"1" * 32,
+        b"0" * 32 + b"%016x" % 9 + b"ok 0 1\nt" + b"0" * 32,
+        b"x" + b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32,
+    ],
+)
+def test_a_verdict_without_the_nonce_of_its_run_is_none(said: bytes) -> None:
+    assert _verdict(said, b"0" * 32) is None
+    assert _verdict(b"0" * 32 + b"%016x" % 8 + b"ok 0 1\nt" + b"0" * 32, b"0" * 32) is not None

@@ -1,0 +1,126 @@
+"""Declarations: those of the package, those in a user's file, and nobody else naming an algorithm."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.planner.plan import dump_plan, read_plan
+from rlplan.planner.search import find_plan
+from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
+from rlplan.spec.declaration import Algorithm, read_declaration
+from rlplan.spec.job import load_job
+from rlplan.vocabulary import Role
+from tests.factories import ROOT, make_job, write_job
+
+OWN = """
+import a_module_that_nobody_has
+from rlplan.spec.declaration import Algorithm
+from rlplan.vocabulary import Role
+
+MINE = Algorithm(
+    name="mine",
+    source="nobody",
+    trained_roles=(Role.POLICY, Role.VALUE),
+    advantage="generalized",
+    loss="log_prob",
+    defaults={"kl_coef": 0.0, "clip_high": 0.5},
+)
+NOT_ONE = 7
+COMPUTED = Algorithm(name="a" + str(1), source="", advantage="", loss="")
+raise SystemExit("planning ran this file")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_declaration_of_one_s_own_is_read_without_running_its_file(file: Path) -> None:
+    place, declared = read_declaration("mine.py:MINE", file.parent)
+    assert place == f"{file.resolve()}:MINE"
+    assert Algorithm.model_validate(declared).trained_roles == (Role.POLICY, Role.VALUE)
+
+
+def test_a_job_with_it_is_planned_and_its_plan_read_back(file: Path) -> None:
+    path = write_job(file.parent, algorithm={"path": "mine.py:MINE", "name": "mine", "learning_rate": 1e-5})
+    plan = find_plan(load_job(path))
+    assert plan.job.trained_roles == (Role.POLICY, Role.VALUE)
+    assert (plan.job.algorithm.kl_coef, plan.job.algorithm.clip_high) == (0.0, 0.5)
+    saved = file.parent / "plan.json"
+    saved.write_text(dump_plan(plan, file.parent))
+    assert read_plan(saved).job.algorithm == plan.job.algorithm
+
+
+@pytest.mark.parametrize(
+    ("place", "rule"),
+    [
+        ("mine.py", "a file and a name in it"),
+        ("mine.py:OTHER", "at the top level"),
+        ("mine.py:NOT_ONE", "a call of Algorithm"),
+        ("mine.py:COMPUTED", "parsed, not run"),
+        ("missing.py:MINE", "must exist"),
+    ],
+)
+def test_a_file_without_a_declaration_is_refused(file: Path, place: str, rule: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_declaration(place, file.parent)
+    assert rule in caught.value.rule
+
+
+def test_what_a_job_leaves_out_is_as_the_algorithm_has_it_and_what_it_says_wins() -> None:
+    assert AlgorithmSpec(name="dapo").clip_high == 0.28
+    assert AlgorithmSpec(name="dapo", clip_high=0.3).clip_high == 0.3
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_declaration_s_defaults_are_keys_of_a_job(algorithm: Algorithm) -> None:
+    assert set(algorithm.defaults) <= set(AlgorithmSpec.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        ({"algorithm.name": "dpo"}, "must be 2"),
+        ({"algorithm.name": "dpo", "algorithm.kl_coef": 0.0}, "beta"),
+        ({"algorithm.name": "online_dpo", "workload.micro_batch_size_per_gpu": 1}, "two longest sequences"),
+        ({"algorithm.name": "online_dpo", "workload.mini_batch_size": 2}, "must be a multiple"),
+        ({"algorithm.value_warmup_steps": 1}, "has no value model"),
+        (
+            {"algorithm.name": "ppo", "algorithm.value_warmup_steps": 1, "roles.value.shares_backbone": True},
+            "trained with it",
+        ),
+        ({"algorithm.importance_low": 3.0}, "must be below"),
+        ({"algorithm.overlong_buffer": 13}, "at most workload.max_response_len"),
+        ({"placement.max_buffered_groups": 3}, "must hold one step's prompts"),
+    ],
+)
+def test_keys_that_disagree_are_refused(overrides: dict[str, object], what: str) -> None:
+    with pytest.raises(SpecError, match=what):
+        make_job(**overrides)
+
+
+NAMED_IN = {"rlplan/spec/algorithm.py", "rlplan/spec/budget.py"}
+"""Where the default stands."""
+
+
+def test_nothing_outside_its_own_file_names_an_algorithm() -> None:
+    """As a whole string, outside of docstrings. What others published under such names (accuracy/) is not ours."""
+    found = set()
+    for path in sorted((ROOT / "rlplan").rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        if place.startswith(("rlplan/spec/algorithms/", "rlplan/accuracy/")):
+            continue
+        strings = {n.value for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Constant)}
+        if strings & set(ALGORITHMS):
+            found.add(place)
+    assert found == NAMED_IN
+
+
+def test_each_algorithm_is_a_page() -> None:
+    for path in (ROOT / "rlplan" / "spec" / "algorithms").glob("*.py"):
+        assert len(path.read_text("utf-8").splitlines()) <= 60
