@@ -13,13 +13,12 @@ import sys
 from pathlib import Path
 
 from rlplan.errors import HostError
-from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER
+from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, system_runner
 from rlplan.runtime.sandbox.memory_groups import TreeWatch
-from rlplan.runtime.sandbox.process import interpreter_flags, run_in
+from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 from rlplan.runtime.sandbox.seccomp import denied_calls
 
-_KNOWN = ("memfd_create", "io_uring_setup", "userfaultfd", "keyctl", "add_key", "request_key", "perf_event_open", "bpf")
 _LAUNCHER = """
 import json, os, sys
 os.environ["HOME"] = "/tmp"
@@ -45,6 +44,7 @@ class Landlocked:
                 way_out="pip install sandlock",
             )
         self.limits, self._packages = limits, str(Path(found.origin).parent.parent)
+        self._runner = system_runner()
         self._watch = TreeWatch(limits.memory_bytes)
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class Landlocked:
         """Run a program in a fresh sandbox."""
         slot = self._slots.get()
         try:
-            return run_in(self._command(slot), program, stops_early=stops_early, watch=self._watch)
+            return run_in(self._command(slot), self._runner.code, program, stops_early=stops_early, watch=self._watch)
         finally:
             self._slots.put(slot)
 
@@ -72,9 +72,9 @@ class Landlocked:
             "max_processes": self.limits.num_processes,
             "clean_env": True,
             "no_coredump": True,
-            "extra_deny_syscalls": [name for name in _KNOWN if name in denied_calls(os.uname().machine)],
+            "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
         }
         uid = str(FIRST_UID + slot)
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._setpriv else ()
         launch = (sys._base_executable, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
-        return (*drop, *launch, INTERPRETER, *interpreter_flags())
+        return (*drop, *launch, INTERPRETER, *self._runner.flags)

@@ -28,6 +28,7 @@ HOG = (
 
 def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sandlock", None)  # as if it were not installed
     job = make_job(rewards=[{"kind": "code_executor"}])
     with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
         RewardDesk(job)
@@ -71,6 +72,15 @@ def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> N
         sandbox.close()
     assert report.status == "memory"
     assert report.seconds < 8
+
+
+def test_looking_at_processes_that_end_meanwhile_is_no_error() -> None:
+    watch = TreeWatch(1 << 40)
+    for _ in range(30):
+        tree = subprocess.Popen(["/bin/sh", "-c", "/bin/true & /bin/true & /bin/true"])
+        while tree.poll() is None:
+            assert not watch(tree.pid)
+        assert not watch(tree.pid)
 
 
 def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
