@@ -6,6 +6,7 @@ Left out: which prompts may be begun (simulate/staleness.py), and what the group
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,23 @@ class ExperienceBuffer:
 
     def evict(self, version: int) -> list[int]:
         """Drop what is too old to be trained under a version; its numbers, for it has to be generated anew."""
-        ages = {number: version - self._version_of(number) for number in (*self._groups, *self._spilled)}
-        late = sorted(number for number, age in ages.items() if age > self.limits.max_staleness)
+        return self._evict(dict.fromkeys((*self._groups, *self._spilled), version))
+
+    def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
+        """Drop what will be too old at its turn, where so many are trained under each version from this one on.
+
+        others: numbers that are not in it and have their turns too.
+        """
+        mine = {*self._groups, *self._spilled}
+        turns = enumerate(sorted(mine.union(others)))
+        return self._evict({number: version + place // num_per_version for place, number in turns if number in mine})
+
+    def _evict(self, trained_under: dict[int, int]) -> list[int]:
+        late = sorted(
+            number
+            for number, version in trained_under.items()
+            if version - self._version_of(number) > self.limits.max_staleness
+        )
         for number in late:
             self._remove(number)
         self.num_evicted += len(late)
@@ -101,14 +117,7 @@ class ExperienceBuffer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what `state` said. Raises: SpecError where that is of another version, ValueError where it is none."""
-        if state.get("schema_version") != STATE_VERSION:
-            raise SpecError(
-                f"a buffer of version {state.get('schema_version')}",
-                where="checkpoint: buffer",
-                rule=f"version {STATE_VERSION}",
-                way_out="resume with the rlplan that wrote the checkpoint",
-            )
-        groups = [_GROUP.validate_python(group) for group in state.get("groups", ())]
+        groups = _groups_of(state)
         self.close()
         self.num_evicted = int(state.get("num_evicted", 0))
         for group in groups:
@@ -142,6 +151,22 @@ class ExperienceBuffer:
 
 
 _GROUP = TypeAdapter(BufferedGroup)
+
+
+def numbers_of(state: dict[str, Any]) -> list[int]:
+    """Which prompts' groups are in what `ExperienceBuffer.state` said. Raises: as `restore`."""
+    return [group.number for group in _groups_of(state)]
+
+
+def _groups_of(state: dict[str, Any]) -> list[BufferedGroup]:
+    if state.get("schema_version") != STATE_VERSION:
+        raise SpecError(
+            f"a buffer of version {state.get('schema_version')}",
+            where="checkpoint: buffer",
+            rule=f"version {STATE_VERSION}",
+            way_out="resume with the rlplan that wrote the checkpoint",
+        )
+    return [_GROUP.validate_python(group) for group in state.get("groups", ())]
 
 
 def _read(path: Path) -> BufferedGroup:

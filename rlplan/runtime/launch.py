@@ -17,6 +17,7 @@ from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.ladder import MAX_RUNGS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.checkpoints.run_state import check_order
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
@@ -98,6 +99,8 @@ def run_bundle(
     prompts = load_prompts(spec.job)
     if resumption is not None:
         check_resumable(spec.job, resumption)
+        if spec.schedule.lead is None:
+            check_order(resumption, spec.job.workload.num_prompts_per_step)
     desk = RewardDesk(spec.job, sandbox)
     try:
         desk.start()
@@ -201,6 +204,9 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
         runner = play.runner = ActionRunner(
             spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk, resumption
         )
+        if resumption is not None and runner.resumed:
+            recorder.write_alarm(resumption.step, "resume", runner.resumed)
+            listener(RunEvent("alarm", resumption.step, runner.resumed))
         runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
         first_step = resumption.step + 1 if resumption else 1
         controller = Controller(spec.schedule, play.perform, runner.deadline_s)

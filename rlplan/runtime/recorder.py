@@ -38,7 +38,7 @@ class Recorder:
         """devices: device of each process. after_step: the last step that an earlier run in this folder did."""
         self.folder, self.devices = folder, devices
         self.origin_s = time.time() if after_step is None else _started_s(folder)
-        self.num_resumed = 0
+        self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -62,10 +62,10 @@ class Recorder:
     def go_back(self, step: int) -> None:
         """Keep the lines up to a step: those that come after are written again by the run that goes on from there."""
         self.resident.clear()
-        self.num_resumed = 1 + sum('"kind": "resume"' in line for line in _lines(self.folder / "alarms.jsonl"))
         for name in LINES:
             _keep_steps(self.folder / name, step)
             self._open(name, "a")
+        self.num_starts = _last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
             for line in Trace(origin="measured").lines():
                 self._write("trace.jsonl", line)
@@ -93,7 +93,7 @@ class Recorder:
         Several calls on one process are merged into one span and one sample a kind.
         """
         if step == 0:
-            attempt += self.num_resumed  # processes start once more where a run is resumed
+            attempt += self.num_starts  # processes start once more where a run is resumed
         by_process: dict[str, list[Measurement]] = defaultdict(list)
         for measurement in measurements:
             by_process[measurement.process].append(measurement)
@@ -225,6 +225,12 @@ def _keep_steps(path: Path, last: int) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text("".join(kept), encoding="utf-8")
     partial.replace(path)
+
+
+def _last_start(path: Path) -> int:
+    """The highest attempt on record of what is done once, before step 1: also of a start that was killed half-way."""
+    rows = [json.loads(line) for line in _lines(path)]
+    return max((row["attempt"] for row in rows if row["type"] == "span" and row["step"] == 0), default=0)
 
 
 def _step_of(line: str) -> int:

@@ -113,7 +113,7 @@ class RolloutStream:
 
     @property
     def _has_begun_all(self) -> bool:
-        return not self._again and self._num_begun == self._num_wanted
+        return not self._again and self._num_begun >= self._num_wanted
 
     def state(self) -> tuple[StreamState, dict[str, Any]]:
         """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
@@ -132,10 +132,14 @@ class RolloutStream:
         self._num_replaced = num_replaced
 
     def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
-        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew."""
+        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew.
+
+        So is what would become older than this run allows, which may be less than that one did.
+        """
         self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
-        self._again = list(state.again)
         self.buffer.restore(buffer)
+        late = self.buffer.evict_late(version, self.work.num_prompts, state.again)
+        self._again = sorted([*state.again, *late])
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""

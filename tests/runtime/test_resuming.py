@@ -12,7 +12,9 @@ from rlplan.runtime.checkpoints.identity import check_identity, identity_of
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.resuming import bundle_of, check_resumable, latest_run, resumable, take_along
-from tests.factories import make_job
+from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.trace import Trace
+from tests.factories import make_job, make_plan
 from tests.runtime.checkpoints.test_folder import save
 
 
@@ -39,6 +41,23 @@ def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_pat
     assert [row["kind"] for row in lines_of(tmp_path, "alarms.jsonl")] == ["leak"]
     assert lines_of(tmp_path, "trace.jsonl")[0]["type"] == "trace"
     assert recorder.origin_s == pytest.approx((tmp_path / "status.json").stat().st_mtime, abs=5)
+
+
+def test_each_start_of_a_run_has_the_next_number_also_after_one_that_was_killed_half_way(tmp_path: Path) -> None:
+    start = next(action for action in make_plan().schedule.start if action.processes)
+    measured = Measurement(start.processes[0], 1.0, 2.0, 10, 10, {}, {})
+    recorder = Recorder(tmp_path, {})
+    recorder.record(start, 0, [measured])
+    recorder.go_back(1)  # a lost group: the same driver goes on
+    recorder.record(start, 0, [measured])
+    recorder.close()
+    for _ in range(2):  # killed before anything but one action was on record
+        recorder = Recorder(tmp_path, {}, after_step=1)
+        recorder.record(start, 0, [measured])
+        recorder.close()
+    Recorder(tmp_path, {}, after_step=1).close()  # killed before it started anything
+    spans = Trace.read(tmp_path / "trace.jsonl").spans
+    assert [span.attempt for span in spans] == [1, 2, 3, 4]
 
 
 def test_the_latest_run_is_the_one_whose_checkpoint_is_the_newest(tmp_path: Path) -> None:

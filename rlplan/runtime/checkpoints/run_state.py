@@ -6,9 +6,12 @@ follow from the job's seed and the prompt's number, so nothing of them is kept.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.buffer import numbers_of
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
 from rlplan.runtime.fleet import Fleet
@@ -36,22 +39,48 @@ def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: Roll
     handover.version = state.version
     fleet.lengths.restore(state.mean_length, {each.prompt: each.tokens for each in state.lengths})
     if stream is None:
-        return ""
+        count = 0 if state.stream is None else len(_untaken(found, state.stream))
+        return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""
     if state.stream is None:
         stream.begin_at(state.step, state.num_replaced)
         return ""
-    _restore(stream, state.stream, found)
-    return (
-        f"{len(state.stream.again)} prompt(s) that were under way are begun anew, "
-        f"{len(stream.buffer)} finished one(s) kept"
-    )
+    with _reading(found) as buffer:
+        stream.restore(state.stream, buffer, state.step)
+    again = len(stream.state()[0].again)
+    return f"{again} prompt(s) that were under way are begun anew, {len(stream.buffer)} finished one(s) kept"
 
 
-def _restore(stream: RolloutStream, state: StreamState, found: Resumption) -> None:
-    """Raises: SpecError when the buffer's file holds something else."""
+def check_order(found: Resumption, num_prompts: int) -> None:
+    """For a run whose steps each generate their own rollouts: each takes the next prompts, `num_prompts` at least.
+
+    Raises: SpecError when a run whose generation ran ahead has trained later ones, which would come again, before them.
+    """
+    stream = found.state.stream
+    if stream is None:
+        return
+    untaken = _untaken(found, stream)
+    if untaken != list(range(found.step * num_prompts + stream.num_replaced, stream.num_begun)):
+        raise SpecError(
+            f"the run ran ahead and trained its prompts out of order: {len(untaken)} are left of {stream.num_begun}, "
+            f"the first is prompt {min(untaken, default=stream.num_begun)}",
+            where=str(found.folder),
+            rule="a run whose generation does not run ahead trains prompts in order, each once",
+            way_out="resume with placement.max_staleness=1 or more, or from another checkpoint",
+        )
+
+
+def _untaken(found: Resumption, stream: StreamState) -> list[int]:
+    """Prompts that were begun and that no step has taken."""
+    with _reading(found) as buffer:
+        return sorted([*stream.again, *numbers_of(buffer)])
+
+
+@contextmanager
+def _reading(found: Resumption) -> Iterator[Any]:
+    """The buffer as JSON, for the block. Raises: SpecError when the block cannot read it as one."""
     path = found.folder / EXPERIENCE
     try:
-        stream.restore(state, json.loads(path.read_text(encoding="utf-8")), found.state.step)
+        yield json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError(
             f"{EXPERIENCE} holds no buffer of rollouts: {str(error).splitlines()[0]}",

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.runtime.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
-from rlplan.runtime.checkpoints.run_state import give_state, take_state
+from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.fleet import ExpectedLengths
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
@@ -47,9 +48,21 @@ class Version:
     version = 3
 
 
-def stream_of(asked: Asked) -> RolloutStream:
-    lead, buffer = Lead("generate", 1, interrupts=True), ExperienceBuffer(BufferLimits(1))
-    return RolloutStream(asked, request_of, lead, WORK, buffer)  # type: ignore[arg-type]
+def stream_of(asked: Asked, max_staleness: int = 1, work: StreamWork = WORK) -> RolloutStream:
+    lead = Lead("generate", max_staleness, interrupts=True)
+    return RolloutStream(asked, request_of, lead, work, ExperienceBuffer(BufferLimits(max_staleness)))  # type: ignore[arg-type]
+
+
+def ahead(tmp_path: Path, stream: StreamState, versions: dict[int, int]) -> Resumption:
+    """The checkpoint of step 2 of a run whose generation was ahead. versions: of finished prompts, by number."""
+    save(tmp_path, 2)
+    found = find_checkpoint(tmp_path)
+    buffer = ExperienceBuffer(BufferLimits(9))
+    for number, version in versions.items():
+        buffer.add(BufferedGroup(number, version, finished(number)))
+    (found.folder / EXPERIENCE).write_text(json.dumps(buffer.state()))
+    more = {"stream": stream, "num_replaced": stream.num_replaced}
+    return Resumption(found.folder, found.manifest, found.state.model_copy(update=more))
 
 
 def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: Path) -> None:
@@ -99,3 +112,48 @@ def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(
     assert give_state(found, Version(), asked, stream) == ""  # type: ignore[arg-type]
     stream._begin()
     assert asked.numbers == next_ones
+
+
+@pytest.mark.parametrize("num_replaced", [0, 3])
+def test_steps_that_generate_for_themselves_go_on_behind_a_run_ahead_that_trained_its_prompts_in_order(
+    num_replaced: int, tmp_path: Path
+) -> None:
+    first = 4 + num_replaced
+    stream = StreamState(num_begun=first + 3, num_replaced=num_replaced, again=(first + 1, first))
+    found = ahead(tmp_path, stream, {first + 2: 2})
+    check_order(found, WORK.num_prompts)
+    said = give_state(found, Version(), Asked(), None)  # type: ignore[arg-type]
+    assert said == "3 prompt(s) that generation was ahead are begun anew"
+
+
+@pytest.mark.parametrize("again", [(0, 5), (0, 4, 6)], ids=["one left behind", "others begun after it"])
+def test_steps_that_generate_for_themselves_would_skip_prompts_of_a_run_ahead_and_are_refused(
+    again: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Two steps trained four prompts of which none is prompt 0: step 3 would train one again and never see prompt 0."""
+    found = ahead(tmp_path, StreamState(num_begun=4 + len(again), again=again), {})
+    with pytest.raises(SpecError, match=f"out of order: {len(again)} are left of .*, the first is prompt 0"):
+        check_order(found, WORK.num_prompts)
+
+
+def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are_begun_anew(tmp_path: Path) -> None:
+    """Turns come in the order 3, 4 (under version 2), 5, 6 (3) and 7 (4)."""
+    found = ahead(tmp_path, StreamState(num_begun=8, again=(3,)), {4: 1, 5: 1, 6: 2, 7: 2})
+    for max_staleness, kept in ((2, [4, 5, 6, 7]), (1, [4, 6]), (0, [])):
+        resumed = stream_of(Asked(), max_staleness)
+        said = give_state(found, Version(), Asked(), resumed)  # type: ignore[arg-type]
+        assert [group.number for group in resumed.buffer.groups()] == kept
+        begun_anew = sorted({3, 4, 5, 6, 7} - {*kept})
+        assert resumed.state()[0].again == tuple(begun_anew)
+        assert said.startswith(f"{len(begun_anew)} prompt(s) that were under way are begun anew, {len(kept)} finished")
+
+
+def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:
+    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=3, deadline_s=5.0))
+    give_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
+    thread = Thread(target=resumed.run, daemon=True)
+    thread.start()
+    thread.join(5)
+    is_over = not thread.is_alive()
+    resumed.close()
+    assert is_over
