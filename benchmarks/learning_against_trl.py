@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.learning_curves import run_or_keep
 from benchmarks.learning_page import write_page
-from benchmarks.learning_record import EVERY, JOBS, Beside, write_beside
+from benchmarks.learning_record import EVERY, JOBS, SEEDS, Beside, write_beside
 from benchmarks.timed_runs import ROOT, RUNS
 from benchmarks.trl_comparison import make_environment
 
-SAME = ("algorithm.kl_coef=0", "algorithm.importance=none", f"workload.evaluate_every={EVERY}")
+AS_TRL = ("algorithm.kl_coef=0", "algorithm.importance=none", f"workload.evaluate_every={EVERY}")
 """Where our example does more than TRL's trainer."""
 BATCH_SIZE = 128
 DEADLINE_S = 1800
@@ -28,28 +28,25 @@ DEADLINE_S = 1800
 def main() -> int:
     """Run both sides."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
     python = Path(sys.executable) if find_spec("trl") else make_environment(RUNS / "trl-venv")
-    theirs = [run_trl(python, seed, asked.keep) for seed in asked.seeds]
-    ours = [
-        run_or_keep(f"learning-beside-trl-seed-{seed}", JOBS["grpo"], (*SAME, f"seed={seed}"), asked.keep)
-        for seed in asked.seeds
-    ]
+    cases = {seed: (*AS_TRL, f"seed={seed}") for seed in asked.seeds}
+    theirs = [run_trl(python, RUNS / f"learning-of-trl-seed-{s}", case, asked.keep) for s, case in cases.items()]
+    ours = [run_or_keep(f"learning-beside-trl-seed-{s}", JOBS["grpo"], case, asked.keep) for s, case in cases.items()]
     beside = Beside(EVERY, tuple(ours), tuple(theirs))
     write_beside(beside)
     write_page()
     return 0 if all(point.agrees for point in beside.points) else 1
 
 
-def run_trl(python: Path, seed: int, keep: bool) -> tuple[float, ...]:
-    """TRL's curve in one seed."""
-    folder = RUNS / f"learning-of-trl-seed-{seed}"
+def run_trl(python: Path, folder: Path, overrides: tuple[str, ...], keep: bool) -> tuple[float, ...]:
+    """TRL's curve. python: an interpreter that has TRL."""
     settings = {
         "job": str(JOBS["grpo"]),
-        "overrides": [*SAME, f"seed={seed}"],
+        "overrides": [*overrides],
         "out": str(folder / "out"),
         "every": EVERY,
         "batch_size": BATCH_SIZE,

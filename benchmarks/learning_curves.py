@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.learning_page import write_page
-from benchmarks.learning_record import CONTROLS, CURVES, EVERY, JOBS, Curve, add_curve
+from benchmarks.learning_record import CONTROLS, CURVES, EVERY, JOBS, SEEDS, Curve, add_curve
 from benchmarks.timed_runs import ROOT, RUNS, read_run, run_job
 from rlplan.errors import RlplanError
 from rlplan.planner.plan import read_plan
@@ -23,7 +23,7 @@ def main() -> int:
     """Run what is asked for; the report has everything that there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=JOBS, default=list(JOBS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--no-controls", action="store_true")
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()

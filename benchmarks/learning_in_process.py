@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.in_process import InProcess
 from benchmarks.learning_page import write_page
-from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, SHUFFLED, Curve, add_curve
+from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, SEEDS, SHUFFLED, Curve, add_curve
 from rlplan.spec.job import load_job
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     """Run what is asked for, on one core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=JOBS, default=list(JOBS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     parser.add_argument("--no-control", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ from benchmarks.learning_record import (
     NUM_HELDOUT,
     REPORTS,
     ROOT,
+    SEEDS,
     TARGET,
     Beside,
     Curve,
@@ -58,9 +59,8 @@ def reached() -> str:
         load = job.workload
         cells = [_lowest([curve for curve in curves if curve.algorithm == name]) for curves in files]
         batch = f"{load.num_prompts_per_step} x {load.num_samples_per_prompt}"
-        lines.append(
-            f"| `{name}` | {batch} | {job.algorithm.learning_rate:g} | {load.num_steps} | {' | '.join(cells)} |"
-        )
+        rate = f"{job.algorithm.learning_rate:g}".replace("e-0", "e-")
+        lines.append(f"| `{name}` | {batch} | {rate} | {load.num_steps} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -115,7 +115,7 @@ sides' spreads (highest less lowest seed)**, or than one prompt of {num_heldout}
 
 
 def _table(curves: Sequence[Curve]) -> str:
-    cases = list(dict.fromkeys(curve.case for curve in curves))
+    cases = [f"seed {seed}" for seed in SEEDS] + [*CONTROLS]
     by = {(curve.algorithm, curve.case): curve for curve in curves}
     lines = [f"| algorithm | steps | {' | '.join(cases)} | passed |", "| --- | --- | " + "--- | " * (len(cases) + 1)]
     for name in dict.fromkeys(curve.algorithm for curve in curves):

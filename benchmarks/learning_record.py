@@ -19,6 +19,7 @@ TARGET = 0.9
 """Greedy held-out accuracy that every seed has to reach after the job's own number of steps."""
 DRIFT = 0.1
 """How far above the start policy a control may end."""
+SEEDS = (0, 1, 2)
 NUM_HELDOUT = 256
 CURVES, IN_PROCESS, BESIDE_TRL = "curves.json", "in_process.json", "trl.json"
 LEARNING_RATE_0, SHUFFLED = "learning rate 0", "shuffled rewards"

@@ -51,7 +51,7 @@ def test_a_set_in_part_has_a_page(tmp_path: object, monkeypatch: pytest.MonkeyPa
     write_beside(Beside(EVERY, ((0.3, 0.95),), ((0.3, 0.9),)))
     write_page()
     page = (tmp_path / "README.md").read_text()  # type: ignore[operator]
-    assert "| 95.0% | so far |" in page.replace("|  |", "|")
+    assert "| 5 | 95.0% |  |  |  |  | so far |" in page
     assert "1 of 2 steps" in page
     assert docs.read_text().startswith(f"before\n{BEGIN}| algorithm |")
     assert docs.read_text().endswith(f"{END}after\n")

@@ -4,9 +4,13 @@ The short form takes some algorithms a few quick steps; the nightly one all of t
 number of steps. Runs on vLLM, DeepSpeed and Ray are those of benchmarks/learning_curves.py.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchmarks.in_process import InProcess
+from benchmarks.learning_against_trl import AS_TRL, run_trl
 from benchmarks.learning_in_process import run
 from benchmarks.learning_record import CONTROLS, LEARNING_RATE_0, SHUFFLED, TARGET
 from rlplan.spec.algorithm import ALGORITHMS
@@ -50,3 +54,11 @@ def test_every_algorithm_reaches_the_target_in_every_seed(name: str, seed: int) 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_shuffled_rewards_teach_nothing(name: str) -> None:
     assert run(name, SHUFFLED, CONTROLS[SHUFFLED]).has_passed
+
+
+@pytest.mark.nightly
+def test_grpo_learns_as_trl_s_does(tmp_path: Path) -> None:
+    twenty = (*AS_TRL, "workload.num_steps=20")
+    theirs = run_trl(Path(sys.executable), tmp_path, twenty, keep=False)
+    ours = run("grpo", "seed 0", twenty).accuracy
+    assert ours[-1] == pytest.approx(theirs[-1], abs=0.1)
