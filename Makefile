@@ -50,10 +50,11 @@ run: setup ## run the main job, examples/quickstart.yaml, and write its report
 	@exec $(VENV)/bin/rlplan run examples/quickstart.yaml --report $(ARGS)
 
 test: setup system-packages lint ## everything that a change must pass: formatting, lint, types, imports, tests, the wheel
-	@exec $(VENV)/bin/python -m pytest -m "not nightly" $(ARGS)
+	@$(VENV)/bin/python -m pytest -m "not engine and not nightly" -n 2 $(ARGS)
+	exec $(VENV)/bin/python -m pytest -m "engine and not nightly" $(ARGS)
 
 test-fast: setup ## the tests that start no engine
-	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" -n 2 $(ARGS)
 
 lint: setup ## formatting, lint, types and the direction of imports
 	@$(VENV)/bin/ruff format --check --output-format concise .

@@ -6,16 +6,17 @@
       EmitError            the plan cannot be expressed in a target exit 3
       HostError            missing extra, version, device, memory   exit 4
       RunError             a launched process failed                exit 5
-      InterruptedRunError  stopped by Ctrl-C or SIGTERM             exit 130 or 143
+      InterruptedRunError  stopped by Ctrl-C or SIGTERM             exit 130 or 143, 75 if resumable
     a bug of ours (anything else)                                   exit 70
 
-Exit 75 (interrupted but resumable) comes with checkpoints; until then an interrupted run says 130 or 143.
+An interrupted run exits with 75 where it left a checkpoint to resume from, with 130 or 143 where it did not.
 """
 
 import difflib
 from collections.abc import Iterable
 
 EXIT_BUG = 70
+EXIT_RESUMABLE = 75
 
 
 class RlplanError(Exception):

@@ -47,6 +47,8 @@ class ActionKind(StrEnum):
     SYNC_WEIGHTS = "sync_weights"
     SAVE_WEIGHTS = "save_weights"
     EVALUATE = "evaluate"
+    SAVE_STATES = "save_states"
+    WRITE_STATES = "write_states"
     CHECKPOINT = "checkpoint"
     SLEEP_ENGINE = "sleep_engine"
     WAKE_WEIGHTS = "wake_weights"
@@ -112,6 +114,7 @@ class MemoryKind(StrEnum):
     PACKED_WEIGHTS = "packed_weights"
     COMM_BUFFERS = "comm_buffers"
     SYNC_STAGING = "sync_staging"
+    CHECKPOINT_STAGING = "checkpoint_staging"
     CUDA_GRAPHS = "cuda_graphs"
     CONTEXT = "context"
     FRAGMENTATION = "fragmentation"
@@ -137,5 +140,6 @@ PERSISTENT_KINDS = (
     MemoryKind.MASTER_WEIGHTS,
     MemoryKind.OPTIMIZER,
     MemoryKind.KV_CACHE,
+    MemoryKind.CHECKPOINT_STAGING,
 )
 """Kinds whose predicted bytes must equal the measured bytes exactly (weights: before any packing)."""

@@ -23,7 +23,7 @@ JOB_EXAMPLES = sorted(path for path in EXAMPLES.glob("*.yaml") if "\ngpus:" not 
 
 
 def job_data(**overrides: Any) -> dict[str, Any]:
-    """A job as parsed YAML: 16 rollouts a step on two devices, every part but the optional ones.
+    """A job as parsed YAML: 16 rollouts a step on two devices, every part but the optional ones, and ZeRO-2.
 
     overrides: nested (`workload={"num_steps": 3}` is laid over the part) or dotted (`**{"workload.num_steps": 3}`).
     """
@@ -46,6 +46,7 @@ def job_data(**overrides: Any) -> dict[str, Any]:
             "evaluate_every": 2,
         },
         "rewards": [{"kind": "answer_matcher"}],
+        "training": {"zero_stage": 2},
     }
     for key, value in overrides.items():
         *parents, last = key.split(".")

@@ -28,7 +28,7 @@ FORMULA_MODULES = (
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints", "weight_sync"),
-    "engine_tensors",
+    *("engine_tensors", "checkpoints"),
 )
 
 

@@ -16,7 +16,7 @@ from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.trace import MemorySample, Span
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 from tests.documentation import DOCS, ROOT, plan_of, read, rows, section, words
 
 RUNTIME_PAGE = read(DOCS / "runtime.md")
@@ -51,20 +51,26 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
 
 def collected_rows() -> tuple[set[str], set[str]]:
     """Names in the rows of a step in which everything happens, made by the code that makes them in a run."""
+    game = {"environment": plan_of("multi-turn").job.rollout.environment}
     job = plan_of("quickstart").job
-    job = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
+    refilled = job.model_copy(update={"algorithm": job.algorithm.model_copy(update={"max_refills": 1})})
+    half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})
+    job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game), "training": half})
     metrics = StepMetrics(job)
+    metrics.job = refilled  # an environment tells too late which groups teach
     metrics.add_replaced(1)
+    metrics.job = job
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))
     rollout = Rollout(
         prompt,
         0,
         Completion((3, 4), (-0.1, -0.2), "stop"),
-        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5},
+        rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5, "environment": 1.0},
     )
     with metrics.timing("generate"):
         metrics.add_rollouts([rollout])
     metrics.add_staleness([rollout], 1)
+    metrics.add_begun_anew(1)
     metrics.add_rewards([rollout])
     sums = (
         "num_tokens",
@@ -108,11 +114,12 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
         "lengths.json",
         "logs/",
         "start_policy/",
+        "checkpoints/",
         "policy/",
         "report/",
     }
     assert documented == {path.name for path in tmp_path.iterdir()} | others
-    runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").glob("*.py"))
+    runtime = "".join(path.read_text() for path in (ROOT / "rlplan" / "runtime").rglob("*.py"))
     assert {name for name in others - {"report/"} if f'"{name.rstrip("/")}"' not in runtime} == set()
     assert {words(row[0])[0] for row in rows(status)} == set(json.loads((tmp_path / "status.json").read_text()))
 

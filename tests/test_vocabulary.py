@@ -21,7 +21,7 @@ def test_the_roles_phases_placements_and_kinds_are_those_of_the_design() -> None
     assert set(Placement) == {"colocated", "hybrid", "disaggregated"}
     design = (
         "WEIGHTS GRADIENTS MASTER_WEIGHTS OPTIMIZER ACTIVATIONS LOGITS KV_CACHE CUDA_GRAPHS CONTEXT COMM_BUFFERS "
-        "SYNC_STAGING PACKED_WEIGHTS FRAGMENTATION PROCESS"
+        "SYNC_STAGING CHECKPOINT_STAGING PACKED_WEIGHTS FRAGMENTATION PROCESS"
     )
     assert {kind.name for kind in MemoryKind} == set(design.split())
 
@@ -31,7 +31,8 @@ def test_provenance_goes_from_the_strongest_to_the_weakest() -> None:
 
 
 def test_what_must_be_predicted_exactly_is_what_engines_hold_between_actions() -> None:
-    assert set(PERSISTENT_KINDS) == {"weights", "gradients", "master_weights", "optimizer", "kv_cache"}
+    states = {"weights", "gradients", "master_weights", "optimizer"}
+    assert set(PERSISTENT_KINDS) == states | {"kv_cache", "checkpoint_staging"}
 
 
 def test_a_dtype_knows_the_bytes_of_an_element() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.runtime.logprob_model import LogprobModel, TokenBatch
+from rlplan.runtime.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.tracing import LOSSES
 from rlplan.vocabulary import Role
 
@@ -38,14 +39,11 @@ class TrainedModel(nn.Module):
     def __init__(self, language_model: nn.Module, loss: str) -> None:
         super().__init__()
         self.loss = loss
-        self.scorer = LogprobModel(language_model, 1.0, entropies="none")
+        self.language_model = language_model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss over a sequence [1, tokens]; `in_place` is the policy loss's path of rlplan's trainer."""
-        if self.loss == "in_place":
-            logprobs, _ = self.scorer(batch_of(tokens))
-            return -logprobs.mean()
-        return LOSSES[self.loss](self.scorer.language_model, tokens)
+        """Mean loss over a sequence [1, tokens]."""
+        return LOSSES[self.loss](self.language_model, tokens)
 
 
 class ValueModel(nn.Module):
@@ -64,9 +62,9 @@ class ValueModel(nn.Module):
 
 def batch_of(tokens: torch.Tensor) -> TokenBatch:
     """One sequence whose first token is the prompt: every other one has a log-prob."""
-    length = tokens.shape[-1]
-    positions = torch.arange(length - 1, device=tokens.device)
-    return TokenBatch(tokens, positions, tokens.reshape(-1)[1:], (length - 1,))
+    places = torch.arange(tokens.shape[-1], device=tokens.device)
+    lens, num_targets = (len(places),), len(places) - 1
+    return TokenBatch(tokens, places.unsqueeze(0), lens, places[:-1], tokens.reshape(-1)[1:], (num_targets,))
 
 
 def random_tokens(case: Case, device: torch.device) -> torch.Tensor:
@@ -74,7 +72,7 @@ def random_tokens(case: Case, device: torch.device) -> torch.Tensor:
     return torch.randint(0, case.config["vocab_size"], (1, case.num_tokens), device=device)
 
 
-def language_model(case: Case, device: torch.device, *, is_backbone: bool = False) -> Any:
+def language_model(case: Case, device: torch.device, *, is_backbone: bool = False, attention: str = "sdpa") -> Any:
     """The transformers model, made on the device in bf16: no second copy ever exists."""
     import transformers
 
@@ -87,7 +85,7 @@ def language_model(case: Case, device: torch.device, *, is_backbone: bool = Fals
         with device:
             if is_backbone:
                 return ValueModel(model_class.from_config(config, attn_implementation="sdpa"), config.hidden_size)
-            return model_class._from_config(config, attn_implementation="sdpa")
+            return model_class._from_config(config, attn_implementation=attention)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -108,7 +106,9 @@ def scoring_model(case: Case, device: torch.device) -> nn.Module:
     role = Role(case.action.removeprefix("score-"))
     if role is Role.VALUE:
         return language_model(case, device, is_backbone=True).eval()
-    return LogprobModel(language_model(case, device), 1.0, entropies="seen" if role is Role.POLICY else "none").eval()
+    register_packed_attention()
+    model = language_model(case, device, attention=PACKED)
+    return LogprobModel(model, 1.0, entropies="seen" if role is Role.POLICY else "none").eval()
 
 
 def put_adapters_on(model: nn.Module, rank: int) -> None:

@@ -9,7 +9,7 @@ from rlplan.memory.block_families import blocks_of
 from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.frozen import Frozen
 from rlplan.memory.gpu.states import frozen_of
-from rlplan.memory.logits import Loss, probability_slice_bytes
+from rlplan.memory.logits import Loss, logits_bytes, probability_slice_bytes
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held, Recompute, Work, score_peak_bytes, step_peak
@@ -87,11 +87,12 @@ def _scoring(case: Case) -> dict[str, float]:
     is_value = case.action == "score-value"
     parameters = value_head_parameters(model) if is_value else model.parameters
     weights = BYTES * sum(parameter.numel for parameter in parameters)
-    work = _work(case, model, None, Loss.NONE if is_value else Loss.IN_PLACE)
+    work = _work(case, model, None, Loss.NONE)
     peak = score_peak_bytes(work)
-    if case.action == "score-policy":
-        logits = 4 * work.num_head_tokens * model.vocab_size
-        peak = max(peak, logits + probability_slice_bytes(work.num_head_tokens, model.vocab_size))
+    if not is_value:  # the last token predicts nothing; the head's input lies beside its rows of logits
+        num_rows = case.num_tokens - 1
+        head = logits_bytes(num_rows, model.vocab_size, BYTES) + probability_slice_bytes(num_rows, model.vocab_size)
+        peak = max(peak, 2 * num_rows * model.hidden_size * BYTES + head)
     return {"allocated_bytes": weights + peak, "resident_bytes": weights}
 
 
@@ -103,7 +104,7 @@ def _work(case: Case, model: ModelSpec, frozen: Frozen | None, loss: Loss | None
         first.num,
         model.vocab_size,
         case.num_tokens,
-        num_head_tokens=case.num_tokens - (loss is Loss.IN_PLACE),  # the last token predicts nothing
+        num_head_tokens=case.num_tokens,
         element_bytes=BYTES,
         recompute=Recompute.FULL if case.recomputes else Recompute.NONE,
         loss=loss,

@@ -23,7 +23,7 @@ COMMANDS = {
     "explain": "Say what binds in a plan for GPUs, and what would change it.",
     "simulate": "Play the steps of a plan, with lengths that are drawn.",
     "emit": "Write the bundle that will run.",
-    "run": "Run a job, a plan or a bundle on vLLM, DeepSpeed and Ray.",
+    "run": "Run a job, budget, plan or bundle on vLLM, DeepSpeed and Ray.",
     "report": "Write a page with charts and tables of a run or a plan.",
     "accuracy": "Compare the formulas with published or your own measurements.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",

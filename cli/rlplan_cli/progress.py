@@ -25,7 +25,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import note, stderr
 
 if TYPE_CHECKING:
-    from rlplan.runtime.launch import RunEvent
+    from rlplan.runtime.events import RunEvent
 
 
 class RunDisplay:

@@ -48,6 +48,7 @@ SHORT = {
     MemoryKind.CUDA_GRAPHS: "graphs",
     MemoryKind.COMM_BUFFERS: "comm",
     MemoryKind.SYNC_STAGING: "sync",
+    MemoryKind.CHECKPOINT_STAGING: "ckpt",
     MemoryKind.FRAGMENTATION: "slack",
     MemoryKind.PROCESS: "process",
 }

@@ -13,13 +13,17 @@ from rlplan_cli.options import AsJson, Overrides
 from rlplan_cli.render import note
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rlplan.planner.plan import Plan
 
 NAME = "run"
 
 
 def command(
-    what: Annotated[Path, typer.Argument(help="A job or budget file, a plan or a bundle folder.", show_default=False)],
+    what: Annotated[
+        Path | None, typer.Argument(help="A job or budget file, a plan or a bundle folder.", show_default=False)
+    ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")] = None,
     with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
@@ -31,9 +35,13 @@ def command(
         str,
         typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
     ] = "auto",
+    resume: Annotated[
+        str | None,
+        typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job, a budget with a job in it, a plan or a bundle on vLLM, DeepSpeed and Ray.
+    """Run a job, budget, plan or bundle on vLLM, DeepSpeed and Ray.
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
@@ -42,17 +50,26 @@ def command(
     if with_report:
         _check_report_extra()
 
+    from rlplan.runtime.checkpoints.finding import find_checkpoint
     from rlplan.runtime.claim import claimed
     from rlplan.runtime.launch import prepare_run_folder, run_bundle
+    from rlplan.runtime.resuming import bundle_of, latest_run, take_along
 
-    plan, bundle, name = _read(what, tuple(overrides or ()))
-    folder = out or _default_folder(name)
-    with claimed(folder):
+    earlier = None if resume is None else latest_run(Path("runs")) if resume == "latest" else Path(resume)
+    if what is None:
+        plan, bundle, folder = None, *_in_place(earlier, out, bundle_of)
+    else:
+        plan, bundle, name = _read(what, tuple(overrides or ()))
+        folder = out or _default_folder(name)
+    with claimed(folder, is_resumed=what is None):
+        found = None if earlier is None else find_checkpoint(earlier)
         bundle = prepare_run_folder(plan, folder, address) if plan else bundle
+        if found is not None and what is not None:
+            found = take_along(found, folder)
         note(f"run folder: {folder}")
         try:
             with RunDisplay(bundle) as display:
-                run_bundle(bundle, folder, display.show, address, sandbox)
+                run_bundle(bundle, folder, display.show, address, sandbox, found)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
                 _report(folder)
@@ -66,6 +83,25 @@ def command(
         from rlplan_cli.run_summary import show_summary
 
         show_summary(folder)
+
+
+def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path], Path]") -> tuple[Path, Path]:
+    """(bundle, run folder) of a run that goes on where it is."""
+    if earlier is None:
+        raise SpecError(
+            "nothing is named that could run",
+            where="command line",
+            rule="a job file, a plan or a bundle folder, or --resume with a run folder",
+            way_out="rlplan run JOB, or rlplan run --resume RUN",
+        )
+    if out is not None:
+        raise SpecError(
+            f"--out {out} goes with a job, a plan or a bundle",
+            where="command line",
+            rule="without one, --resume goes on in the run's own folder",
+            way_out=f"rlplan run JOB --resume {earlier} --out {out}",
+        )
+    return bundle_of(earlier), earlier
 
 
 def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | None, Path, str]":

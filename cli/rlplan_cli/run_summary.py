@@ -22,7 +22,10 @@ def show_summary(folder: Path) -> None:
     plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
     table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
     for process in plan.ledger.processes:
-        measured = [s.num_bytes for s in trace.samples if s.process == process and s.kind == "total"]
+        mine = [sample for sample in trace.samples if sample.process == process]
+        # of a process on a GPU what its tensors took there; the prediction has its context too
+        on_gpu = [s.num_bytes for s in mine if (s.kind, s.statistic) == ("device_allocated", "peak")]
+        measured = on_gpu or [s.num_bytes for s in mine if s.kind == "total"]
         if measured:
             predicted = plan.ledger.process_peak(process).num_bytes
             table.add_row(

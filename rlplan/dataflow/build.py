@@ -7,6 +7,9 @@ from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import ActionKind, Phase, Role
 
+SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
+"""Actions in which a trained role keeps what a resumed run needs of it."""
+
 
 def build_step_graph(job: JobSpec) -> StepGraph:
     """The calls of a synchronous on-policy step: rollouts, scores beside rewards, training, weight sync."""
@@ -44,7 +47,8 @@ def _step_calls(job: JobSpec) -> tuple[Call, ...]:
         for index in range(job.workload.num_mini_batches):
             calls += _mini_batch_calls(job, role, index, before)
             before = calls[-1].id
-    calls.append(_sync_call(job, (before,)))
+        calls += _saving_calls(job, role, before)
+    calls.append(_sync_call(job, (before, *(call.id for call in calls if call.kind in SAVING))))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
@@ -75,6 +79,15 @@ def _mini_batch_calls(job: JobSpec, role: Role, index: int, before: str) -> list
         Call(passes, ActionKind.TRAIN_FORWARD_BACKWARD, role, Phase.TRAIN, (before,), 1, index, first=first),
         Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index, first=first),
     ]
+
+
+def _saving_calls(job: JobSpec, role: Role, before: str) -> list[Call]:
+    """What a role keeps of itself for a resumed run, right after its last optimizer step."""
+    if not job.checkpoints.every:
+        return []
+    kind = ActionKind.WRITE_STATES if job.checkpoints.writes == "waiting" else ActionKind.SAVE_STATES
+    suffix = f"/{role}" if role is not Role.POLICY else ""
+    return [Call(f"save_states{suffix}", kind, role, Phase.CHECKPOINT, (before,), job.checkpoints.every)]
 
 
 def _finish_calls() -> tuple[Call, ...]:

@@ -18,7 +18,8 @@ def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
     versions old, with generation that runs ahead. Frozen roles are parked where the job says so.
     """
     if placement is Placement.COLOCATED:
-        return take_turns(graph, Turns(sleeps=job.device_kind == "cuda", parked=parked_roles(job)))
+        stages = job.checkpoints.writes == "beside"
+        return take_turns(graph, Turns(job.device_kind == "cuda", parked_roles(job), stages))
     if job.placement.parks_only_frozen:
         graph = park(graph, parked_roles(job))
     if job.placement.max_staleness:

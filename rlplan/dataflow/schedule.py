@@ -48,6 +48,8 @@ _WORKERS: dict[ActionKind, tuple[str, ...]] = {
     ActionKind.SYNC_WEIGHTS: ("policy_trainer", "rollout_engine"),
     ActionKind.SAVE_WEIGHTS: ("policy_trainer",),
     ActionKind.CHECKPOINT: ("policy_trainer",),
+    ActionKind.SAVE_STATES: ("policy_trainer", "value_trainer"),
+    ActionKind.WRITE_STATES: ("policy_trainer", "value_trainer"),
     ActionKind.OFFLOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
     ActionKind.RELOAD_ROLE: ("policy_trainer", "value_trainer", "scorer"),
     ActionKind.TAKE_ROLLOUTS: (),

@@ -20,10 +20,14 @@ _BESIDE = (ActionKind.VERIFY,)
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """sleeps: the engine sleeps instead of being stopped. parked: roles that are moved away while they wait."""
+    """sleeps: the engine sleeps instead of being stopped. parked: roles that are moved away while they wait.
+
+    stages: trained states may be copied for a checkpoint, and the copy stays while others have their turn.
+    """
 
     sleeps: bool
     parked: tuple[Role, ...] = ()
+    stages: bool = False
 
 
 def take_turns(graph: StepGraph, turns: Turns) -> StepGraph:
@@ -66,6 +70,8 @@ def _step(calls: tuple[Call, ...], turns: Turns) -> tuple[Call, ...]:
         if call.kind is ActionKind.SYNC_WEIGHTS:
             chain += _hand_over(call, turns)
             continue
+        if call.kind is ActionKind.SAVE_STATES and not turns.stages:
+            call = replace(call, kind=ActionKind.WRITE_STATES)
         chain.append(call)
         if call.kind is ActionKind.GENERATE:
             chain.append(_leave(turns))
@@ -109,6 +115,8 @@ _USES = (
     ActionKind.OPTIMIZER_STEP,
     ActionKind.SYNC_WEIGHTS,
     ActionKind.SAVE_WEIGHTS,
+    ActionKind.SAVE_STATES,
+    ActionKind.WRITE_STATES,
 )
 
 
@@ -144,5 +152,5 @@ def _chained(calls: list[Call]) -> tuple[Call, ...]:
             continue
         beside = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
         done.append(replace(call, after=tuple(dict.fromkeys((*before, *beside)))))
-        before = (call.id,)
+        before = (call.id,) if call.every == 1 else (*before, call.id)  # one that is left out holds nobody up
     return tuple(done)

@@ -2,7 +2,7 @@
 
     DIR/plan.json               the resolved plan with its ledger
     DIR/execution.json          schedule and job
-    DIR/deepspeed/<role>.json   one DeepSpeed config a trained role
+    DIR/deepspeed/<role>.json   one DeepSpeed config a trained role, and a frozen one whose ranks share it
     DIR/vllm/<role>.json        engine arguments
     DIR/ray.json                the Ray placement
     DIR/launch.sh               the one command

@@ -36,13 +36,14 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
-        "train_batch_size": micro * accumulation * layout.num_shards,
+        "train_batch_size": micro * accumulation * len(layout.devices),  # every rank counts, those of one pass too
         "managed_gradient_accumulation": False,
         "gradient_clipping": algorithm.gradient_clipping,
         "steps_per_print": 1_000_000_000,
         "zero_allow_untested_optimizer": True,
         **({"zero_force_ds_cpu_optimizer": False} if job.training.offloads_optimizer and not on_gpus else {}),
         **_precision(job.training.dtype),
+        **({"tensor_parallel": tensor_parallel_section(layout.tp)} if layout.tp > 1 else {}),
         "zero_optimization": zero_section(job.training, layout.zero_stage, on_gpus=on_gpus),
         "optimizer": _optimizer(job, learning_rate, on_gpus=on_gpus),
     }
@@ -75,6 +76,26 @@ def frozen_config(job: JobSpec) -> dict[str, Any]:
             3,
             on_gpus=job.device_kind == "cuda",
         ),
+    }
+
+
+def tensor_parallel_section(tp: int) -> dict[str, Any]:
+    """`tensor_parallel`: what AutoTP cuts, said outright; embeddings, head and norms stay whole.
+
+    The runtime's own head reads its weight a few rows at a time, which a cut one would not bear. Norms of queries and
+    keys see a rank's own heads alone, so their gradients are added up. Source: DeepSpeed 0.19.8, autotp_config.py.
+    """
+    return {
+        "autotp_size": tp,
+        "vocab_parallel_lm_head": False,
+        "partition_config": {
+            "use_default_specs": False,
+            "layer_specs": [
+                {"patterns": [r".*\.(q|k|v|gate|up)_proj\.weight$"], "partition_type": "column"},
+                {"patterns": [r".*\.(o|down)_proj\.weight$"], "partition_type": "row"},
+                {"patterns": [r".*\.(q|k)_norm\.weight$"], "partition_type": "skip", "grad_allreduce": True},
+            ],
+        },
     }
 
 

@@ -208,10 +208,10 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
     return rows + max(inner, attention_saved_bytes(block, e))
 
 
-def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
-    """Bytes that one decoder layer of a model saves for its backward pass.
+def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
+    """Bytes that one decoder layer of a model, or a rank's part of it, saves for its backward pass.
 
-    Counts: `block_saved_bytes` of the model's block.
+    Counts: `block_saved_bytes` of the model's block. tp: ranks that each have a part of it.
 
     >>> from rlplan.spec.model import ModelSpec
     >>> tiny = ModelSpec(architecture="Qwen3ForCausalLM", hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
@@ -220,7 +220,7 @@ def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FL
     >>> layer_saved_bytes(tiny, 1)  # (6*8 norms + 4*8 queries + 4*4 keys and values + 4*16 MLP + 7 scales) * 4 bytes
     668
     """
-    return block_saved_bytes(block_of(model), num_tokens, element_bytes)
+    return block_saved_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
 
 
 def head_saved_bytes(
@@ -235,17 +235,17 @@ def head_saved_bytes(
     return rows + 2 * e * num_tokens * model.head_dim
 
 
-def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
+def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
     """Bytes of gradients in flight inside one layer's backward pass, at most."""
-    return working_bytes(block_of(model), num_tokens, element_bytes)
+    return working_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
 
 
-def mlp_freed_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
+def mlp_freed_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
     """The part of `layer_saved_bytes` that is free once the backward pass has left a layer's MLP.
 
     Counts: what the MLP saves, and two of its norm's three tensors 2eh.
     """
-    mlp = mlp_saved_bytes(block_of(model), element_bytes)
+    mlp = mlp_saved_bytes(block_of(model).sharded(tp), element_bytes)
     return num_tokens * (mlp + 2 * element_bytes * model.hidden_size)
 
 

@@ -83,7 +83,7 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     for layer in reversed(range(model.num_layers)):
         for parameter in reversed(_layer_parameters(model, layer)):
             activations = layers.at(layer, attention_only=".mlp." not in parameter.name)
-            yield from _with_activations(reduction.add(parameter), activations, waiting, accumulated)
+            yield from _with_activations(reduction.add(rank.held(parameter)), activations, waiting, accumulated)
     table_bytes = _embedding(model).numel * e
     if model.has_tied_embeddings:
         # The embedding's own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
@@ -149,16 +149,17 @@ class _Layers:
     def __init__(self, rank: TrainedRank, num_tokens: int) -> None:
         model, e = rank.model, rank.element_bytes
         self.num_layers = model.num_layers
-        self.one = _adapted_layer_bytes(rank, num_tokens) if rank.adapters else layer_saved_bytes(model, num_tokens, e)
+        adapted = _adapted_layer_bytes(rank, num_tokens) if rank.adapters else 0
+        self.one = adapted or layer_saved_bytes(model, num_tokens, e, rank.tp)
         self.one += exchanged_bytes(block_of(model), rank.ulysses, num_tokens, e)
         self.kept = checkpoint_bytes(block_of(model), num_tokens, e) if rank.recomputes_layers else self.one
         self.saved = self.kept * model.num_layers
-        self.in_flight = layer_backward_bytes(model, num_tokens, e)
+        self.in_flight = layer_backward_bytes(model, num_tokens, e, rank.tp)
         if rank.adapters:  # its output and a scaled copy, at most as wide as the MLP
             self.in_flight += 2 * e * num_tokens * model.intermediate_size
         if rank.dequantised:  # a weight of the base as the product needs it, and a copy of the output
             self.in_flight += e * (rank.dequantised + num_tokens * model.intermediate_size)
-        self.freed = mlp_freed_bytes(model, num_tokens, e)
+        self.freed = mlp_freed_bytes(model, num_tokens, e, rank.tp)
 
     def at(self, layer: int, *, attention_only: bool) -> int:
         """Bytes while the backward pass is inside a layer: the lower ones, its own, less its MLP once that is done."""

@@ -85,7 +85,9 @@ class EngineForecast:
         elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             rollout = self.job.rollout
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
-            held[MemoryKind.LOGITS] = sampler_bytes(self.model.vocab_size, rollout.max_num_seqs)
+            held[MemoryKind.LOGITS] = sampler_bytes(
+                self.model.vocab_size, rollout.max_num_seqs, rollout.speculative_tokens
+            )
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
         held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, moment)
@@ -98,7 +100,13 @@ class EngineForecast:
         }
 
     def _compiled(self, action: Action, moment: Moment) -> int:
-        """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine."""
+        """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine.
+
+        Where tokens are guessed Numba comes before that.
+        """
+        guessing = self.profile.process_slack.guessing
+        numba = guessing.value if guessing and self.job.rollout.speculative_tokens else 0
         if action.kind is ActionKind.START_ENGINE and moment == "start":
-            return 0
-        return compiled_kernel_bytes(self.model, self.profile.weight_packing, num_batch_sizes(self.job), self.tp)
+            return numba
+        sizes = num_batch_sizes(self.job)
+        return numba + compiled_kernel_bytes(self.model, self.profile.weight_packing, sizes, self.tp)

@@ -9,13 +9,14 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.forecast_scorer import judging_peak
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
-from rlplan.memory.training import merging_bytes, trained_rank
+from rlplan.memory.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
 from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
@@ -30,7 +31,7 @@ PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
 
 AFTER_A_STEP = (
     *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
-    *(ActionKind.SAVE_WEIGHTS, ActionKind.OFFLOAD_ROLE),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.OFFLOAD_ROLE),
 )
 """What the first step does after its optimizer step."""
 
@@ -47,10 +48,13 @@ class TrainerForecast:
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
 
+    stages_states: bool = False
+    """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
+
     def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
-        parameters = job.trained_parameters(layout.role, model)
+        parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
         self.states = self.trained.states
 
@@ -67,6 +71,8 @@ class TrainerForecast:
             )
         if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
+        if self.stages_states:
+            held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
@@ -92,6 +98,8 @@ class TrainerForecast:
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
         if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
+        if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + put_together_bytes(self.trained)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
         return held
@@ -173,11 +181,11 @@ class TrainerForecast:
         states, e = self.states, self.trained.element_bytes
         there = sum(held.get(kind, 0) for kind in STATE_KINDS)
         loaded = e * states.num_trainable
-        in_file = states.frozen or states.trainable
-        copied = e * sum(parameter.numel for parameter in in_file)
+        numel_in_file = sum(parameter.numel for parameter in self.model.parameters)
+        copied = e * numel_in_file
         if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
             copied = held[MemoryKind.WEIGHTS]
-        loading = copied + FLOAT_BYTES * sum(parameter.numel for parameter in in_file) - there
+        loading = copied + FLOAT_BYTES * numel_in_file - there
         building = {
             0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
             3: max(loaded - states.master_bytes(), e * states.partition_numel),

@@ -57,12 +57,22 @@ def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> in
     return forward_working_bytes(model, max_num_batched_tokens) + 2 * max_num_batched_tokens * model.hidden_size * 4
 
 
-def sampler_bytes(vocab_size: int, max_num_seqs: int) -> int:
-    """Bytes of the sampler: logits, probabilities, log-probs and random draws of each running sequence, in fp32.
+def sampler_bytes(vocab_size: int, max_num_seqs: int, speculative_tokens: int = 0) -> int:
+    """Bytes of the sampler in fp32, each row over the vocabulary V.
 
-    Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`.
+    Counts: of each of the S running sequences logits, probabilities, log-probs and random draws, 4 S rows. With k
+    guessed tokens R = S (1 + k) rows: logits, final logits, those of accepted tokens and their log-probs (4 R), target
+    logits (S k) and logits and processed ones of bonus tokens (2 S).
+    Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`; `_get_logprobs_tensors` of
+    v1/sample/rejection_sampler.py.
+
+    >>> sampler_bytes(1, 1), sampler_bytes(1, 1, speculative_tokens=3)  # 4 * 4; (4*4 + 3 + 2) * 4
+    (16, 84)
     """
-    return 4 * max_num_seqs * vocab_size * 4
+    rows = 4 * max_num_seqs * (1 + speculative_tokens)
+    if speculative_tokens:
+        rows += max_num_seqs * (speculative_tokens + 2)
+    return rows * vocab_size * 4
 
 
 MAX_KERNELS = 1024
@@ -76,13 +86,16 @@ code for some 60 sizes after 40 steps, and its responses have 12 positions."""
 def num_batch_sizes(job: JobSpec) -> int:
     """Different numbers of sequences that one engine decodes at a time in a run.
 
-    Counts: 5 for each position of a response, at most as many as there are sequences at once.
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and guesses) at
+    once.
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
     workload, lead = job.workload, 1 + job.placement.max_staleness
     at_once = max(lead * workload.num_rollouts_per_step, workload.num_heldout_prompts)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
-    return min(job.rollout.max_num_seqs, per_engine, SIZES_PER_POSITION * workload.max_response_len)
+    most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
+    sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)
+    return min(most, sizes_per_position * workload.max_response_len)
 
 
 def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:

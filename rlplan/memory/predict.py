@@ -65,7 +65,7 @@ def predict_ledger(
     models = {Role.POLICY: model, **(role_models or {})}
     processes = list(_processes(job, models, profile, schedule))
     order: list[tuple[Moment, str]] = []
-    rows: list[LedgerRow] = _host_rows(profile, schedule, job)
+    rows: list[LedgerRow] = _host_rows(job, profile, schedule)
     for moment, actions in _moments(job, schedule):
         for action in actions:
             order.append((moment, action.id))
@@ -104,16 +104,19 @@ def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[A
 def _processes(
     job: JobSpec, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[_Process]:
-    has_arena = any(action.kind is ActionKind.SYNC_WEIGHTS for action in schedule.step)
+    kinds = {action.kind for action in schedule.step}
+    has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
             if layout.worker == "policy_trainer":
                 trainer = TrainerForecast(job, model, profile, layout, rank)
-                trainer.has_arena = has_arena
+                trainer.has_arena, trainer.stages_states = has_arena, stages_states
                 forecast: Forecast = trainer
             elif layout.worker == "value_trainer":
-                forecast = ValueForecast(job, model, profile, layout, rank)
+                value_trainer = ValueForecast(job, model, profile, layout, rank)
+                value_trainer.stages_states = stages_states
+                forecast = value_trainer
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:
@@ -156,9 +159,11 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
             )
 
 
-def _host_rows(profile: HardwareProfile, schedule: Schedule, job: JobSpec) -> list[LedgerRow]:
+def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
     """What runs beside the workers all the time: the driver and the rewards' own processes on the first host, Ray's own
     processes on each.
+
+    Beside the driver the environment's processes, without what the job's own function imports.
     """
     overheads, num_hosts = profile.process_overheads, job.hardware.num_hosts
     first = schedule.start[0]
@@ -185,6 +190,9 @@ def _host_rows(profile: HardwareProfile, schedule: Schedule, job: JobSpec) -> li
     if job.has_reward_processes:
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
         others.append(row(VERIFIER_PROCESS, bound))
+    if job.has_turns and (each := overheads.environment) is not None:
+        size = each.model_copy(update={"value": each.value * job.rollout.environment.num_workers})
+        others.append(row("environment", size))
     if job.metrics.sinks:
         size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
         others.append(row(SINK_PROCESS, size))

@@ -5,7 +5,9 @@ Left out: the bytes themselves (zero.py), activations (activations.py), the walk
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from rlplan.memory.gpu.states import autotp_parameters
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import NF4_DOUBLE, Quantization
 from rlplan.memory.zero import ZeroSettings, ZeroStates
@@ -25,7 +27,8 @@ class TrainedRank:
     """A data-parallel rank: its model and states, and whether it computes each layer anew in the backward pass.
 
     adapters: what is trained beside a frozen model; empty where the model itself is. ulysses: ranks that share a pass,
-    each with a part of its tokens. dequantised: elements of the largest weight whose 4 bits a product makes whole.
+    each with a part of its tokens; tp: each with a part of every layer. dequantised: elements of the largest weight
+    whose 4 bits a product makes whole.
     """
 
     model: ModelSpec
@@ -34,6 +37,15 @@ class TrainedRank:
     adapters: tuple[Parameter, ...] = ()
     ulysses: int = 1
     dequantised: int = 0
+    tp: int = 1
+
+    def held(self, parameter: Parameter) -> Parameter:
+        """What this rank has of a parameter of the model."""
+        return self._held.get(parameter.name, parameter)
+
+    @cached_property
+    def _held(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in (*self.states.trainable, *self.states.frozen)}
 
     @property
     def element_bytes(self) -> int:
@@ -75,6 +87,7 @@ def trained_rank(
         adapters=trained if frozen else (),
         ulysses=training.ulysses,
         dequantised=max((p.numel for p in frozen if _is_quantised(training, p)), default=0),
+        tp=training.tp,
     )
 
 
@@ -113,6 +126,33 @@ def frozen_states(training: TrainingSpec, model: ModelSpec, num_ranks: int) -> Z
         prefetch_bucket_size=0,
     )
     return ZeroStates(settings, (), frozen=model.parameters)
+
+
+def held_parameters(
+    model: ModelSpec, tp: int, parameters: tuple[tuple[Parameter, ...], tuple[Parameter, ...]]
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+    """(trained, frozen) as one of `tp` ranks holds them, of which each has a part of every layer. Raises: SpecError."""
+    own = {parameter.name: parameter for parameter in autotp_parameters(model, tp)}
+    trained, frozen = (tuple(own.get(parameter.name, parameter) for parameter in part) for part in parameters)
+    return trained, frozen
+
+
+def put_together_bytes(rank: TrainedRank) -> int:
+    """Bytes of one weight while it is put together from the parts of ranks that share layers.
+
+    Counts: the parts as they come and the whole, 2 * e * the largest weight that is cut.
+    Source: `rlplan.runtime.tensor_parallel`. Assumes: one weight at a time.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> from rlplan.spec.training import TrainingSpec
+    >>> model = find_model("Qwen/Qwen3-0.6B")
+    >>> parts = held_parameters(model, 2, (model.parameters, ()))
+    >>> put_together_bytes(trained_rank(TrainingSpec(tp=2), model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
+    25165824
+    """
+    held = {parameter.name: parameter.numel for parameter in rank.states.trainable}
+    cut = [whole.numel for whole in rank.model.parameters if held.get(whole.name, whole.numel) < whole.numel]
+    return 2 * rank.element_bytes * max(cut, default=0)
 
 
 def merging_bytes(rank: TrainedRank) -> int:

@@ -1,8 +1,9 @@
 """Candidates: every layout that the job leaves open and the runtime can execute.
 
 In: a JobSpec. Out: candidates, and those that cannot be built with the reason.
-Left out: time, by which search.py ranks them. Where a profile has no rates this order decides: hybrid before
-disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in every step.
+Left out: time, by which search.py ranks them. Where steps are as fast, or a profile has no rates, this order decides:
+hybrid before disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in
+every step; ZeRO-2 before the other stages.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from rlplan.planner.plan import Rejection
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement, SyncContent, Transport
 
-AUTO_ZERO_STAGES = (2,)
+AUTO_ZERO_STAGES = (2, 1, 3, 0)
+"""Those that hold less first, but for stage 3, which sends the most."""
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
 CUDA_TRANSPORTS = (Transport.CUDA_IPC, Transport.NCCL)
@@ -38,9 +40,11 @@ def list_candidates(job: JobSpec) -> tuple[tuple[Candidate, ...], tuple[Rejectio
     ordered = sorted(wanted, key=ORDER.index)
     candidates, rejections = [], []
     for placement in ordered:
+        if reason := _cannot(job, placement):  # whatever the stage
+            rejections.append(Rejection(placement=placement, zero_stage=stages[0], reason=reason))
+            continue
         for stage in stages:
-            reason = _cannot(job, placement)
-            if reason:
+            if reason := _cannot_partition(job, stage):
                 rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
             else:
                 candidates.append(Candidate(placement, stage))
@@ -64,14 +68,12 @@ def _cannot(job: JobSpec, placement: Placement) -> str:
         return reason
     if job.device_kind == "cuda":
         return cannot_on_gpus(job, placement, num_training)
-    return _cannot_sample(job) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
+    return _cannot_sample(job, placement) or _cannot_adapt(job) or _cannot_sync(job, placement) or _cannot_share(job)
 
 
 def _cannot_divide(job: JobSpec, num_training: int) -> str:
     """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
     ways, size = job.training.num_ranks_per_pass, job.workload.mini_batch_size
-    if job.training.tp > 1:
-        return "training.tp: DeepSpeed's AutoTP is not driven by the runtime yet"
     if num_training % ways:
         return f"{ways} ranks share a pass (training.ulysses, training.tp), {num_training} device(s) train"
     if size % (num_training // ways):
@@ -80,7 +82,16 @@ def _cannot_divide(job: JobSpec, num_training: int) -> str:
     return ""
 
 
-def _cannot_sample(job: JobSpec) -> str:
+def _cannot_partition(job: JobSpec, stage: int) -> str:
+    """A job that leaves its stage open may ask for what some stages do not have."""
+    if job.training.offloads_optimizer and stage < 2:
+        return "training.offloads_optimizer needs partitions, which ZeRO has from stage 2 on"
+    if job.training.quantization != "none" and stage == 3:
+        return f"training.quantization {job.training.quantization} lies whole on every rank: ZeRO 0 to 2"
+    return "training.tp: AutoTP goes with ZeRO 0 to 2" if job.training.tp > 1 and stage == 3 else ""
+
+
+def _cannot_sample(job: JobSpec, placement: Placement) -> str:
     only = {"kv_dtype fp8": job.rollout.kv_dtype != "auto", "has_cuda_graphs": job.rollout.has_cuda_graphs,
             "has_expert_parallel": job.rollout.has_expert_parallel}  # fmt: skip
     if any(only.values()):
@@ -89,8 +100,11 @@ def _cannot_sample(job: JobSpec) -> str:
         return "training.offloads_parameters: on a CPU host weights lie on the host already"
     if job.rollout.quantization != "none":
         return f"rollout.quantization {job.rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
-    if job.rollout.speculative_tokens:
-        return "rollout.speculative_tokens: on a CPU the log-probs of guessed tokens were seen to be wrong"
+    if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
+        return (
+            "rollout.speculative_tokens: on a CPU a colocated engine is made anew in its process, which vLLM cannot do "
+            "once it has guessed (Numba is loaded then)"
+        )
     return ""
 
 

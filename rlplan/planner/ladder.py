@@ -19,7 +19,8 @@ MAX_RUNGS = 6
 def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     """(override that was made, plan with it), the mildest first; None when nothing is left.
 
-    Smaller micro-batches cost the least, then the optimizer on the host, then KV cache. Placement and ZeRO stage stay.
+    No copy for checkpoints and smaller micro-batches cost the least, then the optimizer on the host, then KV cache.
+    Placement and ZeRO stage stay.
     """
     for change, job in _rungs(plan.job, plan.zero_stage):
         fixed = _with(job, "placement", placement=plan.schedule.placement.value)
@@ -31,6 +32,8 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
 
 
 def _rungs(job: JobSpec, zero_stage: int) -> Iterator[tuple[str, JobSpec]]:
+    if job.checkpoints.every and job.checkpoints.writes != "waiting":
+        yield "checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting")
     micro, tokens = job.workload.micro_batch_size_per_gpu, job.training.max_tokens_per_micro_batch
     if tokens is not None and tokens > job.workload.max_seq_len:
         fewer = max(tokens // 2, job.workload.max_seq_len)

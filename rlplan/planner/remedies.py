@@ -14,6 +14,7 @@ def list_remedies(job: JobSpec, needed_bytes: int, fits: Callable[[JobSpec], boo
     """Overrides, each of which makes the job fit by itself: the mildest of its kind."""
     memory = ceil_div(needed_bytes, MIB)
     kinds = (
+        [("checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting"))] if job.checkpoints.every else [],
         [
             (f"rollout.kv_cache_memory={size}MiB", _with(job, "rollout", kv_cache_memory=size * MIB))
             for size in _halves(job.rollout.kv_cache_memory // MIB)

@@ -38,6 +38,7 @@ KIND_COLORS = {
     MemoryKind.KV_CACHE: "#ad7bc4",
     MemoryKind.COMM_BUFFERS: "#58b3a3",
     MemoryKind.SYNC_STAGING: "#a3a245",
+    MemoryKind.CHECKPOINT_STAGING: "#c3a98f",
     MemoryKind.CUDA_GRAPHS: "#8a3d62",
     MemoryKind.ACTIVATIONS: "#4b9a5c",
     MemoryKind.LOGITS: "#e8d57c",

@@ -10,25 +10,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rlplan.errors import SpecError
-from rlplan.runtime.experience import Completion, FinishedRequest, WeightSpan
+from rlplan.runtime.experience import FinishedRequest
 
 STATE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
-    """Finished samples of the `number`-th prompt, begun under a policy version."""
+    """Finished samples of the `number`-th prompt, begun under a policy version: no token of theirs is older."""
 
     number: int
     version: int
     finished: FinishedRequest
-
-    @property
-    def oldest(self) -> int:
-        """The version of its oldest token: where none says, the one that it was begun under."""
-        versions = [span.version for each in self.finished.completions for span in each.spans]
-        return min(versions, default=self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +72,11 @@ class ExperienceBuffer:
         while most is not None and len(self._groups) > most:
             self._spill(self._groups.pop(max(self._groups)))
 
+    def groups(self) -> list[BufferedGroup]:
+        """Everything that is in it, by number; it stays there."""
+        spilled = [_read(path) for _, path in self._spilled.values()]
+        return sorted([*self._groups.values(), *spilled], key=lambda group: group.number)
+
     def versions_after(self, count: int) -> list[int]:
         """What the groups that taking `count` would leave there were begun under."""
         return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
@@ -95,13 +96,11 @@ class ExperienceBuffer:
 
     def state(self) -> dict[str, Any]:
         """Everything that is in it, as JSON: for a checkpoint."""
-        groups = [asdict(group) for group in self._groups.values()]
-        groups += [json.loads(path.read_text("utf-8")) for _, path in self._spilled.values()]
-        ordered = sorted(groups, key=lambda group: int(group["number"]))
-        return {"schema_version": STATE_VERSION, "num_evicted": self.num_evicted, "groups": ordered}
+        groups = [asdict(group) for group in self.groups()]
+        return {"schema_version": STATE_VERSION, "num_evicted": self.num_evicted, "groups": groups}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` said. Raises: SpecError where that is of another version."""
+        """Become what `state` said. Raises: SpecError where that is of another version, ValueError where it is none."""
         if state.get("schema_version") != STATE_VERSION:
             raise SpecError(
                 f"a buffer of version {state.get('schema_version')}",
@@ -109,10 +108,11 @@ class ExperienceBuffer:
                 rule=f"version {STATE_VERSION}",
                 way_out="resume with the rlplan that wrote the checkpoint",
             )
+        groups = [_GROUP.validate_python(group) for group in state.get("groups", ())]
         self.close()
-        self.num_evicted = int(state["num_evicted"])
-        for group in state["groups"]:
-            self.add(_from_json(group))
+        self.num_evicted = int(state.get("num_evicted", 0))
+        for group in groups:
+            self.add(group)
 
     def close(self) -> None:
         """Forget everything; nothing is left on the disk."""
@@ -120,13 +120,13 @@ class ExperienceBuffer:
             self._remove(number)
 
     def _version_of(self, number: int) -> int:
-        return self._groups[number].oldest if number in self._groups else self._spilled[number][0]
+        return self._groups[number].version if number in self._groups else self._spilled[number][0]
 
     def _remove(self, number: int) -> BufferedGroup:
         if number in self._groups:
             return self._groups.pop(number)
         _, path = self._spilled.pop(number)
-        group = _from_json(json.loads(path.read_text("utf-8")))
+        group = _read(path)
         path.unlink()
         return group
 
@@ -138,18 +138,11 @@ class ExperienceBuffer:
         partial = path.with_suffix(".part")
         partial.write_text(json.dumps(asdict(group)), "utf-8")
         partial.replace(path)
-        self._spilled[group.number] = (group.oldest, path)
+        self._spilled[group.number] = (group.version, path)
 
 
-def _from_json(data: dict[str, Any]) -> BufferedGroup:
-    finished = data["finished"]
-    completions = tuple(
-        Completion(
-            tokens=tuple(each["tokens"]),
-            logprobs=tuple(each["logprobs"]),
-            finish_reason=each["finish_reason"],
-            spans=tuple(WeightSpan(**span) for span in each["spans"]),
-        )
-        for each in finished["completions"]
-    )
-    return BufferedGroup(data["number"], data["version"], FinishedRequest(finished["id"], completions))
+_GROUP = TypeAdapter(BufferedGroup)
+
+
+def _read(path: Path) -> BufferedGroup:
+    return _GROUP.validate_python(json.loads(path.read_text("utf-8")))

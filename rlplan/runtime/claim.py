@@ -18,12 +18,14 @@ LOCK_NAME = ".running"
 
 
 @contextmanager
-def claimed(run_folder: Path) -> Iterator[None]:
+def claimed(run_folder: Path, *, is_resumed: bool = False) -> Iterator[None]:
     """Hold a run folder. A folder that the block leaves empty is removed again where it was made here.
 
+    is_resumed: it holds an earlier run, which goes on.
     Raises: SpecError when it holds something already, or another run holds it.
     """
-    _check_empty(run_folder)
+    check = _check_not_held if is_resumed else _check_empty
+    check(run_folder)
     made = _make(run_folder)
     lock = FileLock(run_folder / LOCK_NAME, timeout=0)
     try:
@@ -31,7 +33,8 @@ def claimed(run_folder: Path) -> Iterator[None]:
     except Timeout:
         raise _claimed_by_another(run_folder) from None
     try:
-        _check_empty(run_folder)  # another run may have ended here meanwhile
+        if not is_resumed:
+            _check_empty(run_folder)  # another run may have ended here meanwhile
         (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
@@ -40,6 +43,11 @@ def claimed(run_folder: Path) -> Iterator[None]:
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def _check_not_held(run_folder: Path) -> None:
+    if (run_folder / LOCK_NAME).exists() and _is_held(run_folder):
+        raise _claimed_by_another(run_folder)
 
 
 def _make(run_folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.runtime.workers.network import own_addresses
+from rlplan.runtime.workers.without_arrow import WORKER_HOOK, keep_arrow_out
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
@@ -106,6 +107,7 @@ def _prepare_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 gives the cores to whatever else runs on the host
     # A thread that outlives the run must not start another Ray by asking the one that is gone.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
@@ -116,9 +118,11 @@ def _start_alone(placement: RayPlacement) -> None:
     import ray
 
     offered = add_up(placement.bundles)
+    keep_arrow_out()
     try:
         ray.init(
             address="local",
+            runtime_env=WORKER_HOOK,
             num_cpus=int(offered.get("CPU", 0)),
             num_gpus=int(offered.get("GPU", 0)),
             include_dashboard=False,
@@ -148,7 +152,8 @@ def _join(address: str) -> None:
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        keep_arrow_out()
+        ray.init(address=address, runtime_env=WORKER_HOOK, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",

@@ -26,15 +26,18 @@ class Controller:
         self.schedule, self.perform, self.deadline_s = schedule, perform, deadline_s
         self._beside: Future[None] | None = None
 
-    def run(self, num_steps: int, finish_step: Callable[[int], None]) -> None:
-        """Start, `num_steps` steps, finish. `finish_step(step)` is called after each part: 0, 1 … num_steps, -1."""
+    def run(self, num_steps: int, finish_step: Callable[[int], None], *, first_step: int = 1) -> None:
+        """Start, steps up to `num_steps`, finish. `finish_step(step)` is called after each part: 0, 1 … num_steps, -1.
+
+        first_step: those before it were done by an earlier run, which this one goes on from.
+        """
         self._play(self.schedule.start, 0)
         finish_step(0)
         leading = self.schedule.leading
         beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leading")
         try:
-            self._beside = beside.submit(self.perform, leading, 1) if leading else None
-            for step in range(1, num_steps + 1):
+            self._beside = beside.submit(self.perform, leading, first_step) if leading else None
+            for step in range(first_step, num_steps + 1):
                 actions = self.schedule.actions_of(step)
                 self._play([action for action in actions if not leading or action.id != leading.id], step)
                 finish_step(step)

@@ -7,6 +7,7 @@ Left out: what the calls mean (steps.py). An actor is never restarted: a lost tr
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError, RlplanError, RunError
 from rlplan.runtime.cluster import Cluster
-from rlplan.runtime.supervision import LostProcessError
+from rlplan.runtime.supervision import TRAINERS, LostProcessError
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.runtime.workers.network import Hello
 
@@ -58,7 +59,10 @@ class Pulse:
 
 
 class Crew:
-    """The workers of a run. `close` always works, also half-way through the start."""
+    """The workers of a run. `close` always works, also half-way through the start.
+
+    lives: how often a process was started anew. not_ray: the driver's children that are neither workers nor Ray's.
+    """
 
     def __init__(self, spec: ExecutionSpec, log_folder: Path, address: str | None = None) -> None:
         """address: of a running Ray cluster to join; None starts Ray on this host."""
@@ -67,6 +71,9 @@ class Crew:
         self.actors: dict[str, Any] = {}
         self.pids: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
+        self.lives: Counter[str] = Counter()
+        self._life_of_call: dict[Any, int] = {}
+        self.not_ray: Callable[[], list[int]] = list
         self._children: list[Any] = []
         self._strangers = {child.pid for child in _children()}
         self._is_closed = False
@@ -81,14 +88,30 @@ class Crew:
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin an unmeasured call; hand the result to `gather`."""
-        return process, method, self.actors[process].call.remote(method, *arguments)
+        return self._begun(process, method, self.actors[process].call.remote(method, *arguments))
 
     def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
-        return process, method, self.actors[process].perform.remote(method, *arguments)
+        return self._begun(process, method, self.actors[process].perform.remote(method, *arguments))
+
+    def _begun(self, process: str, method: str, reference: Any) -> tuple[str, str, Any]:
+        self._life_of_call[reference] = self.lives[process]
+        return process, method, reference
+
+    def is_replaced(self, lost: LostProcessError) -> bool:
+        """Whether a process that was lost has been started anew since the call that found it lost."""
+        return lost.life < self.lives[lost.process]
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
+        lives = {process: self._life_of_call.pop(reference, self.lives[process]) for process, _, reference in calls}
+        try:
+            return self._gather(calls, timeout_s)
+        except LostProcessError as error:
+            error.life = lives.get(error.process, self.lives[error.process])
+            raise
+
+    def _gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         import ray
 
         if self._is_closed:
@@ -104,7 +127,12 @@ class Crew:
                 continue
             if not ready:
                 names = ", ".join(f"{process}.{method}" for process, method in pending.values())
-                raise RunError(
+                first = min(
+                    (process for process, _ in pending.values()), key=lambda name: not name.startswith(TRAINERS)
+                )
+                kind = LostProcessError.of if first.startswith(TRAINERS) else _run_error
+                raise kind(
+                    first,
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
                     rule="every call has a deadline (limits)",
@@ -127,6 +155,7 @@ class Crew:
             psutil.wait_procs([old], timeout=STOP_S)
         worker = next(worker for worker in self.spec.ray.workers if worker.process == process)
         self.actors[process] = self._make_actor(worker)
+        self.lives[process] += 1
         self._greet([process])
 
     def _greet(self, processes: Sequence[str]) -> None:
@@ -168,13 +197,24 @@ class Crew:
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
 
+    def lost(self) -> list[str]:
+        """Processes on this host that are gone: when one rank dies the others fail, and may be heard first."""
+        import psutil
+
+        here = self._here()
+        return [
+            process
+            for process, pid in self.pids.items()
+            if pid in here and not (psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        ]
+
     def system_bytes(self) -> int | None:
         """Resident memory of Ray's own processes on this host; None where Ray is not this run's."""
         import psutil
 
         if self.cluster.address is not None:
             return None
-        mine = set(self.pids.values())
+        mine = {*self.pids.values(), *self.not_ray()}
         total = 0
         for child in self._remember_children():
             try:
@@ -278,6 +318,10 @@ class Crew:
         known = self._strangers | {child.pid for child in self._children}
         self._children += [child for child in _children() if child.pid not in known]
         return self._children
+
+
+def _run_error(process: str, what: str, *, where: str, rule: str, way_out: str) -> RunError:
+    return RunError(what, where=where, rule=rule, way_out=way_out)
 
 
 def _children() -> list[Any]:

@@ -14,6 +14,9 @@ from rlplan.emit.flags import refuse_unknown
 from rlplan.errors import HostError
 from rlplan.runtime.doctor import VLLM_PACKAGES
 
+TENSOR_PARALLEL = "tensor_parallel"
+"""A key without a constant of its own. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""
+
 
 def installed_keys() -> dict[str, Any]:
     """Known keys by engine. DeepSpeed has no list of its top-level keys: its string constants are the nearest."""
@@ -58,7 +61,7 @@ def _deepspeed_top_level() -> list[str]:
     from deepspeed.runtime import constants
     from deepspeed.runtime.zero import config as zero_config
 
-    values = [*vars(constants).values(), zero_config.ZERO_OPTIMIZATION]
+    values = [*vars(constants).values(), zero_config.ZERO_OPTIMIZATION, TENSOR_PARALLEL]
     return sorted({value for value in values if isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9_]{2,}", value)})
 
 

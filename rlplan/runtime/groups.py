@@ -69,18 +69,19 @@ class GroupMaker:
 
     def text(self, completion: Completion) -> str:
         """What a completion says, without what a forced length added."""
-        return self.decode(completion.tokens[: self._num_said(completion)])
+        return self.decode(completion.chosen[: self._num_said(completion)])
 
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
         learned, text = self._num_said(completion), self.text(completion)
         if self.job.algorithm.masks_truncated and completion.finish_reason == "length":
             learned = 0
-        return Rollout(prompt, 0, completion, text, len(completion.tokens) - learned)
+        return Rollout(prompt, 0, completion, text, len(completion.logprobs) - learned)
 
     def _num_said(self, completion: Completion) -> int:
         """Tokens up to the first end of sequence, which a forced length goes beyond."""
-        ends = [index for index, token in enumerate(completion.tokens) if token in self.end_tokens]
-        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(completion.tokens)
+        chosen = completion.chosen
+        ends = [index for index, token in enumerate(chosen) if token in self.end_tokens]
+        return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
 
 
 def gather(

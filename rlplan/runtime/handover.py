@@ -40,8 +40,15 @@ class Handover:
         Raises: RunError when that fails too; the engines then refuse to generate.
         """
         self.version += 1
-        if self.spec.job.placement.sync_content is SyncContent.ADAPTER:
-            return self._hand_adapter_over(action)
+        try:
+            if self._hands_adapters_over:
+                return self._hand_adapter_over(action.processes)
+            return self._send(action)
+        except LostProcessError:
+            self.version -= 1  # it will be tried again when everybody is there
+            raise
+
+    def _send(self, action: Action) -> list[Measurement]:
         measurements = [] if self.is_open else self._open()
         try:
             measurements += self._update(action.processes, is_full=self.serial == 0)
@@ -57,9 +64,18 @@ class Handover:
         """An engine was started anew: the next update opens a channel of its own, and is a full one."""
         self.is_open = False
 
-    def resend(self) -> list[Measurement]:
-        """Give every engine the weights of now, in full, for one of them was started anew."""
-        return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+    def resend(self, revived: Sequence[str]) -> list[Measurement]:
+        """Give the ranks of an engine that was started anew the weights of now, in full: all engines get them.
+
+        Adapters go to the revived ranks alone, and not before there are any.
+        """
+        if not self._hands_adapters_over:
+            return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+        return self._hand_adapter_over((*self.trainers, *revived)) if self.version else []
+
+    @property
+    def _hands_adapters_over(self) -> bool:
+        return self.spec.job.placement.sync_content is SyncContent.ADAPTER
 
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
@@ -107,14 +123,14 @@ class Handover:
         calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
         return self._measured(calls)[1]
 
-    def _hand_adapter_over(self, action: Action) -> list[Measurement]:
+    def _hand_adapter_over(self, processes: Sequence[str]) -> list[Measurement]:
         """Through a folder in shared memory, which goes when every engine has its own copy."""
         folder = str(self.adapters / f"version-{self.version:06d}")
         calls: list[tuple[Any, ...]] = [
-            (process, "write_adapter", folder) for process in action.processes if process in self.trainers
+            (process, "write_adapter", folder) for process in processes if process in self.trainers
         ]
         measurements = self._measured(calls)[1]
-        calls = [(p, "load_adapter", folder, self.version) for p in action.processes if p in self.engines]
+        calls = [(p, "load_adapter", folder, self.version) for p in processes if p in self.engines]
         measurements += self._measured(calls)[1]
         shutil.rmtree(folder)
         return measurements

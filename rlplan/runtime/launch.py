@@ -7,8 +7,7 @@ Events for a display go to a listener; this module prints nothing.
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlplan.dataflow.schedule import Action
@@ -17,38 +16,32 @@ from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.ladder import MAX_RUNGS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
+from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
+from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
 from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
+from rlplan.runtime.resuming import (
+    check_resumable,
+    go_back,
+    has_checkpoint,
+    lost_group,
+    resumable,
+    say_resumed,
+)
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
-from rlplan.runtime.supervision import FREEING, Restart, check_freed
+from rlplan.runtime.supervision import FREEING, LostGroupError, Restart, check_freed
 from rlplan.spec.base import writing
 from rlplan.vocabulary import ActionKind
-
-
-@dataclass(frozen=True)
-class RunEvent:
-    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended, with its numbers),
-    `alarm` (text says what is wrong, while the run goes on).
-    """
-
-    kind: str
-    step: int
-    text: str = ""
-    learning: dict[str, float] = field(default_factory=dict)
-    timings: dict[str, float] = field(default_factory=dict)
-
-
-Listener = Callable[[RunEvent], None]
 
 REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
@@ -82,12 +75,19 @@ class _Task:
     desk: RewardDesk
     followers: Followers | None = None
     changes: tuple[str, ...] = ()
+    resumption: Resumption | None = None
 
 
 def run_bundle(
-    bundle: Path, run_folder: Path, listener: Listener, address: str | None = None, sandbox: str = AUTO
+    bundle: Path,
+    run_folder: Path,
+    listener: Listener,
+    address: str | None = None,
+    sandbox: str = AUTO,
+    resumption: Resumption | None = None,
 ) -> None:
     """Run a bundle. address: of a running Ray cluster, None to start Ray here. sandbox: for programs in responses.
+    resumption: what it goes on from.
 
     Raises: RlplanError; the run folder's status.json says the same.
     """
@@ -96,35 +96,42 @@ def run_bundle(
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)
+    if resumption is not None:
+        check_resumable(spec.job, resumption)
     desk = RewardDesk(spec.job, sandbox)
     try:
         desk.start()
-        _run_recorded(_Task(spec, plan, prompts, address, desk), run_folder, listener)
+        _run_recorded(_Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
     finally:
         desk.close()
 
 
 def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
     """Run, and leave how it ended in the run folder."""
-    spec, plan = task.spec, task.plan
+    spec, plan, resumption = task.spec, task.plan, task.resumption
     with writing(run_folder):
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
-    recorder = Recorder(run_folder, dict(spec.schedule.processes))
+    recorder = Recorder(run_folder, dict(spec.schedule.processes), resumption.step if resumption else None)
     _say_sandbox(task.desk, recorder, listener)
     for line in task.prompts.said:
         listener(RunEvent("phase", 0, line))
     recorder.write_data(data_facts(task.prompts))
     recorder.write_status("running", None)
+    if resumption is not None:
+        say_resumed(resumption, recorder, listener)
     followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name)
     try:
         with interruptible():
-            _run_down_the_ladder(replace(task, followers=followers), recorder, listener)
+            _run_to_the_end(replace(task, followers=followers), recorder, listener)
         recorder.write_status("finished", 0)
-    except RlplanError as error:
+    except RlplanError as failure:
+        error = resumable(failure, run_folder)
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
         recorder.write_status(state, error.exit_code, str(error))
-        raise
+        if error is failure:
+            raise
+        raise error from failure
     except BaseException as error:
         recorder.write_status("failed", EXIT_BUG, f"{type(error).__name__}: {error}")
         raise
@@ -144,26 +151,34 @@ def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> No
         listener(RunEvent("alarm", 0, text))
 
 
-def _run_down_the_ladder(task: _Task, recorder: Recorder, listener: Listener) -> None:
-    """Run; where the rehearsal does not fit, change one thing, say so, and start once more."""
-    changes: list[str] = []
+def _run_to_the_end(task: _Task, recorder: Recorder, listener: Listener) -> None:
+    """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
+    num_losses = 0
     while True:
         try:
-            return _run(replace(task, changes=tuple(changes)), recorder, listener)
+            return _run(task, recorder, listener)
         except MisfitError as error:
-            step = next_plan(task.plan) if len(changes) < MAX_RUNGS else None
-            if step is None:
-                raise error.after(changes) from None
-            what = error.what
-        change, plan = step
-        changes.append(change)
-        text = f"{what}; going on with {change}"
-        recorder.write_alarm(0, "change", text, change=change)
-        listener(RunEvent("alarm", 0, text))
-        write_bundle(plan, recorder.folder / "bundle")
-        (recorder.folder / "plan.json").write_bytes(_plan_for(plan, recorder.folder))
-        task = replace(task, plan=plan, spec=execution_spec(plan))
-        recorder.begin_again()
+            task = _next_rung(task, error, recorder, listener)
+        except LostGroupError as error:
+            if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
+                raise
+            num_losses += 1
+            task = replace(task, resumption=go_back(error, recorder, listener))
+
+
+def _next_rung(task: _Task, error: MisfitError, recorder: Recorder, listener: Listener) -> _Task:
+    """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
+    step = next_plan(task.plan) if len(task.changes) < MAX_RUNGS else None
+    if step is None:
+        raise error.after(list(task.changes)) from None
+    change, plan = step
+    text = f"{error.what}; going on with {change}"
+    recorder.write_alarm(0, "change", text, change=change)
+    listener(RunEvent("alarm", 0, text))
+    write_bundle(plan, recorder.folder / "bundle")
+    (recorder.folder / "plan.json").write_bytes(_plan_for(plan, recorder.folder))
+    recorder.begin_again()
+    return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
 
 
 def _plan_for(plan: Plan, folder: Path) -> bytes:
@@ -182,8 +197,22 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
         play = _Player(recorder, crew, listener, task)
-        runner = play.runner = ActionRunner(spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk)
-        Controller(spec.schedule, play.perform, runner.deadline_s).run(spec.job.workload.num_steps, play.finish_step)
+        resumption = task.resumption
+        runner = play.runner = ActionRunner(
+            spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk, resumption
+        )
+        runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
+        first_step = resumption.step + 1 if resumption else 1
+        controller = Controller(spec.schedule, play.perform, runner.deadline_s)
+        controller.run(spec.job.workload.num_steps, play.finish_step, first_step=first_step)
+    except (RunError, InterruptedRunError) as error:
+        if runner is not None:
+            with uninterrupted():
+                runner.checkpoints.settle()
+        lost = lost_group(error, crew)
+        if lost is error:
+            raise
+        raise lost from error
     finally:
         with uninterrupted():
             crew.close()
@@ -229,6 +258,9 @@ class _Player:
 
     def finish_step(self, step: int) -> None:
         self.recorder.record_host(step, self.crew.system_bytes())
+        if step == 0 and self.task.resumption is not None:
+            self.runner.metrics.take_rows(step)  # the run's start is on record
+            return
         if step == 0:
             self.rehearse()
         learning, timings = self.runner.metrics.take_rows(step)
@@ -253,6 +285,7 @@ class _Player:
                     "answer": rollout.prompt.answer,
                 }
             )
+        self.runner.finish_step(step)
         self.listener(RunEvent("step", step, "", learning, timings))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rlplan.memory.logits import ROWS_AT_ONCE
-from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.experience import SequencePair, TrainSample, chosen_indices
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.sequence_parallel import Sharing
 
@@ -26,8 +26,8 @@ Entropies = Literal["none", "seen", "learned"]
 class TokenBatch:
     """Sequences in one row. input_ids, position_ids: [1, T]. sequence_lens: tokens of each, T together.
 
-    positions: indices into T whose hidden state predicts a response token. targets: those tokens, [tokens].
-    lengths: response length of each sequence.
+    positions: indices into T whose hidden state predicts a token that the policy chose. targets: those, [tokens].
+    lengths: how many of them each sequence has.
     """
 
     input_ids: torch.Tensor
@@ -40,14 +40,16 @@ class TokenBatch:
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Put sequences one after the other. Without any, a dummy of one token and no response."""
-    tokens, places, positions, targets = [], [], [], []
+    tokens, places, positions, targets, lengths = [], [], [], [], []
     for sequence in sequences:
         first = len(tokens) + len(sequence.prompt_tokens) - 1
+        asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
         length = len(sequence.prompt_tokens) + len(sequence.response_tokens)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
         places += range(length)
-        positions += range(first, first + len(sequence.response_tokens))
-        targets += sequence.response_tokens
+        positions += [first + index for index in asked]
+        targets += [sequence.response_tokens[index] for index in asked]
+        lengths.append(len(asked))
     lens = tuple(len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences)
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
@@ -55,7 +57,7 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
         sequence_lens=lens or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
-        lengths=tuple(len(sequence.response_tokens) for sequence in sequences),
+        lengths=tuple(lengths),
     )
 
 

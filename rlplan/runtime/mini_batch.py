@@ -25,7 +25,8 @@ def train_sample(rollout: Rollout) -> TrainSample:
         teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
         values=rollout.scores.get(Role.VALUE, ()),
         returns=rollout.returns,
-        num_ignored=len(rollout.completion.tokens) - rollout.num_learned,
+        num_ignored=len(rollout.completion.logprobs) - rollout.num_learned,
+        observed=rollout.completion.observed,
         old_logprobs=rollout.scores.get(Role.POLICY, ()),
         group=rollout.group,
         advantage=rollout.advantage,
@@ -42,7 +43,7 @@ def token_weights(samples: Sequence[TrainSample], job: JobSpec) -> list[float]:
     >>> from rlplan.spec.algorithm import AlgorithmSpec
     >>> class Work: max_response_len = 5
     >>> class Job: workload, algorithm = Work, AlgorithmSpec(token_weights="token")
-    >>> token_weights([TrainSample((), (1,) * n, (), (), ()) for n in (1, 3)], Job)
+    >>> token_weights([TrainSample((), (1,) * n, (0.0,) * n, (), ()) for n in (1, 3)], Job)
     [0.25, 0.25]
     """
     if job.algorithm.declaration.trains_pairs:

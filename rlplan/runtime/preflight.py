@@ -17,6 +17,7 @@ from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows
 from rlplan.runtime.doctor import missing_packages
 from rlplan.runtime.end_tokens import end_tokens
+from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
@@ -48,6 +49,8 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_packages(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
+    if spec.job.has_turns:
+        check_environment(spec.job.rollout.environment)
     check_role_tokenizers(spec.job)
     check_algorithm(spec.job.algorithm)
 

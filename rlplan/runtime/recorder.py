@@ -11,7 +11,9 @@
 In: measurements and metrics. Out: files, and the latest values for a display.
 """
 
+import calendar
 import json
+import os
 import threading
 import time
 from collections import defaultdict
@@ -25,35 +27,61 @@ from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "failures.jsonl")
+"""Files of lines that each belong to a step."""
+
 
 class Recorder:
     """One run folder. All methods are called from the driver, also from several threads; every line is flushed."""
 
-    def __init__(self, folder: Path, devices: dict[str, str]) -> None:
-        """devices: device of each process."""
+    def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
+        """devices: device of each process. after_step: the last step that an earlier run in this folder did."""
         self.folder, self.devices = folder, devices
-        self.origin_s = time.time()
+        self.origin_s = time.time() if after_step is None else _started_s(folder)
+        self.num_resumed = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
         self._lock = threading.Lock()
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
-        self._open("alarms.jsonl")
-        self._open("failures.jsonl")
-        self.begin_again()
+        mode = "w" if after_step is None else "a"
+        self._open("alarms.jsonl", mode)
+        if after_step is None:
+            self.begin_again()
+        else:
+            self.go_back(after_step)
 
     def begin_again(self) -> None:
         """Nothing was measured yet: the processes start once more, under another plan."""
         self.resident.clear()
-        for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl"):
+        for name in LINES:
             self._open(name)
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
-    def _open(self, name: str) -> None:
+    def go_back(self, step: int) -> None:
+        """Keep the lines up to a step: those that come after are written again by the run that goes on from there."""
+        self.resident.clear()
+        self.num_resumed = 1 + sum('"kind": "resume"' in line for line in _lines(self.folder / "alarms.jsonl"))
+        for name in LINES:
+            _keep_steps(self.folder / name, step)
+            self._open(name, "a")
+        if not (self.folder / "trace.jsonl").stat().st_size:
+            for line in Trace(origin="measured").lines():
+                self._write("trace.jsonl", line)
+
+    def sync(self) -> None:
+        """Wait until the disk has every line."""
+        with self._lock:
+            for file in self._files.values():
+                if not file.closed:
+                    file.flush()
+                    os.fsync(file.fileno())
+
+    def _open(self, name: str, mode: str = "w") -> None:
         if name in self._files:
             self._files[name].close()
-        self._files[name] = (self.folder / name).open("w", encoding="utf-8", buffering=1)
+        self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
 
     def held(self) -> dict[str, int]:
         """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
@@ -64,6 +92,8 @@ class Recorder:
 
         Several calls on one process are merged into one span and one sample a kind.
         """
+        if step == 0:
+            attempt += self.num_resumed  # processes start once more where a run is resumed
         by_process: dict[str, list[Measurement]] = defaultdict(list)
         for measurement in measurements:
             by_process[measurement.process].append(measurement)
@@ -111,14 +141,17 @@ class Recorder:
 
     def record_host(self, step: int, system_bytes: int | None) -> None:
         """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
-        at = round(time.time() - self.origin_s, 6)
         for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
-            if size is None:
-                continue
-            self.resident[process] = size
-            role = Role.VERIFIER.value
-            sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", size, at)
-            self._write("trace.jsonl", record_line(sample))
+            if size is not None:
+                self.record_beside(process, step, size)
+
+    def record_beside(self, process: str, step: int, num_bytes: int) -> None:
+        """Record what a process holds that runs beside the workers."""
+        at = round(time.time() - self.origin_s, 6)
+        self.resident[process] = num_bytes
+        role = Role.VERIFIER.value
+        sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", num_bytes, at)
+        self._write("trace.jsonl", record_line(sample))
 
     def write_metrics(self, row: dict[str, float | int]) -> None:
         """One step's learning metrics."""
@@ -178,6 +211,36 @@ class Recorder:
     def _write(self, name: str, line: str) -> None:
         with self._lock:
             self._files[name].write(line + "\n")
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines of a file; none where it is missing. A run that was killed may have left half a line."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Leave out the lines of later steps and of the end. Lines without a step stay."""
+    kept = [line for line in _lines(path) if 0 <= _step_of(line) <= last]
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line).get("step", 0))
+    except (ValueError, TypeError, AttributeError):
+        return -1  # a line that nobody can read
+
+
+def _started_s(folder: Path) -> float:
+    """When the run in a folder began, by its status."""
+    try:
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return time.time()
 
 
 def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:

@@ -33,12 +33,12 @@ class RequestMaker:
         step, index = divmod(number, self.job.workload.num_prompts_per_step)
         return f"generate/{step + 1}/{index}"
 
-    def prompt_of(self, request_id: str) -> Prompt:
+    def named(self, request_id: str) -> Prompt:
         """The prompt of a request. Raises: ValueError for an id that is none of ours."""
-        kind, *numbers = request_id.split("/")
+        kind, *place = request_id.split("/")
         if kind == "evaluate":
-            return self.prompts.heldout[int(numbers[0])]
-        step, index = map(int, numbers)
+            return self.prompts.heldout[int(place[0])]
+        step, index = map(int, place)
         return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
 
     def rollouts(self, number: int) -> RolloutRequest:
@@ -58,7 +58,7 @@ class RequestMaker:
     def answers(self, number: int) -> Group:
         """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
         prompt = self.prompt(number)
-        completions = [Completion(tokens, (), "stop") for tokens in prompt.answers]
+        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in prompt.answers]
         chosen, rejected = (Rollout(prompt, 0, completion) for completion in completions)
         chosen.reward = 1.0
         return Group(number, [chosen, rejected], [])

@@ -76,7 +76,7 @@ class RoleReaders:
     def sequence(self, role: Role, rollout: Rollout) -> SequencePair:
         """The tokens of prompt and response, as the role knows them."""
         if role is not Role.REWARD or not self.rereads:
-            return SequencePair(rollout.prompt.tokens, rollout.completion.tokens)
+            return SequencePair(rollout.prompt.tokens, rollout.completion.tokens, rollout.completion.observed)
         limit = self.job.roles.reward.max_seq_len or self.job.workload.max_seq_len
         tokens = tuple(self._encode(rollout.prompt.text + rollout.text))
         self.num_cut += len(tokens) > limit

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rlplan.dataflow.graph import Lead
 from rlplan.errors import RunError
 from rlplan.runtime.buffer import BufferedGroup, ExperienceBuffer
+from rlplan.runtime.checkpoints.manifest import StreamState
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.fleet import Fleet
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -37,11 +40,14 @@ class StreamWork:
 
 
 class RolloutStream:
-    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's."""
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
+
+    watch: makes a call to the engines, again when one was lost and is there again.
+    """
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Fleet | Conversations,
         request_of: Callable[[int], RolloutRequest],
         lead: Lead,
         work: StreamWork,
@@ -50,11 +56,13 @@ class RolloutStream:
         self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
         self.version = 0
         self._num_begun = self._num_replaced = 0
+        self._again: list[int] = []
         self._open: dict[str, tuple[int, int]] = {}
         self.buffer = buffer
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
         self._is_finished = not work.can_replace
+        self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
 
@@ -63,13 +71,15 @@ class RolloutStream:
         while True:
             self._begin()
             with self._changed:
-                if self._is_closed or (not self._open and self._num_begun == self._num_wanted and self._is_finished):
+                if self._is_closed or (self._has_begun_all and not self._open and self._is_finished):
                     return
                 if not self._open:  # something may still have to be replaced, or room to be made
                     self._changed.wait(COLLECT_S)
                     continue
             at_least = max(1, self.work.num_prompts // 4)
-            collected, measurements = self.fleet.collect(COLLECT_S, at_least, self.work.deadline_s)
+            collected, measurements = self.watch(
+                lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
+            )
             with self._changed:
                 for finished in collected:
                     number, version = self._open.pop(finished.id)
@@ -100,6 +110,31 @@ class RolloutStream:
     @property
     def _num_wanted(self) -> int:
         return self.work.num_prompts * self.work.num_steps + self._num_replaced
+
+    @property
+    def _has_begun_all(self) -> bool:
+        return not self._again and self._num_begun == self._num_wanted
+
+    def state(self) -> tuple[StreamState, dict[str, Any]]:
+        """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
+        with self._changed:
+            again = sorted(number for number, _ in self._open.values())
+            state = StreamState(
+                num_begun=self._num_begun,
+                num_replaced=self._num_replaced,
+                again=(*self._again, *again),
+            )
+            return state, self.buffer.state()
+
+    def begin_at(self, step: int) -> None:
+        """Go on after a run whose steps each generated their own rollouts."""
+        self.version, self._num_begun = step, step * self.work.num_prompts
+
+    def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
+        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew."""
+        self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
+        self._again = list(state.again)
+        self.buffer.restore(buffer)
 
     def take_measurements(self) -> list[Measurement]:
         """Of the engine, since the last time."""
@@ -134,18 +169,19 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                self.fleet.submit(requests, self.work.deadline_s)
+                self.watch(lambda: self.fleet.submit(requests, self.work.deadline_s))
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
         work = self.work
         allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
         last = min(allowed + self._num_replaced, self._num_wanted)
         requests: list[RolloutRequest] = []
-        while self._num_begun < last and not self.buffer.is_full_with(len(self._open)):
-            request = self.request_of(self._num_begun)
-            self._open[request.id] = (self._num_begun, self.version)
+        while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
+            number = self._again.pop(0) if self._again else self._num_begun
+            request = self.request_of(number)
+            self._open[request.id] = (number, self.version)
             requests.append(request)
-            self._num_begun += 1
+            self._num_begun = max(self._num_begun, number + 1)
         return requests
 
     def _is_ready(self, count: int) -> bool:

@@ -75,12 +75,12 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> None:
     """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
 
-    Each tensor is copied, for under ZeRO they are all views of one buffer, which the format refuses.
+    Each tensor is copied to the host, for under ZeRO they are all views of one buffer, which the format refuses.
     """
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().clone() for name, parameter in weights}
+    tensors = {name: parameter.detach().to("cpu", copy=True) for name, parameter in weights}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
     config.save_pretrained(str(out))
     for name in TOKENIZER_FILES:

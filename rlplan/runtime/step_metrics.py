@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.runtime.experience import Rollout
+from rlplan.runtime.rewards.total import ENVIRONMENT
 from rlplan.spec.job import JobSpec
 from rlplan.spec.rewards import evaluation_name
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 
 
 class StepMetrics:
@@ -43,11 +44,22 @@ class StepMetrics:
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
         """Lengths and how rollouts ended."""
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-        self.num_tokens += sum(lengths)
+        self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
         self.learning["response_len/mean"] = sum(lengths) / len(lengths)
         self.learning["response_len/max"] = max(lengths)
         truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
         self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
+        if self.job.has_turns:
+            self._add_turns(rollouts)
+
+    def _add_turns(self, rollouts: Sequence[Rollout]) -> None:
+        """How often the policy spoke, how much it was told, and how often nobody answered."""
+        all_of_them = [rollout.completion for rollout in rollouts]
+        count = len(all_of_them)
+        self.learning["environment/turns_mean"] = sum(each.num_turns for each in all_of_them) / count
+        observed = sum(len(each.tokens) - len(each.logprobs) for each in all_of_them)
+        self.learning["environment/observed_tokens_mean"] = observed / count
+        self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
 
     def add_replaced(self, num_groups: int) -> None:
         """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
@@ -63,6 +75,11 @@ class StepMetrics:
         self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
+
+    def add_begun_anew(self, num_requests: int) -> None:
+        """Requests that a lost engine had begun; a row only where there were any."""
+        if num_requests:
+            self.learning["rollouts/begun_anew"] = num_requests
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
@@ -83,10 +100,10 @@ class StepMetrics:
             groups[rollout.group].add(rollout.reward)
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
 
-    def add_reward_notes(self, notes: Mapping[str, int], num_rollouts: int) -> None:
-        """What kept programs from being right, as shares of the rollouts: `reward/NAME/timeout_fraction` and such."""
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
+        """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
         for note, count in sorted(notes.items()):
-            self.learning[f"reward/{note}_fraction"] = count / num_rollouts
+            self.learning[f"reward/{note}_fraction"] = count / num_judged
 
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.
@@ -112,8 +129,13 @@ class StepMetrics:
                 self.value_training[key] += value
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """The norm of a role's gradient before clipping."""
-        self.grad_norms[role].append(result["grad_norm"])
+        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        is_skipped = result.get("is_skipped", 0.0)
+        if not is_skipped:
+            self.grad_norms[role].append(result["grad_norm"])
+        if self.job.training.dtype is Dtype.FLOAT16:
+            name = f"{role}/skipped_steps"
+            self.learning[name] = self.learning.get(name, 0.0) + is_skipped
 
     def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
         """Sequences that a reward model with its own tokenizer read without their beginning."""
@@ -125,6 +147,9 @@ class StepMetrics:
         for spec in self.job.rewards:
             values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
             self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
+        if self.job.has_turns:
+            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts if not rollout.has_failed]
+            self.learning["evaluate/environment_reward"] = math.fsum(values) / max(1, len(values))
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""

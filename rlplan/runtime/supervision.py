@@ -3,12 +3,15 @@
 In: actions as they are done on a crew. Out: the same actions done again after an engine or a scorer was lost, or a
 RunError. An engine that dies or hangs is started again with the weights that the policy has now, and its requests are
 submitted again: seeds belong to the requests, so the completions are the same. A rank cannot rejoin its group.
-Left out: how a process is started (steps.py) and noticed (crew.py).
+Where generation runs beside the steps two threads may find the same process lost: the first starts it anew.
+Left out: how a process is started (revival.py) and noticed (crew.py).
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rlplan.dataflow.schedule import Action
 from rlplan.errors import RunError
@@ -20,7 +23,13 @@ from rlplan.vocabulary import ActionKind
 RESTARTED = ("rollout_engine", "scorer")
 """Workers that hold nothing which cannot be made again: weights come from the trainer or from a folder."""
 
-REPEATED = (ActionKind.GENERATE, ActionKind.EVALUATE, ActionKind.SCORE, ActionKind.SYNC_WEIGHTS)
+TRAINERS = ("policy_trainer", "value_trainer")
+"""Workers whose ranks hold what nobody else has: they are lost together, and come back from a checkpoint."""
+
+REPEATED = (
+    *(ActionKind.GENERATE, ActionKind.EVALUATE, ActionKind.SCORE, ActionKind.SYNC_WEIGHTS),
+    *(ActionKind.START_ENGINE, ActionKind.STOP_ENGINE, ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE),
+)
 """Actions that may be done twice: they change nothing but the process that was lost."""
 
 FREEING = ("sleep_engine", "stop_engine", "offload_role")
@@ -32,9 +41,10 @@ LEAST_CHECKED = 16 * MIB
 
 
 class LostProcessError(RunError):
-    """A process died or hung. process: which. happened: `is gone` or `hangs`."""
+    """A process died or hung. process: which; life: how often it had been started anew when it was called."""
 
     process: str = ""
+    life: int = 0
 
     @classmethod
     def of(cls, process: str, what: str, *, where: str, rule: str, way_out: str) -> "LostProcessError":
@@ -42,6 +52,10 @@ class LostProcessError(RunError):
         error = cls(what, where=where, rule=rule, way_out=way_out)
         error.process = process
         return error
+
+
+class LostGroupError(RunError):
+    """A process was lost that cannot be started anew alone: all processes start anew, from the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -52,57 +66,89 @@ class Restart:
     step: int
     attempt: int
     reason: str
+    num_requests: int = 0
 
     def text(self) -> str:
-        """For people."""
-        return f"{self.reason}; it is started anew (attempt {self.attempt}) and the action is done again"
+        """For people. num_requests: that were under way there, beside the action."""
+        again = f"{self.num_requests} requests are begun anew" if self.num_requests else "the action is done again"
+        return f"{self.reason}; it is started anew (attempt {self.attempt}) and {again}"
 
 
 Handler = Callable[[Action, int], list[Measurement]]
+Result = TypeVar("Result")
+
+
+def _never(lost: LostProcessError) -> bool:
+    return False
 
 
 class Supervisor:
-    """Does actions, again where a process was lost that can be started anew. max_restarts: of each process in a run."""
+    """Does actions, again where a process was lost that can be started anew. max_restarts: of each process in a run.
+
+    is_replaced: whether somebody has started a lost process anew since. num_open: requests under way in a process.
+    """
 
     def __init__(
         self, max_restarts: int, revive: Callable[[str, Action, int], None], announce: Callable[[Restart], None]
     ) -> None:
         """revive: starts a process as it was. announce: hears of each restart before it happens."""
         self.max_restarts, self._revive, self._announce = max_restarts, revive, announce
+        self.is_replaced: Callable[[LostProcessError], bool] = _never
+        self.num_open: Callable[[str], int] = lambda process: 0
         self._restarts: Counter[str] = Counter()
+        self._reviving = threading.RLock()
 
     def perform(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
         """(measurements of the attempt that succeeded, its number). Raises: RunError."""
+        attempts = []
+
+        def once() -> list[Measurement]:
+            attempts.append(step)
+            return handler(action, step)
+
+        return self.watch(once, action, step), len(attempts)
+
+    def watch(self, call: Callable[[], Result], action: Action, step: int) -> Result:
+        """The result of a call that belongs to an action, made again after what was lost is there again.
+
+        Raises: RunError where it may not be started anew.
+        """
         attempt, lost = 1, None
         while True:
             try:
                 if lost is not None:
                     self._start_anew(lost, action, step, attempt)
-                return handler(action, step), attempt
+                return call()
             except LostProcessError as error:
                 lost, attempt = error, attempt + 1
-                if self._may_restart(error, action):
-                    continue
-                raise _cannot_restart(error, action, self._restarts[error.process]) from error
 
-    def _may_restart(self, lost: LostProcessError, action: Action) -> bool:
-        is_kind = lost.process.startswith(RESTARTED) and action.kind in REPEATED
+    def _may_restart(self, lost: LostProcessError, action: Action, step: int) -> bool:
+        """A process that is lost while it first starts would be lost again."""
+        is_first = action.kind is ActionKind.START_ENGINE and step == 0
+        is_kind = lost.process.startswith(RESTARTED) and action.kind in REPEATED and not is_first
         return is_kind and self._restarts[lost.process] < self.max_restarts
 
     def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
-        self._restarts[lost.process] += 1
-        self._announce(Restart(lost.process, step, attempt, lost.what))
-        self._revive(lost.process, action, step)
+        """Raises: RunError where it may not be, LostProcessError where it is lost again meanwhile."""
+        with self._reviving:
+            if self.is_replaced(lost):
+                return
+            if not self._may_restart(lost, action, step):
+                raise _cannot_restart(lost, action, self._restarts[lost.process]) from lost
+            self._restarts[lost.process] += 1
+            self._announce(Restart(lost.process, step, attempt, lost.what, self.num_open(lost.process)))
+            self._revive(lost.process, action, step)
 
 
 def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -> RunError:
-    if lost.process.startswith("policy_trainer") or lost.process.startswith("value_trainer"):
-        rule = "a lost rank cannot rejoin its group, and there is no checkpoint between steps to go on from yet"
+    kind: type[RunError] = LostGroupError
+    if lost.process.startswith(TRAINERS):
+        rule = "a lost rank cannot rejoin its group; all processes start anew from a checkpoint, where there is one"
     elif num_restarts:
-        rule = f"a process is started anew at most {num_restarts} times in a run (limits.max_restarts)"
+        kind, rule = RunError, f"a process is started anew at most {num_restarts} times in a run (limits.max_restarts)"
     else:
-        rule = f"a process is started anew while it generates, scores or is handed weights; this was {action.kind}"
-    return RunError(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
+        rule = f"a process is started anew once it was up, while it does what can be done again; this was {action.kind}"
+    return kind(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
 
 
 def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[str, int], after: dict[str, int]) -> None:

@@ -78,7 +78,8 @@ class SourcedCount(Sourced):
 class ProcessOverheads(Spec):
     """Resident memory of each kind of process once its libraries are imported and before it holds a model.
 
-    adapters: what PEFT adds to a trainer with adapters; a profile without it counts nothing for it.
+    adapters: what PEFT adds to a trainer with adapters. environment: a process that answers between turns. A profile
+    without one of these counts nothing for it.
     """
 
     policy_trainer: SourcedBytes
@@ -87,14 +88,19 @@ class ProcessOverheads(Spec):
     driver: SourcedBytes
     ray_system: SourcedBytes
     adapters: SourcedBytes | None = None
+    environment: SourcedBytes | None = None
 
 
 class ProcessSlack(Spec):
-    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects."""
+    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects.
+
+    guessing: Numba, which comes with an engine that guesses tokens; a profile without it counts nothing for it.
+    """
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
+    guessing: SourcedBytes | None = None
 
 
 class WeightPacking(Spec):

@@ -15,6 +15,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.declaration import read_declaration
+from rlplan.spec.environment import EnvironmentSpec
 from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
@@ -89,6 +90,7 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     quantization: Literal["none", "fp8"] = "none"
     speculative_tokens: int = Field(default=0, ge=0, le=16)
+    environment: EnvironmentSpec = EnvironmentSpec()
     kv_dtype: Literal["auto", "fp8"] = "auto"
     has_cuda_graphs: bool = False
     has_expert_parallel: bool = False
@@ -165,6 +167,18 @@ class PreflightSpec(Spec):
     rehearses: bool = True
 
 
+class CheckpointsSpec(Spec):
+    """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
+
+    writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
+    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
+    """
+
+    every: int = Field(default=0, ge=0, le=MAX_COUNT)
+    keep_last: int = Field(default=2, ge=1, le=1000)
+    writes: Literal["auto", "beside", "waiting"] = "auto"
+
+
 class MetricsSpec(Spec):
     """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
 
@@ -201,6 +215,7 @@ class JobSpec(Spec):
     placement: PlacementSpec = PlacementSpec()
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
     metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()
 
@@ -217,6 +232,8 @@ class JobSpec(Spec):
     @model_validator(mode="after")
     def _pairs_stay_together(self) -> "JobSpec":
         declared, work = self.algorithm.declaration, self.workload
+        if self.has_turns and (declared.num_baseline_samples or not declared.has_rollouts):
+            raise ValueError(f"rollout.environment: {self.algorithm.name} has rollouts of one turn, or none")
         if not declared.has_rollouts and work.num_samples_per_prompt != 2:
             raise ValueError(
                 f"{self.algorithm.name} is given a chosen and a rejected answer of each prompt: "
@@ -256,14 +273,28 @@ class JobSpec(Spec):
 
     @property
     def max_refills(self) -> int:
-        """How often groups that teach nothing are replaced: never where only a reward model can tell which do."""
-        return 0 if Role.REWARD in self.scored_roles else self.algorithm.max_refills
+        """How often groups that teach nothing are replaced: never where rules alone cannot tell which do."""
+        return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
         """Tokens of one pass of a trained or frozen model, at most."""
         whole = self.workload.micro_batch_size_per_gpu * self.workload.max_seq_len
         return self.training.max_tokens_per_micro_batch or whole
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether an environment answers the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.path is not None
+
+    @model_validator(mode="after")
+    def _turns_end_by_themselves(self) -> "JobSpec":
+        if self.has_turns and (self.controls.forces_lengths or self.workload.ignores_eos):
+            raise ValueError(
+                "rollout.environment answers when a turn has ended: controls.forces_lengths and workload.ignores_eos "
+                "leave the policy no way to end one"
+            )
+        return self
 
     @property
     def sync_transport(self) -> Transport:
@@ -295,8 +326,8 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> "JobSpec":
-        needs_none = {Role.REWARD, Role.TEACHER} & set(self.roles.paths) or not self.algorithm.declaration.has_rollouts
-        if not self.rewards and not needs_none:
+        stands_in = {Role.REWARD, Role.TEACHER} & set(self.roles.paths) or self.has_turns
+        if not self.rewards and not stands_in and self.algorithm.declaration.has_rollouts:
             raise ValueError(
                 "rewards is [], and there is neither a reward model (roles.reward.path) nor a teacher "
                 "(roles.teacher.path): one of the three is needed"
@@ -312,6 +343,17 @@ class JobSpec(Spec):
             raise ValueError("algorithm.value_warmup_steps: a value head on the policy's backbone is trained with it")
         if self.roles.reference.path is not None and not self.algorithm.kl_coef:
             raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
+        return self
+
+    @model_validator(mode="after")
+    def _states_can_be_saved(self) -> "JobSpec":
+        training = self.training
+        if self.checkpoints.every and (training.tp > 1 or training.optimizer != "adamw"):
+            what = f"training.tp {training.tp}" if training.tp > 1 else f"training.optimizer {training.optimizer}"
+            raise ValueError(
+                f"checkpoints.every {self.checkpoints.every}: states of {what} are not saved yet; whole tensors and "
+                f"fp32 moments are"
+            )
         return self
 
     @model_validator(mode="after")
@@ -352,8 +394,13 @@ class JobSpec(Spec):
             update={"prompts": change(self.workload.prompts), "heldout_prompts": change(self.workload.heldout_prompts)}
         )
         rewards = tuple(_moved(reward, change) for reward in self.rewards)
-        changed = {"policy": policy, "algorithm": algorithm, "roles": roles, "workload": workload, "rewards": rewards}
-        return self.model_copy(update=changed)
+        rollout, path = self.rollout, self.rollout.environment.path
+        if path is not None:
+            file, _, function = path.rpartition(":")
+            environment = rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
+            rollout = rollout.model_copy(update={"environment": environment})
+        changed = {"policy": policy, "algorithm": algorithm, "roles": roles, "workload": workload}
+        return self.model_copy(update={**changed, "rewards": rewards, "rollout": rollout})
 
     def resolved(self, folder: Path) -> "JobSpec":
         """Paths made absolute, read relative to `folder`."""
@@ -488,6 +535,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         ("workload.prompts", job.workload.prompts),
         ("workload.heldout_prompts", job.workload.heldout_prompts),
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
+        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
         if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.training import trained_rank
 from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
@@ -89,8 +90,10 @@ class CpuTimes:
         if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
             return NOTHING  # the last step's own evaluation is not repeated
         trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
-        if kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE) and trained is not None:
+        if trained is not None and kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE):
             return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
+        if trained is not None and kind in (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES):
+            return self.save_states_cost(trained, waits=kind is ActionKind.WRITE_STATES) + self._call()
         made = {
             ActionKind.GENERATE: self.generate_cost,
             ActionKind.EVALUATE: self.evaluate_cost,
@@ -116,6 +119,23 @@ class CpuTimes:
         num_bytes = (states.device_bytes + states.host_bytes) * len(trained.devices)
         moved = Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
         return moved + self._training.fresh_cost(num_bytes) if is_back else moved
+
+    def save_states_cost(self, trained: RoleLayout, *, waits: bool) -> Cost:
+        """What a resumed run needs of a trained role: copied by each rank, or written where the trainer waits for it.
+
+        Counts: C bytes of all ranks, read and written once in memory (2 C), or through one disk.
+        Source: `rlplan.runtime.workers.state_saver`. Assumes: writing beside the next step costs it nothing.
+        """
+        parameters = self.job.trained_parameters(trained.role, self.model)
+        ranks = range(trained.dp)
+        states = [
+            trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, rank, parameters).states
+            for rank in ranks
+        ]
+        num_bytes = sum(map(saved_bytes, states))
+        if waits:
+            return Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
+        return self._training.touch_cost(2 * num_bytes / trained.dp)
 
     def generate_cost(self) -> Cost:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""

@@ -214,3 +214,27 @@ def test_what_was_measured_of_a_device_is_a_hardware_profile(tmp_path: Path) -> 
     assert profile.flops_per_s(ComputeDtype.BFLOAT16) == 701_000_000_000_000
     assert profile.host_link is not None
     assert profile.host_link.bytes_per_s.value == 55_000_000_000
+
+
+def test_a_whole_job_is_planned_for_the_gpu_in_each_placement() -> None:
+    from benchmarks.gpu.jobs import PLACEMENTS, plan_on_cpu, plan_on_gpu
+    from rlplan.vocabulary import ActionKind
+
+    for name, wanted in PLACEMENTS.items():
+        plan, dry = plan_on_gpu(name, "h200-sxm"), plan_on_cpu(name)
+        assert plan.schedule.placement == dry.schedule.placement == wanted["placement"]
+        kinds, dry_kinds = ({action.kind for action in each.schedule.step} for each in (plan, dry))
+        sleeps = wanted["placement"] == "colocated"
+        assert (ActionKind.SLEEP_ENGINE in kinds, ActionKind.STOP_ENGINE in dry_kinds) == (sleeps, sleeps)
+        assert plan.job.placement.sync_senders == "one"
+
+
+def test_whole_jobs_say_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from benchmarks.gpu import jobs
+    from rlplan.runtime.detect import detect
+
+    if detect().gpus:
+        assert jobs.found_gpu()
+        return
+    assert jobs.main(["--out", str(tmp_path)]) == 4
+    assert "no GPU with a profile answered" in capsys.readouterr().err

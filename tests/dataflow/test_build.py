@@ -103,3 +103,16 @@ def test_the_evaluation_comes_as_often_as_the_job_says() -> None:
     step = calls_by_id(build_step_graph(make_job(**{"workload.evaluate_every": 7})).step)
     assert step["evaluate"].every == 7
     assert {call.every for call in step.values() if call.id != "evaluate"} == {1}
+
+
+def test_a_trained_role_is_saved_after_its_last_optimizer_step_and_before_its_weights_travel() -> None:
+    assert not [call for call in build_step_graph(make_job()).step if call.id.startswith("save_states")]
+    job = make_job(**{"checkpoints.every": 5, "algorithm": {"name": "ppo"}, "workload.mini_batch_size": 8})
+    step = calls_by_id(build_step_graph(job).step)
+    assert step["save_states/value"].after == ("optimizer_step/value/1",)
+    assert step["save_states"].after == ("optimizer_step/1",)
+    assert {"optimizer_step/1", "save_states", "save_states/value"} <= set(step["sync_weights"].after)
+    assert {step[name].every for name in ("save_states", "save_states/value")} == {5}
+    assert {step[name].kind for name in ("save_states", "save_states/value")} == {ActionKind.SAVE_STATES}
+    waiting = make_job(**{"checkpoints.every": 1, "checkpoints.writes": "waiting"})
+    assert calls_by_id(build_step_graph(waiting).step)["save_states"].kind is ActionKind.WRITE_STATES

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.graph import StepGraph
+from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.dataflow.taking_turns import Turns, take_turns
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import ActionKind, Role
 from tests.factories import make_job
 
 ALL = (Role.POLICY, Role.REFERENCE)
@@ -75,3 +75,26 @@ def test_the_engine_comes_up_last_and_the_policy_is_written_without_it() -> None
         "reload_role/policy",
         "checkpoint",
     ]
+
+
+def test_states_are_written_at_once_while_their_role_is_there() -> None:
+    ids = [call.id for call in made(parked=(Role.POLICY,), **{"checkpoints.every": 5}).step]
+    assert ids[ids.index("optimizer_step") : ids.index("start_engine")] == [
+        "optimizer_step",
+        "save_states",
+        "save_weights",
+        "offload_role/policy",
+    ]
+    kinds = {stages: saving_of(stages).kind for stages in (False, True)}
+    assert kinds == {False: ActionKind.WRITE_STATES, True: ActionKind.SAVE_STATES}
+
+
+def saving_of(stages: bool) -> Call:
+    graph = build_step_graph(make_job(**{"checkpoints.every": 5}))
+    return next(call for call in take_turns(graph, Turns(sleeps=False, stages=stages)).step if call.id == "save_states")
+
+
+def test_what_a_step_leaves_out_holds_nobody_up_and_lets_nobody_pass() -> None:
+    calls = {call.id: call for call in made(**{"checkpoints.every": 5}).step}
+    assert calls["save_weights"].after == ("optimizer_step", "save_states")
+    assert calls["start_engine"].after == ("save_weights",)

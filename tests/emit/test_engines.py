@@ -40,7 +40,8 @@ def test_deepspeed_s_batch_sizes_follow_from_the_ladder(
 
 def test_deepspeed_gets_the_optimizer_of_the_job() -> None:
     algorithm = {"learning_rate": 2e-4, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95}
-    config = deepspeed(algorithm=algorithm | {"gradient_clipping": 0.5}, training={"reduce_bucket_size": 5000})
+    training = {"reduce_bucket_size": 5000, "zero_stage": 2}
+    config = deepspeed(algorithm=algorithm | {"gradient_clipping": 0.5}, training=training)
     assert config["optimizer"]["type"] == "AdamW"
     assert config["optimizer"]["params"] == {
         "lr": 2e-4,

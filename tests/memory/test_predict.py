@@ -21,7 +21,7 @@ from rlplan.memory.training import trained_rank
 from rlplan.spec.job import TrainingSpec
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
-from tests.factories import make_job, make_model, make_profile
+from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
 
 ENGINE, SCORER = "rollout_engine/0", "scorer/reference/0"
 
@@ -172,8 +172,8 @@ def test_every_process_holds_its_imports_and_slack_at_every_moment(process: str,
         if row.process == process:
             by_moment[(row.moment, row.action_id)][row.kind.value] = row
     for (_, action), rows in by_moment.items():
-        # the engine's kernels: 5 shapes in 5 x 12 batch sizes, once it has worked
-        code = 5 * 60 * 10_000 if process == ENGINE and action != "start_engine" else 0
+        # the engine's kernels: 5 shapes in 3 x 12 batch sizes, once it has worked
+        code = 5 * 36 * 10_000 if process == ENGINE and action != "start_engine" else 0
         own, spare = rows.pop("process"), rows.pop("fragmentation")
         assert (own.resident_bytes, own.peak_bytes, own.provenance) == (imports * MIB, imports * MIB, "measured")
         # at the peak, one percent of all tensors on top
@@ -312,3 +312,30 @@ def test_a_heap_that_is_kept_has_holes_at_the_peak_and_none_between_actions() ->
     ]
     assert passes
     assert all(after > before for before, after in passes)
+
+
+def test_an_engine_that_guesses_holds_numba_and_samples_more_rows_at_a_time() -> None:
+    guesses = {"rollout.speculative_tokens": 3}
+    plain, guessing = make_plan().ledger, make_plan(**guesses).ledger
+    numba = make_plan().job.load_profile().process_slack.guessing
+    assert numba is not None
+
+    def held(ledger: MemoryLedger, kind: MemoryKind, action_id: str, moment: str) -> LedgerRow:
+        return next(
+            row
+            for row in ledger.rows
+            if (row.process, row.kind, row.action_id, row.moment) == ("rollout_engine/0", kind, action_id, moment)
+        )
+
+    slack = [held(ledger, MemoryKind.FRAGMENTATION, "start_engine", "start") for ledger in (plain, guessing)]
+    assert slack[1].resident_bytes - slack[0].resident_bytes == numba.value
+    logits = [held(ledger, MemoryKind.LOGITS, "generate", "first").peak_bytes for ledger in (plain, guessing)]
+    assert logits[1] * 4 == logits[0] * 21  # 4 rows a sequence become 4 (1 + 3) + 3 + 2
+
+
+def test_the_environment_s_processes_count_on_the_host_all_the_time() -> None:
+    path = f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play"
+    rows = make_plan(**{"rollout.environment": {"path": path, "num_workers": 3}}).ledger.rows
+    (row,) = [row for row in rows if row.process == "environment"]
+    assert (row.device, row.resident_bytes, row.provenance) == ("host:0", 3 * 13 * MIB, "measured")
+    assert not any(row.process == "environment" for row in make_plan().ledger.rows)

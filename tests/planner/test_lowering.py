@@ -11,7 +11,7 @@ from rlplan.planner.gpu.remedies import find_budget
 from rlplan.planner.lowering import executable_plan, job_of
 from rlplan.planner.plan import Plan
 from rlplan.spec.budget import BudgetSpec, load_budget
-from rlplan.vocabulary import ActionKind, Placement, Transport
+from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Transport
 from tests.factories import EXAMPLES
 
 DATA = {
@@ -165,3 +165,21 @@ def test_a_job_that_contradicts_itself_on_gpus_is_refused(tmp_path: Path) -> Non
         (rejection,) = list_candidates(other)[1]
         assert rejection.placement is Placement.HYBRID
         assert words in rejection.reason
+
+
+@pytest.mark.parametrize(("placement", "copies"), [({"placement": "hybrid"}, True), (COLOCATED, False)])
+def test_checkpoints_lie_in_the_host_s_memory_until_they_are_written(placement: dict[str, Any], copies: bool) -> None:
+    """A pinned copy of every rank's master weights and moments, or none where phases take turns."""
+    job = {**DATA, "checkpoints": {"every": 1}}
+    plan = executable_plan(budget(placement=placement, job=job))
+    saving = next(action for action in plan.schedule.step if action.id == "save_states")
+    assert saving.kind is (ActionKind.SAVE_STATES if copies else ActionKind.WRITE_STATES)
+    rows = [row for row in plan.ledger.rows if row.kind is MemoryKind.CHECKPOINT_STAGING]
+    assert bool(rows) is copies
+    trained = sum(parameter.numel for parameter in plan.job.load_model().parameters)
+    least = 12 * trained // plan.schedule.layout("policy_trainer").dp
+    assert all(row.space == "host" and least <= row.resident_bytes < 2 * least + 4096 for row in rows)
+    assert plan.timing is not None
+    cost = plan.timing.cost("step", "save_states")
+    assert cost is not None
+    assert cost.seconds > 0

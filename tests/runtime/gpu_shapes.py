@@ -42,7 +42,13 @@ def on_a_cpu_host(example: str, num_devices: int = 2) -> JobSpec:
     data["training"] |= {"dtype": "float32", "max_tokens_per_micro_batch": None, "persistence_threshold": 1000}
     data["training"] |= {"reduce_bucket_size": 1_000_000}
     tp = min(data["rollout"]["tp"], num_devices)
-    sizes = {"tp": tp, "num_engines": num_devices // tp, "kv_cache_memory": "32MiB", "max_num_seqs": 64}
+    sizes = {
+        "tp": tp,
+        "num_engines": num_devices // tp,
+        "kv_cache_memory": "32MiB",
+        "max_num_seqs": 64,
+        "block_size": 32,
+    }
     data["rollout"] |= {"dtype": "float32", "has_cuda_graphs": False, "max_num_batched_tokens": 2048, **sizes}
     way = {"cuda_ipc": "shared_memory", "nccl": "gloo"}.get(data["placement"]["transport"], "disk")
     data["placement"] |= {"transport": way, "sync_bucket": "1MiB"}

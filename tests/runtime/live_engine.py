@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
-    "OMP_NUM_THREADS": "2",
     "PYTHONPATH": str(ROOT),
 }
 SORTER = EXAMPLES / "models" / "sorter"
@@ -51,9 +50,20 @@ def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
 
 def _start(scenario: str, place: list[int], more: tuple[str, ...]) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.runtime.live_engine", scenario, *map(str, place), *more]
+    threads = {"OMP_NUM_THREADS": str(threads_of(place[1]))}
     return subprocess.Popen(
-        command, env=os.environ | ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | ENVIRONMENT | threads,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def threads_of(num_ranks: int) -> int:
+    """Threads of one rank: more in all than there are cores wait for each other in every loop."""
+    return max(1, 2 // num_ranks)
 
 
 def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -74,7 +84,8 @@ class Live:
         from rlplan.runtime.workers.rollout_engine import RolloutEngine
 
         self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
-        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), 2)
+        threads = threads_of(self.job.rollout.tp)
+        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), threads)
         self.engine.invoke("import_libraries")
         if address and rank == 0:
             self.engine.invoke("open_rendezvous", *address)
@@ -111,13 +122,13 @@ class Live:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
 
-    def difference(self, prompt: tuple[int, ...], completion: Any) -> list[float]:
+    def difference(self, prompt: tuple[int, ...], completion: Any, temperature: float = 1.0) -> list[float]:
         """|log-prob of the engine - of the comparison model|, token by token."""
         import torch
 
         with torch.no_grad():
             logits = self.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
         own = logprobs.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
         return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]
 
@@ -243,8 +254,9 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
         answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
     else:
         answer["nothing"] = finished
-        while engine.book.num_open or "late" not in {f.id for f in engine.invoke("collect", 60.0)}:
-            time.sleep(0.01)
+        heard: set[str] = set()
+        while not {"early", "late"} <= heard:
+            heard |= {f.id for f in engine.invoke("collect", 60.0)}
     answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
     engine.invoke("stop")
     return answer
@@ -281,11 +293,17 @@ def limits(*_: int) -> dict[str, Any]:
 def guessing(*_: int) -> dict[str, Any]:
     """An engine that guesses tokens ahead, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
-    asked = [dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6))]
-    finished = live.engine.invoke("generate", asked)
-    return {
-        "lengths": [len(c.tokens) for c in finished[0].completions],
-        "difference": _against_fresh(live, asked, finished),
+    lengths, differences, num_accepted = [], [], 0
+    for temperature in (0.7, 1.0, 1.3):
+        asked = dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6), temperature=temperature)
+        steps = live.engine.num_steps
+        (finished,) = live.engine.invoke("generate", [asked])
+        num_accepted += 60 - (live.engine.num_steps - steps)
+        lengths += [len(c.tokens) for c in finished.completions]
+        differences += [max(live.difference(asked.prompt, c, temperature)) for c in finished.completions]
+    updates = _updates_in_flight(live)
+    return {"lengths": lengths, "differences": differences, "num_accepted": num_accepted} | {
+        name: updates[name] for name in ("old_difference", "new_difference")
     }
 
 

@@ -4,6 +4,7 @@ Run as a program it is one rank: it gets a JSON list of cases, each with overrid
 an exercise below, and prints what each exercise gave. `exercise` starts the ranks, once for all cases.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -54,6 +55,9 @@ def exercise(num_ranks: int, cases: Mapping[str, Case], folder: Path) -> dict[st
 
 def main(rank: int, num_ranks: int, port: int, folder: Path) -> None:
     """One rank, all cases."""
+    import deepspeed
+
+    deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch computes in it; DeepSpeed thinks of speed
     answers = {}
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         live = LiveRank(rank, num_ranks, port, case)
@@ -74,6 +78,7 @@ class LiveRank:
 
         plan = plan_of(num_ranks, case)
         self.job, self.rank, self.num_ranks = plan.job, rank, num_ranks
+        self.is_half = plan.job.training.dtype == "float16"
         ways = plan.job.training.num_ranks_per_pass
         self.num_shares, self.share = num_ranks // ways, rank // ways
         self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
@@ -227,6 +232,11 @@ def agree(live: LiveRank) -> dict[str, Any]:
     }
 
 
+def elsewhere(module: str, name: str) -> Callable[[LiveRank], Any]:
+    """An exercise of another module, which is imported when it is done."""
+    return lambda live: getattr(importlib.import_module(module), name)(live)
+
+
 def adapted(live: LiveRank) -> dict[str, Any]:
     """Steps of adapters: what the base said and says, what the policy says, and what was saved says elsewhere."""
     import tempfile
@@ -260,12 +270,29 @@ def adapted(live: LiveRank) -> dict[str, Any]:
     return answer
 
 
+def scaled(live: LiveRank) -> dict[str, Any]:
+    """Eight steps, the first two with a huge loss: loss, norm, whether each was left out, the loss scale after it."""
+    answer: dict[str, Any] = {"losses": [], "steps": [], "scales": []}
+    micro_batches, weights = samples_of(live)
+    huge = [[weight * 1e4 for weight in each] for each in weights]
+    for step in range(8):
+        sums = live.call("forward_backward", micro_batches, huge if step < 2 and live.is_half else weights)
+        answer["losses"].append(sums["loss"])
+        answer["steps"].append(live.call("optimizer_step"))
+        optimizer = live.trainer.engine.optimizer
+        answer["scales"].append(float(getattr(optimizer, "loss_scale", 1.0)))
+    answer["components"] = live.measured("components")["components"]
+    return answer
+
+
 EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "source": source,
     "memory": memory,
     "swap": swap,
     "agree": agree,
+    **{name: elsewhere("tests.runtime.live_checkpoints", name) for name in ("resume", "take_over")},
     "adapted": adapted,
+    "scaled": scaled,
 }
 
 

@@ -70,6 +70,14 @@ def test_its_state_goes_through_json_bit_for_bit(tmp_path: Path) -> None:
     assert other.take(3) == buffer.take(3)
 
 
+def test_a_state_that_is_none_changes_nothing() -> None:
+    buffer = ExperienceBuffer(BufferLimits(0))
+    buffer.add(group(1))
+    with pytest.raises(ValueError, match="number"):
+        buffer.restore({"schema_version": 1, "groups": [{"version": 1}]})
+    assert buffer.take(1) == [group(1)]
+
+
 def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(SpecError, match="version 99"):
         ExperienceBuffer(BufferLimits(0)).restore({"schema_version": 99})

@@ -28,12 +28,18 @@ def _assert_one_message(run: FinishedRun) -> None:
         assert label in run.stderr
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "every"),
+    [
+        pytest.param(signal.SIGINT, 130, 0, id="Ctrl-C", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, 75, 1, id="resumable"),
+    ],
+)
 def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
-    number: signal.Signals, exit_code: int, tmp_path: Path
+    number: signal.Signals, exit_code: int, every: int, tmp_path: Path
 ) -> None:
     before = _shared_memory_files()
-    process = start("run", QUICKSTART, "--out", str(tmp_path / "run"))
+    process = start("run", QUICKSTART, f"checkpoints.every={every}", "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, 120)
     children = descendants_of(process.pid)
@@ -48,6 +54,7 @@ def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
     assert _shared_memory_files() == before
     assert run.status["state"] == "interrupted"
     assert run.status["exit_code"] == exit_code
+    assert ("resume with `rlplan run --resume" in run.stderr) == bool(every)
     assert [row["step"] for row in run.metrics][:3] == [0, 1, 2]
     assert run.trace.spans
     report = finish(start("report", str(run.folder)), tmp_path)

@@ -162,6 +162,20 @@ def test_what_nobody_learns_from_does_not_move_the_normalization() -> None:
     assert whole[:2] == [pytest.approx(pair) for pair in advantages("reinforce++", step[:2], kl_coef=0.0)]
 
 
+def test_a_response_ends_with_its_last_token_that_is_learned_from() -> None:
+    """GAE by hand with gamma 1, lambda 0.5: two learned tokens, the reward on the second; two forced ones count not."""
+    step = rollouts([1.0, 0.0], [4, 2], [0, 1])
+    step[0].num_ignored = 2
+    for rollout, values in zip(step, [(0.5, 0.25, 9.0, 9.0), (0.0, 0.0)], strict=True):
+        rollout.scores[Role.VALUE] = values
+    spec = AlgorithmSpec(name="ppo", kl_coef=0, gae_lambda=0.5)
+    first, second = find_advantage(spec)(step, spec)
+    assert first.returns == (0.625, 1.0, 0.0, 0.0)
+    mean, deviation = 0.21875, 0.3590  # of 0.125, 0.75, 0, 0
+    assert first.advantages[:2] == pytest.approx([(0.125 - mean) / deviation, (0.75 - mean) / deviation], rel=1e-3)
+    assert second.returns == (0.0, 0.0)
+
+
 def test_alone_in_a_group_there_is_nothing_to_compare_with() -> None:
     assert leave_one_out([3.0], [0]) == [0.0]
 

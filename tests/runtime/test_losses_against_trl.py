@@ -39,7 +39,7 @@ def row(values: torch.Tensor) -> torch.Tensor:
 
 def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor | None = None) -> torch.Tensor:
     samples = [
-        TrainSample((1,), (1,) * n, (), (), (), num_ignored=ignored)
+        TrainSample((1,), (1,) * n, (0.0,) * n, (), (), num_ignored=ignored)
         for n, ignored in zip(LENGTHS, IGNORED, strict=True)
     ]
     job = SimpleNamespace(algorithm=spec, workload=SimpleNamespace(max_response_len=8))
@@ -51,6 +51,7 @@ def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor |
         advantages=ADVANTAGES.repeat_interleave(torch.tensor(LENGTHS)),
         weights=torch.tensor([w for s, weight in zip(samples, weights, strict=True) for w in s.spread(weight)]),
         lengths=LENGTHS,
+        num_learned=tuple(sample.num_learned for sample in samples),
         sequence_weights=torch.tensor([s.weighed(w) for s, w in zip(samples, weights, strict=True)]),
         sequence_advantages=ADVANTAGES,
         groups=tuple(range(len(LENGTHS))),
@@ -80,6 +81,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "clip-higher": ({"clip_low": 0.1, "clip_high": 0.5, "kl_coef": 0}, {"epsilon_low": 0.1, "epsilon_high": 0.5}),
     "dr_grpo": ({"name": "dr_grpo"}, {"loss_type": "dr_grpo", "max_completion_length": 8}),
     "dapo": ({"name": "dapo"}, {"loss_type": "dapo", "epsilon_high": 0.28}),
+    "gspo, not clipped": (
+        {"name": "gspo", "clip_low": 0.9, "clip_high": 9.0},
+        {"importance_sampling_level": "sequence", "epsilon_low": 0.9, "epsilon_high": 9.0},
+    ),
     "gspo": ({"name": "gspo"}, {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}),
     "cispo": ({"name": "cispo", "clip_high": 0.5}, {"loss_type": "cispo", "epsilon_high": 1.5}),
     "entropy": ({"name": "cispo", "entropy_coef": 0.2}, {"loss_type": "cispo", "epsilon_high": 5, "entropy_coef": 0.2}),
@@ -120,9 +125,7 @@ def test_rloo_is_trl_s() -> None:
     one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
     given = trl_inputs(other) | {"old_logps": (SAMPLED * MASK).sum(1)}
     expected = trl_code.rloo_loss(given, epsilon_low=0.2, epsilon_high=0.2)
-    # What is masked counts nothing: its log-probs are made those of the engine.
-    seen = torch.where(MASK.bool(), one, SAMPLED)
-    loss = our_loss(AlgorithmSpec(name="rloo"), seen)
+    loss = our_loss(AlgorithmSpec(name="rloo"), one)
     constant = -float(ADVANTAGES[4]) / len(LENGTHS)
     assert float(loss) + constant == pytest.approx(float(expected), abs=1e-6)
     loss.backward()
@@ -223,5 +226,5 @@ def test_leave_one_out_advantages_are_trl_s_with_kl_taken_off_the_rewards() -> N
 def test_a_job_of_each_algorithm_reads_what_trl_s_test_reads() -> None:
     """The weights of the tests above are those of a job."""
     job = make_job(**{"algorithm.name": "dapo"})
-    samples = [TrainSample((1,), (1,) * n, (), (), ()) for n in LENGTHS]
+    samples = [TrainSample((1,), (1,) * n, (0.0,) * n, (), ()) for n in LENGTHS]
     assert sum(weight * n for weight, n in zip(token_weights(samples, job), LENGTHS, strict=True)) == pytest.approx(1.0)

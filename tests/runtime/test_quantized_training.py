@@ -79,6 +79,7 @@ def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> N
         ({"training.quantization": "nf4"}, "training.lora.rank"),
         ({"training.quantization": "nf4", "training.lora": {"rank": 4}, "training.zero_stage": 3}, "zero_stage 0 to 2"),
         ({"training.optimizer": "adamw_8bit", "training.offloads_optimizer": True}, "fp32 moments"),
+        ({"training.optimizer": "adamw_8bit", "checkpoints.every": 1}, "not saved yet"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: dict[str, Any], message: str) -> None:

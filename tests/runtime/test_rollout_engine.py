@@ -103,6 +103,22 @@ def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limit
     assert limited["repeats"]
 
 
+@pytest.fixture(scope="module")
+def guessing() -> dict[str, Any]:
+    return ask("guessing")[0]
+
+
+def test_guessed_tokens_are_sampled_as_the_policy_says_at_every_temperature(guessing: dict[str, Any]) -> None:
+    assert guessing["lengths"] == [60] * 9
+    assert max(guessing["differences"]) < ROUNDING
+    assert guessing["num_accepted"] > 20
+
+
+def test_guesses_that_are_open_while_weights_change_are_made_anew(guessing: dict[str, Any]) -> None:
+    assert guessing["old_difference"] < ROUNDING
+    assert guessing["new_difference"] < ROUNDING
+
+
 @pytest.mark.nightly
 def test_two_ranks_in_16_bits_hold_what_is_predicted_and_agree_to_16_bits() -> None:
     leader, follower = ask("ranks", 2, "bfloat16")

@@ -112,6 +112,7 @@ def test_a_bundle_gives_the_same_learning_bit_for_bit_as_the_job(run_job: Runner
     assert _weights(of_bundle) == _weights(of_job)
 
 
+@pytest.mark.nightly
 def test_another_family_with_an_untied_head_and_random_weights_runs(run_job: Runner, tmp_path: Path) -> None:
     """Qwen2 with biases, its own head and no weights on disk: exact bytes and agreeing log-probs here too."""
     config = {

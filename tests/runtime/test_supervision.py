@@ -67,18 +67,50 @@ def test_an_engine_that_keeps_dying_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "kind", "rule"),
+    ("process", "kind", "step", "rule"),
     [
-        ("policy_trainer/1", ActionKind.TRAIN_FORWARD_BACKWARD, "cannot rejoin its group"),
-        ("policy_trainer/0", ActionKind.SYNC_WEIGHTS, "cannot rejoin its group"),
-        ("rollout_engine/0", ActionKind.START_ENGINE, "this was start_engine"),
+        ("policy_trainer/1", ActionKind.TRAIN_FORWARD_BACKWARD, 1, "cannot rejoin its group"),
+        ("policy_trainer/0", ActionKind.SYNC_WEIGHTS, 1, "cannot rejoin its group"),
+        ("rollout_engine/0", ActionKind.START_ENGINE, 0, "this was start_engine"),
+        ("rollout_engine/0", ActionKind.CHECKPOINT, 1, "this was checkpoint"),
     ],
 )
-def test_what_cannot_be_started_anew_ends_the_run(process: str, kind: ActionKind, rule: str) -> None:
+def test_what_cannot_be_started_anew_ends_the_run(process: str, kind: ActionKind, step: int, rule: str) -> None:
     guard, revived, _ = supervisor(2)
     with pytest.raises(RunError, match=rule):
-        guard.perform(failing(1, process)[0], action(kind, process), 1)
+        guard.perform(failing(1, process)[0], action(kind, process), step)
     assert revived == []
+
+
+@pytest.mark.parametrize("kind", [ActionKind.START_ENGINE, ActionKind.STOP_ENGINE])
+def test_an_engine_that_is_lost_while_it_changes_places_is_started_anew(kind: ActionKind) -> None:
+    guard, revived, _ = supervisor(1)
+    assert guard.perform(failing(1, "rollout_engine/0")[0], action(kind, "rollout_engine/0"), 2) == ([], 2)
+    assert revived == ["rollout_engine/0"]
+
+
+def test_what_two_threads_find_lost_is_started_anew_once() -> None:
+    guard, revived, _ = supervisor(1)
+    guard.is_replaced = lambda error: len(revived) > error.life
+    generate = action(ActionKind.GENERATE, "rollout_engine/0")
+    guard.perform(failing(1, "rollout_engine/0")[0], generate, 1)
+    calls: list[int] = []
+
+    def collect() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise lost("rollout_engine/0")
+        return "collected"
+
+    assert guard.watch(collect, generate, 1) == "collected"
+    assert revived == ["rollout_engine/0"]
+
+
+def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
+    guard, _, announced = supervisor(1)
+    guard.num_open = lambda process: 7
+    guard.perform(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
+    assert announced[0].text().endswith("(attempt 2) and 7 requests are begun anew")
 
 
 def test_no_restarts_are_made_where_none_are_allowed() -> None:
@@ -156,13 +188,53 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("job", ["maturity/2-swapping", pytest.param("memory-bound", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", ["maturity/2-swapping", "memory-bound"])
 def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path) -> None:
     """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
     overrides = ("placement.placement=colocated", "placement.parks=disk", "workload.num_steps=2")
     run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
     assert "phases share memory in turn" in (run.folder / "preflight.json").read_text()
+
+
+LOSSES = {
+    "phases take turns": ("placement.placement=colocated",),
+    "generation runs ahead": ("placement.placement=disaggregated", "placement.max_staleness=1"),
+    "adapters alone are handed over": (
+        *("training.lora.rank=4", "placement.sync_content=adapter", "algorithm.learning_rate=1e-3"),
+    ),
+}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("phases take turns", marks=pytest.mark.nightly),
+        pytest.param("generation runs ahead", marks=pytest.mark.nightly),
+        pytest.param("adapters alone are handed over", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_killed_engine_comes_back_with_the_weights_of_now(how: str, tmp_path: Path) -> None:
+    """Killed twice, at moments that differ from run to run; wrong weights would end a run that checks every step."""
+    folder = tmp_path / "run"
+    overrides = ("workload.num_steps=7", "workload.num_heldout_prompts=8", *LOSSES[how])
+    process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
+    metrics, killed = folder / "metrics.jsonl", []
+    for num_rows in (2, 4):
+        wait_for(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
+        killed.append(engine_pid(folder))
+        os.kill(killed[-1], signal.SIGKILL)
+    children = descendants_of(process.pid)
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    assert len(set(killed)) == 2
+    assert len((folder / "alarms.jsonl").read_text().splitlines()) == 2
+    assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 8))
+    if "staleness/max" in run.metrics[-1]:
+        assert max(row.get("staleness/max", 0) for row in run.metrics) <= 1
+    assert alive([*killed, *children]) == []
 
 
 @pytest.mark.engine
@@ -176,6 +248,6 @@ def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path
     run = finish(process, folder)
     assert run.exit_code == 5
     assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
-    assert "a process is started anew while it generates" in run.stderr
+    assert "a process is started anew once it was up" in run.stderr
     assert alive(children) == []
     assert run.status["state"] == "failed"

@@ -20,7 +20,7 @@ def sourced_values(profile: HardwareProfile) -> list[SourcedBytes]:
 def test_every_value_of_the_cpu_host_is_plausible_and_says_where_it_comes_from() -> None:
     profile = get_profile("cpu-host", where="here")
     values = sourced_values(profile)
-    assert len(values) == 1 + 6 + 3 + 3
+    assert len(values) == 1 + 7 + 4 + 3
     assert all(value.source and 0 < value.value <= 64 * GIB for value in values)
     assert all(value.provenance == "measured" for _, value in profile.process_overheads)
 

@@ -113,11 +113,11 @@ def _lighter(states: States, saved: int) -> States:
 
 
 def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
-    """What one rank holds of a model under DeepSpeed's AutoTP: linear layers cut, embeddings (and a tied table) whole.
+    """What one rank holds of a model under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
 
-    Counts: a share of each decoder projection and of an untied head, whose logits every rank gathers; norms whole.
-    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py (`_replace_with_config` takes linear layers only) with the plans
-    of transformers 5.19 (`colwise_gather_output`; a tied head stays replicated).
+    Counts: a share of each decoder projection; norms whole.
+    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py, as `emit.deepspeed.tensor_parallel_section` has it cut.
+    Differs: the plans of transformers 5.19 cut an untied head too (`colwise_gather_output`).
     Assumes: tp divides the key heads; dense models, for stacked experts are no linear layers and would stay whole.
     Raises: SpecError for sizes that do not divide.
 
@@ -130,7 +130,8 @@ def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
         return model.parameters
     share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
     pairs = zip(model.parameters, share, strict=True)
-    return tuple(whole if whole.component is Component.EMBEDDINGS else part for whole, part in pairs)
+    kept = (Component.EMBEDDINGS, Component.HEAD)
+    return tuple(whole if whole.component in kept else part for whole, part in pairs)
 
 
 def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:

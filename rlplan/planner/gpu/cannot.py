@@ -54,7 +54,7 @@ def _engines(job: JobSpec, placement: Placement) -> str:
     if placement is Placement.COLOCATED and not job.load_gpu().supports_sleep:
         return f"colocated: an engine does not sleep on {job.load_gpu().name}"
     if rollout.speculative_tokens:
-        return "rollout.speculative_tokens: the log-probs of guessed tokens were seen to be wrong"
+        return "rollout.speculative_tokens: what guessing takes on a GPU is not in the memory model yet"
     return ""
 
 

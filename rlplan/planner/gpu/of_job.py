@@ -7,15 +7,20 @@ Assumes: the loss over whole logits (`in_place`), an upper bound of what the run
 what the driver does take no time here.
 """
 
+from dataclasses import replace
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.gpu_step import TRAINING, GpuStep
+from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.errors import SpecError
+from rlplan.memory.checkpoints import saved_bytes
+from rlplan.memory.gpu.checkpoints import StagedOnHost
 from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
+from rlplan.memory.gpu.predict import GpuForecast, GpuProcess, predict_gpu_ledger
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.ledger import MemoryLedger
+from rlplan.memory.training import trained_rank
 from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.gpu.times import GpuTimes
@@ -26,7 +31,8 @@ from rlplan.spec.hardware import NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.profiles import find_profile
-from rlplan.timing.cost import NOTHING, Cost
+from rlplan.timing.checkpoints import checkpoint_cost
+from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.units import MIB, ceil_div, format_bytes
 from rlplan.vocabulary import ActionKind, Placement, Role, SyncContent
@@ -89,7 +95,8 @@ class GpuJob:
         processes = []
         for layout in schedule.layouts:
             name, device = layout.processes[0]
-            short, usual, longest = (self.roles.forecast(name, candidate, length, kv_cache) for length in three)
+            found = [self.roles.forecast(name, candidate, length, kv_cache) for length in three]
+            short, usual, longest = (self._with_copy(forecast, schedule, layout) for forecast in found)
             host, alike = hosts[name]
             processes.append(GpuProcess(name, device, host, layout.role, short, usual, longest, alike))
         setting = self.setting
@@ -98,17 +105,40 @@ class GpuJob:
             schedule, processes, setting.capacity, setting.host_capacity or 0, self.roles.rollout_buffer, others
         )
 
+    def _with_copy(self, forecast: GpuForecast, schedule: Schedule, layout: RoleLayout) -> GpuForecast:
+        """A trained role's rank with the copy that it makes for checkpoints, where the schedule has it copy."""
+        copies = any(action.kind is ActionKind.SAVE_STATES and action.role is layout.role for action in schedule.step)
+        if not copies or "trainer" not in layout.worker:
+            return forecast
+        return StagedOnHost(forecast, self._saved_bytes(layout))
+
+    def _saved_bytes(self, layout: RoleLayout) -> int:
+        model = self.setting.model_of(layout.role)
+        parameters = self.job.trained_parameters(layout.role, model)
+        return saved_bytes(trained_rank(self.job.training, model, layout.zero_stage, layout.dp, 0, parameters).states)
+
     def timing(self, schedule: Schedule, candidate: GpuCandidate) -> JobTiming:
         """Seconds of the actions that take any."""
         known = self.times.costs(candidate, self.job.rollout.kv_cache_memory)
         actions = {action.id: action for action in self.roles.parts(candidate.step).schedule.step}
         by_what = {_what(actions[name]): cost for name, cost in reversed(known.items())}  # of mini-batches the first
         parts: PartCosts = {
-            (part, action.id): self._cost(part, action, by_what)
+            (part, action.id): self._cost(part, action, by_what) + self._saving_cost(schedule, action)
             for part, actions in schedule.parts
             for action in actions
         }
         return time_job(schedule, parts)
+
+    def _saving_cost(self, schedule: Schedule, action: Action) -> Cost:
+        """Trained states copied to the host, or copied and written where the trainer waits."""
+        if action.kind not in (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES):
+            return NOTHING
+        layout = schedule.layout(f"{action.role}_trainer", action.role)
+        whole = self.setting.cluster(TRAINING)
+        cluster = replace(whole, num_gpus=layout.dp, gpus_per_host=min(layout.dp, whole.gpus_per_host))
+        cost = checkpoint_cost(self._saved_bytes(layout) * layout.dp, cluster.num_hosts, cluster)
+        waits = action.kind is ActionKind.WRITE_STATES
+        return cost if waits else Cost({Resource.HOST_LINK: cost.parts[Resource.HOST_LINK]})
 
     @staticmethod
     def _cost(part: Part, action: Action, by_what: dict[tuple[ActionKind, Role], Cost]) -> Cost:

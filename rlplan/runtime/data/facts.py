@@ -4,6 +4,7 @@ In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` 
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rlplan.runtime.preflight import PromptSets
 from rlplan.spec.lengths import histogram_of
@@ -25,12 +26,17 @@ def data_facts(prompts: PromptSets) -> dict[str, object]:
 class ResponseLengths:
     """Lengths of responses of a whole run, counted."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+    def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
+        """counts: (length, how many) that were counted before."""
+        self._counts: Counter[int] = Counter(dict(counts))
 
     def add(self, length: int) -> None:
         """One more response."""
         self._counts[length] += 1
+
+    def counts(self) -> tuple[tuple[int, int], ...]:
+        """(length, how many) by length."""
+        return tuple(sorted(self._counts.items()))
 
     def as_json(self) -> dict[str, object] | None:
         """`workload.response_lengths` and the mean, or None before the first response."""

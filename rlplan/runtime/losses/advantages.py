@@ -135,11 +135,11 @@ def whitened(rollouts: Sequence[Sequence[float]], num_learned: Sequence[int] | N
 
 
 def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
-    """The reward on the last token, less kl_coef * the KL estimate of every one where that is taken off rewards.
+    """The reward on the last token that is learned from, less kl_coef * KL of each one where that is in the rewards.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
-    rewards = [0.0] * len(rollout.completion.tokens)
+    rewards = [0.0] * len(rollout.completion.logprobs)
     if spec.kl_in == "reward" and spec.kl_coef:
         mine = rollout.scores.get(Role.POLICY, rollout.completion.logprobs)
         reference = rollout.scores.get(Role.REFERENCE, mine)
@@ -148,7 +148,7 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
             for index, (own, other) in enumerate(zip(mine, reference, strict=True))
         ]
     if rewards:
-        rewards[-1] += rollout.reward
+        rewards[rollout.num_learned - 1] += rollout.reward  # the last one where none is
     return rewards
 
 
@@ -176,7 +176,7 @@ def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) 
         rewards = [answer_reward(rollouts[index], spec) for index in there]
         each = dict(zip(there, judge(rewards, [rollouts[index].group for index in there]), strict=True))
         return [
-            TokenAdvantages((each.get(index, 0.0),) * len(rollout.completion.tokens), whole=each.get(index, 0.0))
+            TokenAdvantages((each.get(index, 0.0),) * len(rollout.completion.logprobs), whole=each.get(index, 0.0))
             for index, rollout in enumerate(rollouts)
         ]
 
@@ -184,13 +184,18 @@ def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) 
 
 
 def _by_value(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:
-    """Generalized advantages, whitened. The reward comes with the last token; a KL estimate is taken off every one."""
-    pairs = [
-        generalized(token_rewards(rollout, spec), rollout.scores[Role.VALUE], spec.gamma, spec.gae_lambda)
-        for rollout in rollouts
-    ]
-    advantages = whitened([advantages for advantages, _ in pairs], [r.num_learned for r in rollouts])
-    return [TokenAdvantages(white, tuple(returns)) for white, (_, returns) in zip(advantages, pairs, strict=True)]
+    """Generalized advantages, whitened. The reward comes with the last token; a KL estimate is taken off every one.
+
+    A response ends with the last token that is learned from: nothing comes after it.
+    """
+    pairs = []
+    for rollout in rollouts:
+        count, ignored = rollout.num_learned, (0.0,) * (len(rollout.completion.logprobs) - rollout.num_learned)
+        rewards, values = token_rewards(rollout, spec)[:count], rollout.scores[Role.VALUE][:count]
+        advantages, returns = generalized(rewards, values, spec.gamma, spec.gae_lambda)
+        pairs.append(((*advantages, *ignored), (*returns, *ignored)))
+    white = whitened([advantages for advantages, _ in pairs], [r.num_learned for r in rollouts])
+    return [TokenAdvantages(each, returns) for each, (_, returns) in zip(white, pairs, strict=True)]
 
 
 def _batch_normalized(rollouts: Sequence[Rollout], spec: AlgorithmSpec) -> list[TokenAdvantages]:

@@ -23,7 +23,7 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
 
     Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
     """
-    lengths = torch.tensor(inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
+    lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
     mean = inputs.per_sequence(inputs.log_ratio(spec)) / lengths
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
     return total(inputs, spec, loss, details)

@@ -6,6 +6,7 @@ Left out: what makes a loss its algorithm's own (the files beside this one).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -19,7 +20,8 @@ class LossInputs:
     """Tensors of one micro-batch, of shape [tokens]: every response token of every sequence in a row.
 
     behaviour_logprobs: the engine's, at sampling time. weights: what a token counts, so that the weights of a whole
-    mini-batch add up to 1 (or less, where tokens count a constant). lengths: response tokens of each sequence.
+    mini-batch add up to 1 (or less, where tokens count a constant). lengths: response tokens of each sequence;
+    num_learned: so many first ones of each are learned from, all of them where it is empty.
     sequence_weights, sequence_advantages: of shape [sequences], for losses that judge whole answers. groups: the prompt
     of each sequence. old_logprobs: the trainer's own before the step; None: as they are now. entropies: with gradient
     where there is an entropy bonus.
@@ -32,6 +34,7 @@ class LossInputs:
     weights: torch.Tensor
     teacher_logprobs: torch.Tensor | None = None
     lengths: tuple[int, ...] = ()
+    num_learned: tuple[int, ...] = ()
     sequence_weights: torch.Tensor | None = None
     sequence_advantages: torch.Tensor | None = None
     groups: tuple[int, ...] = ()
@@ -47,13 +50,22 @@ class LossInputs:
         return None if spec.importance == "none" else self._old - self.behaviour_logprobs
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums over the tokens of each sequence, [sequences]; 0 for an empty one."""
-        sums = values.new_zeros(len(self.lengths))
-        return sums.index_add(0, self._sequence_of_each_token, values)
+        """Sums over the learned tokens of each sequence, [sequences]; 0 for one without any."""
+        sums, places = values.new_zeros(len(self.lengths)), self._sequence_of_each_token
+        if not self.num_learned:
+            return sums.index_add(0, places, values)
+        spans = zip(self._firsts, self.num_learned, strict=True)
+        learned = [index for first, count in spans for index in range(first, first + count)]
+        kept = torch.tensor(learned, dtype=torch.long, device=values.device)
+        return sums.index_add(0, places[kept], values[kept])
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """A sequence's value for each of its tokens."""
         return values[self._sequence_of_each_token]
+
+    @property
+    def _firsts(self) -> list[int]:
+        return [0, *accumulate(self.lengths)][:-1]
 
     @property
     def _sequence_of_each_token(self) -> torch.Tensor:

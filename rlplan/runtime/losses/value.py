@@ -31,13 +31,14 @@ def value_loss_and_sums(
     weights: torch.Tensor,
     algorithm: AlgorithmSpec,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped value loss of a micro-batch, and sums over its tokens for the log."""
+    """The clipped value loss of a micro-batch, and sums over the tokens that are learned from for the log."""
     loss, is_clipped = clipped_value_loss(values, old_values, returns, weights, algorithm.value_clip)
-    known, seen = returns.double(), values.detach().double()
+    learned = weights > 0
+    known, seen = returns[learned].double(), values.detach()[learned].double()
     return loss, {
-        "num_tokens": float(values.numel()),
+        "num_tokens": float(learned.sum()),
         "loss": float(loss.detach()),
-        "is_clipped_sum": float(is_clipped.double().sum()),
+        "is_clipped_sum": float(is_clipped[learned].double().sum()),
         "value_sum": float(seen.sum()),
         "squared_error_sum": float(((known - seen) ** 2).sum()),
         "return_sum": float(known.sum()),

@@ -37,6 +37,7 @@ class RewardDesk:
         self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
         self._lock = threading.Lock()
         self._notes: Counter[str] = Counter()
+        self._num_judged = 0
         self.span: tuple[float, float] | None = None
 
     def start(self) -> None:
@@ -60,6 +61,7 @@ class RewardDesk:
         for rollout in rollouts:
             self.begin(rollout.id, _response(rollout))
         verdicts = [self._verdict(rollout) for rollout in rollouts]
+        self._num_judged += len(verdicts)
         for rollout, verdict in zip(rollouts, verdicts, strict=True):
             self._notes.update(verdict.notes)
             self._write(rollout, verdict)
@@ -69,10 +71,17 @@ class RewardDesk:
             for rollout in rollouts:
                 self._begun.pop(rollout.id, None)
 
-    def take_notes(self) -> Counter[str]:
-        """How often what was noted, such as a program's timeout, since the last time."""
-        notes, self._notes = self._notes, Counter()
-        return notes
+    def take_notes(self) -> tuple[Counter[str], int]:
+        """How often what was noted, such as a program's timeout, of how many rollouts, since the last time."""
+        taken = self._notes, self._num_judged
+        self._notes, self._num_judged = Counter(), 0
+        return taken
+
+    def forget(self) -> None:
+        """The steps begin anew: what was judged for those before counts no more."""
+        self.take_notes()
+        with self._lock:
+            self._begun.clear()
 
     def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Raises: RunError when more rollouts of a step have no reward than the job lets pass."""

@@ -10,6 +10,9 @@ from rlplan.runtime.experience import Rollout
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Role
 
+ENVIRONMENT = "environment"
+"""The name of what the environment gives a rollout, among its rewards."""
+
 REWARD_MODEL = "reward_model"
 """The name of a learned reward among a rollout's rewards."""
 OVERLONG = "overlong"
@@ -26,11 +29,22 @@ def overlong_penalty(rollout: Rollout, job: JobSpec) -> float:
     return -job.algorithm.overlong_penalty * min(1.0, max(0.0, (length - begins) / buffer))
 
 
+def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
+    """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
+    for rollout in rollouts if job.has_turns else ():
+        rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
+        rollout.reward += job.rollout.environment.weight * rollout.rewards[ENVIRONMENT]
+        if rollout.completion.failure:
+            rollout.has_failed, rollout.num_ignored = True, len(rollout.completion.logprobs)
+            rollout.failure = rollout.failure or rollout.completion.failure
+
+
 def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: JobSpec, step: int) -> None:
-    """Add what the reward model said and what is taken off long answers; then compare with the baselines, if there are.
+    """Add what environment and reward model said and what is taken off long answers; then compare with the baselines.
 
     Rewards are dealt out anew where the job's controls say so.
     """
+    add_environment((*rollouts, *baselines), job)
     for rollout in (*rollouts, *baselines):
         if rollout.has_failed:
             continue
@@ -48,7 +62,6 @@ def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], jo
             rollout.has_failed, rollout.failure = True, rollout.failure or "its baseline has no reward"
     if job.controls.shuffle_rewards:
         rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
-        rollouts = [rollout for rollout in rollouts if not rollout.failure]
         rewards = [rollout.reward for rollout in rollouts]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(rollouts, rewards, strict=True):

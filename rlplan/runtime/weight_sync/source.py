@@ -82,7 +82,7 @@ def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
 
     Those that stay gathered anyway are left alone: DeepSpeed would cut them on the way out.
     """
-    cut = [parameter for parameter in parameters if _is_cut(parameter)]
+    cut = [parameter for parameter in parameters if is_cut(parameter)]
     if not cut:
         return nullcontext()
     import deepspeed
@@ -91,6 +91,7 @@ def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:
     return context
 
 
-def _is_cut(parameter: Any) -> bool:
+def is_cut(parameter: Any) -> bool:
+    """Whether a parameter is in shares now, so that nothing but its own lies on this rank."""
     status = getattr(parameter, "ds_status", None)
     return status is not None and status.name == "NOT_AVAILABLE"

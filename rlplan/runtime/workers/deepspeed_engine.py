@@ -16,6 +16,7 @@ from rlplan.errors import HostError
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import TokenBatch, judge_packed, make_batch
 from rlplan.runtime.packing import pack_best_fit
+from rlplan.runtime.tensor_parallel import forget_input_check, norm_of_parts
 from rlplan.vocabulary import Dtype
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
@@ -75,6 +76,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
         optimizer = AdamW8bit(trainable, **config["optimizer"]["params"])
         config = {key: value for key, value in config.items() if key != "optimizer"}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
+    forget_input_check(engine)
     return engine
 
 
@@ -126,18 +128,37 @@ def judge_together(
     return judged
 
 
+def missing_loss_scale(engine: Any) -> float:
+    """What a loss has to be multiplied by before DeepSpeed's backward pass; 1 nearly always.
+
+    DeepSpeed 0.19.8 scales the loss for ZeRO's optimizers alone, and divides by the scale in stage 0 all the same
+    (fp16/unfused_optimizer.py); the norm that it then tells is that of the scaled gradient.
+    """
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    if not isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        return 1.0
+    scaling = engine.optimizer.loss_scale_config
+    return float(scaling.cur_scale) if scaling.use_grad_scaling else 1.0
+
+
 def global_norm(engine: Any, take_step: Callable[[], Any]) -> float:
     """Take a step; the gradient's norm over all ranks before clipping. NaN where an overflow skipped the step."""
     if not isinstance(engine.optimizer, torch.optim.Optimizer):
+        scale = missing_loss_scale(engine)
         take_step()
         norm = engine.get_global_grad_norm()
-        return float(norm) if norm is not None else 0.0
+        return float(norm) / scale if norm is not None else 0.0
     # Stage 0 in fp32 is plain torch: DeepSpeed clips without saying what the norm was.
     norms: list[float] = []
     clip = engine.clip_fp32_gradients
 
     def watched() -> None:
-        norms.append(float(nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])))
+        parameters = list(engine.module.parameters())
+        if engine.autotp_size() > 1:
+            norms.append(norm_of_parts(parameters))
+        else:
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])))
         clip()
 
     engine.clip_fp32_gradients = watched

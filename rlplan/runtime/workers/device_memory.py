@@ -28,8 +28,12 @@ class DeviceBytes:
 
     @property
     def held(self) -> int:
-        """What the process keeps from others."""
-        return self.process or self.reserved
+        """What the process keeps from others; of the whole GPU where the driver does not tell processes apart.
+
+        Torch's own count does not know what vLLM's sleeping allocator gives back. A difference between two moments at
+        which the others held the same is right either way.
+        """
+        return self.process or self.total
 
 
 def reset_device_peak() -> None:

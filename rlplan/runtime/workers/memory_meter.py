@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,20 @@ class Measurement:
     components: dict[tuple[str, str], int]
     loaded_components: dict[tuple[str, str], int]
     device: DeviceBytes | None = None
+
+
+def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """One measurement a process: of several calls that are one action, from the first to the last."""
+    whole: dict[str, Measurement] = {}
+    for one in measurements:
+        before = whole.get(one.process, one)
+        whole[one.process] = replace(
+            one,
+            start_s=min(before.start_s, one.start_s),
+            peak_bytes=max(before.peak_bytes, one.peak_bytes),
+            loaded_components=before.loaded_components | one.loaded_components,
+        )
+    return list(whole.values())
 
 
 def reset_peak() -> None:

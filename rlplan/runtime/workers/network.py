@@ -6,6 +6,8 @@ In: Ray's address of this host. Out: the interface that collectives use, in the 
 import os
 from dataclasses import dataclass
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -23,7 +25,9 @@ def join_network() -> str:
     """
     import ray
 
-    address = str(ray.util.get_node_ip_address())
+    num_hosts = sum(node["Alive"] for node in ray.nodes())
+    # Ray itself makes an outer address of 127.0.0.1, whatever it is told.
+    address = LOOPBACK if num_hosts == 1 else str(ray.util.get_node_ip_address())
     interface = interface_of(address)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface

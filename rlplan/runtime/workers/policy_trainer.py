@@ -25,6 +25,7 @@ from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.sequence_parallel import Sharing, meet
 from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy, warm_up
+from rlplan.runtime.tensor_parallel import PartWeights
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
@@ -35,11 +36,13 @@ from rlplan.runtime.workers.deepspeed_engine import (
     global_norm,
     join_ranks,
     judge_together,
+    missing_loss_scale,
     recompute_layers,
 )
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
+from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.job import JobSpec
@@ -61,6 +64,7 @@ class PolicyTrainer(Worker):
         self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
         self.parked = ParkedStates()
+        self.saver = StateSaver()
         self.device = torch.device("cpu")
 
     def import_libraries(self) -> None:
@@ -119,6 +123,7 @@ class PolicyTrainer(Worker):
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""
+        self.saver.finish()
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
@@ -202,11 +207,18 @@ class PolicyTrainer(Worker):
             returns, old_values = _joined(s.returns for s in samples), _joined(s.values for s in samples)
             value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
             loss = loss + self.job.algorithm.value_coef * value_loss
-        # DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
-        self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
+        self.backward(loss)
         apart = logprobs.detach() - inputs.behaviour_logprobs
         summary = _summarize(float(policy_loss), apart, entropies.detach(), details)
         return summary | {f"value_{name}": value for name, value in more.items()}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a micro-batch's gradient to the others'.
+
+        DeepSpeed averages over ranks, and would over micro-batches: the weights already add up to 1 over all of them.
+        """
+        factor = self.engine.dp_world_size * missing_loss_scale(self.engine)
+        self.engine.backward(loss * factor, scale_wrt_gas=False)
 
     def _loss_inputs(
         self,
@@ -224,7 +236,8 @@ class PolicyTrainer(Worker):
             advantages=_joined(sample.advantages for sample in samples),
             weights=_joined(sample.spread(weight) for sample, weight in weighed),
             teacher_logprobs=_joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
-            lengths=tuple(len(sample.response_tokens) for sample in samples),
+            lengths=tuple(len(sample.logprobs) for sample in samples),
+            num_learned=tuple(sample.num_learned for sample in samples),
             sequence_weights=_joined((sample.weighed(weight),) for sample, weight in weighed),
             sequence_advantages=_joined((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
@@ -282,6 +295,18 @@ class PolicyTrainer(Worker):
     def reload(self) -> None:
         """Bring back what `offload` moved away, bit for bit."""
         self.parked.bring_back()
+
+    def reserve_staging(self) -> None:
+        """Take the memory into which states are copied for a checkpoint."""
+        self.saver.reserve(self.engine)
+
+    def save_states(self, path: str, facts: dict[str, Any], waits: bool) -> None:
+        """Write what a resumed run needs of this rank into a file; a receipt beside it says when it is whole."""
+        self.saver.save(self.engine, Path(path), facts, waits=waits)
+
+    def load_states(self, paths: Sequence[str], own: str, facts: dict[str, Any]) -> None:
+        """Become what the ranks were that wrote these files. own: this rank's, where it was one of them."""
+        load(self.engine, [Path(path) for path in paths], Path(own), facts)
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
         """Prepare the channel through which weights go out; an earlier one is closed."""
@@ -346,6 +371,8 @@ class PolicyTrainer(Worker):
         Iterating is collective under ZeRO-3.
         """
         language_model = self.engine.module.language_model
+        if self.job.training.tp > 1:
+            return PartWeights(language_model, {p.name: p.shape for p in self.job.load_model().parameters})
         return MergedWeights(language_model) if self.has_adapters else WeightSource(language_model)
 
     def components(self) -> dict[tuple[str, str], int]:
@@ -354,6 +381,7 @@ class PolicyTrainer(Worker):
             return {}
         held = TrainedStates(self.engine).num_bytes()
         held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
+        held[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 

@@ -83,6 +83,15 @@ class RequestBook:
             del self._open[request_id]
             entry.outbox.put(FinishedRequest(request_id, tuple(entry.samples[i] for i in sorted(entry.samples))))
 
+    def drop(self, request_ids: Sequence[str]) -> list[tuple[str, int]]:
+        """Forget requests, whoever waits for them; gives (id, index) of the samples that had not ended."""
+        left = []
+        for entry in [self._open.pop(name) for name in request_ids if name in self._open]:
+            name = entry.request.id
+            left += [(name, index) for index in range(entry.request.num_samples) if index not in entry.samples]
+            entry.outbox.fail(RuntimeError(f"request {name} was dropped"))
+        return left
+
     def fail(self, error: BaseException) -> None:
         """Tell everybody who waits that nothing more will come."""
         for entry in self._open.values():

@@ -92,7 +92,8 @@ class RolloutEngine(Worker):
     def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
         """Load the model and allocate the KV cache; also again, after `stop`.
 
-        address: where the ranks meet, when there are several. version: that of the weights in the folder.
+        address: where the ranks meet, when there are several. version: that of the weights in the folder. An engine
+        that is there already goes first: whoever asks does not know.
         """
         from vllm import LLM
         from vllm.config import WeightTransferConfig
@@ -101,23 +102,30 @@ class RolloutEngine(Worker):
         from rlplan.runtime.workers.weight_packing import watch_weight_packing
 
         own_device(self.job)
+        self.stop()
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address) if address else None
         with watch_weight_packing() as packing, self._meeting(address):
-            self.llm = LLM(model=model_folder, **arguments)
-        self.packing, self.just_started, self.dirty = packing, True, False
+            llm = LLM(model=model_folder, **arguments)
+        self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
+        if "speculative_config" in arguments:
+            from rlplan.runtime.workers.guessed_tokens import mend_expansion
+
+            mend_expansion()
         self.llm.update_weight_version(str(version))
         if address:
             self._fall_into_step(rank, address, store)
 
     def stop(self) -> None:
-        """Destroy the engine and give its memory back; `start` makes a new one in the same process.
+        """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
 
         Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
         """
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        if self.llm is None:
+            return
         assert not self.book.num_open, "an engine is stopped when nothing is under way"
         if self.follower is not None:
             self.follower.stop()
@@ -167,6 +175,12 @@ class RolloutEngine(Worker):
     def finished_samples(self, max_wait_s: float) -> list[FinishedRequest]:
         """Samples that have ended since the last time, before their requests have; waits so long for the first."""
         return self.samples.take(1, max_wait_s)
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
+        if self.leader is not None:
+            self.leader.tell({"abandon": list(request_ids)})
+        self._drop(request_ids)
 
     def pause(self) -> int:
         """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
@@ -278,10 +292,12 @@ class RolloutEngine(Worker):
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
-        """Do what rank 0 does: take requests in, or take a step."""
+        """Do what rank 0 does: take requests in, drop them, or take a step."""
         if "enter" in order:
             requests = [RolloutRequest(**fields) for fields in order["enter"]]
             self._add(requests, self.outbox)
+        elif "abandon" in order:
+            self._drop(order["abandon"])
         else:
             self._step()
 
@@ -308,6 +324,10 @@ class RolloutEngine(Worker):
                 parameters,
                 lora_request=self.adapter,
             )
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        if left := [f"{name}/{index}" for name, index in self.book.drop(request_ids)]:
+            self.llm.llm_engine.abort_request(left)
 
     def _work(self) -> bool:
         """One step of the engine, where there is something to do and nobody else says when."""

@@ -45,5 +45,5 @@ class ValueTrainer(PolicyTrainer):
         spread = [weight for s, each in zip(samples, token_weights, strict=True) for weight in s.spread(each)]
         weights = torch.tensor(spread, dtype=torch.float32)
         loss, sums = value_loss_and_sums(values, old_values, returns, weights, self.job.algorithm)
-        self.engine.backward(loss * self.engine.dp_world_size, scale_wrt_gas=False)
+        self.backward(loss)
         return sums

@@ -181,10 +181,10 @@ def test_fsdp2_on_the_host_leaves_what_is_gathered(overheads: GpuOverheads) -> N
     assert peak(one) < peak(trainer(overheads, choice(3), 8, "fsdp2"))
 
 
-def test_autotp_cuts_layers_and_an_untied_head_but_no_embedding(overheads: GpuOverheads) -> None:
+def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverheads) -> None:
     table, norms = SEVEN.vocab_size * 3584, 57 * 3584
     share = sum(tensor.numel for tensor in autotp_parameters(SEVEN, 2))
-    assert share == table + norms + (P7 - table - norms) // 2
+    assert share == 2 * table + norms + (P7 - 2 * table - norms) // 2
     held = states(trainer(overheads, choice(2, tp=2), 8, "rlplan"))
     assert sum(held.values()) == pytest.approx(2 * share + 12 * share / 4, rel=1e-6)
 

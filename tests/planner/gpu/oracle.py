@@ -299,6 +299,8 @@ class Oracle:
         if name.startswith("scorer"):
             role = Role(name.split("/")[1])
             ranks = frame.num_scoring or frame.num_training
+            if spec.target == "rlplan":  # a frozen role's rank has whole sequences, whatever the trainer does
+                passes = self._passes_of(frame, replace(choice, ulysses=1), response)
             return ScorerOnGpu(
                 role,
                 setting.model_of(role),

@@ -1,0 +1,191 @@
+"""Checkpointer: the driver's side of checkpoints: who writes what, when it counts, and what ranks get back.
+
+In: the actions that save trained roles, and where the run stands when a step has ended. Out: committed checkpoints, put
+together in a thread while the next step runs. A checkpoint that cannot be written is an alarm; the run goes on, and the
+one before it still counts.
+Left out: bytes in the trainer's process (workers/state_saver.py), order on the disk (folder.py).
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
+from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.manifest import (
+    EXPERIENCE,
+    RUN,
+    Manifest,
+    RoleStates,
+    RunState,
+    StoredFile,
+    states_name,
+)
+from rlplan.runtime.checkpoints.tensor_file import digest_of
+from rlplan.runtime.crew import Crew
+from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.vocabulary import ActionKind
+
+POLL_S = 0.05
+SETTLE_S = 10.0
+"""How long a run that ends waits for a checkpoint that is being written."""
+
+
+class Checkpointer:
+    """The checkpoints of one run. listen: set to hear of one that could not be written."""
+
+    def __init__(self, spec: ExecutionSpec, crew: Crew, recorder: Recorder) -> None:
+        self.spec, self.crew, self.recorder = spec, crew, recorder
+        self.listen: Callable[[int, str], None] = lambda step, text: None
+        self.folder = CheckpointFolder(recorder.folder, spec.job.checkpoints.keep_last)
+        self._staged: Path | None = None
+        self._step = 0
+        self._ranks: dict[str, list[Path]] = {}
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._identity: dict[str, str] | None = None
+
+    def prepare(self, action: Action, resumption: Resumption | None, timeout_s: float) -> list[Measurement]:
+        """After a role's trainer has started: bring back its states, and take the memory of the copy."""
+        measurements: list[Measurement] = []
+        if resumption is not None:
+            paths, facts = resumption.paths(action.role), resumption.facts(action.role)
+            owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
+            calls = [
+                self.crew.perform(process, "load_states", paths, own, facts)
+                for process, own in zip(action.processes, owns, strict=True)
+            ]
+            measurements += self.crew.measured(calls, timeout_s)[1]
+        if any(other.kind is ActionKind.SAVE_STATES for other in self.spec.schedule.step):
+            calls = [self.crew.perform(process, "reserve_staging") for process in action.processes]
+            measurements += self.crew.measured(calls, timeout_s)[1]
+        return measurements
+
+    def save(self, action: Action, step: int, timeout_s: float) -> list[Measurement]:
+        """Let a role's ranks copy or write what a resumed run needs of them."""
+        self.settle(timeout_s)
+        try:
+            staged = self._stage(step)
+        except OSError as error:
+            self._alarm(step, f"no checkpoint of step {step}: {error.strerror}")
+            return []
+        names = self._names(action)
+        self._ranks[action.role.value] = [staged / name for name in names]
+        waits = action.kind is ActionKind.WRITE_STATES
+        calls = [
+            self.crew.perform(process, "save_states", str((staged / name).resolve()), {}, waits)
+            for process, name in zip(action.processes, names, strict=True)
+        ]
+        return self.crew.measured(calls, timeout_s)[1]
+
+    def commit(self, step: int, take: Callable[[], tuple[RunState, Any]]) -> None:
+        """A step has ended: what was saved in it becomes a checkpoint, in a thread. Nothing was saved: nothing.
+
+        take: where the run stands, and what it holds.
+        """
+        if self._staged is None or self._step != step:
+            return
+        state, experience = take()
+        staged, self._staged = self._staged, None
+        arguments = (staged, dict(self._ranks), state, experience)
+        self._ranks.clear()
+        self._thread = threading.Thread(target=self._commit, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
+        """Wait until what was begun counts, or has failed."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def close(self) -> None:
+        """Nothing is committed any more."""
+        self._is_closed = True
+        self.settle(1.0)
+
+    def _alarm(self, step: int, text: str) -> None:
+        self.recorder.write_alarm(step, "checkpoint", text)
+        self.listen(step, text)
+
+    def _stage(self, step: int) -> Path:
+        if self._staged is None or self._step != step:
+            self._staged, self._step = self.folder.stage(step), step
+            self._ranks.clear()
+        return self._staged
+
+    def _names(self, action: Action) -> list[str]:
+        count = len(action.processes)
+        return [states_name(action.role.value, rank, count) for rank in range(count)]
+
+    def _commit(self, staged: Path, ranks: dict[str, list[Path]], state: RunState, experience: Any) -> None:
+        try:
+            receipts = {role: self._receipts(paths) for role, paths in ranks.items()}
+            files = {
+                path.name: StoredFile(num_bytes=receipt["num_bytes"], sha256=receipt["sha256"])
+                for role, paths in ranks.items()
+                for path, receipt in zip(paths, receipts[role], strict=True)
+            }
+            if self._identity is None:
+                self._identity = identity_of(self.spec.job)
+            write_durably(staged / RUN, state)
+            write_text_durably(staged / EXPERIENCE, json.dumps(experience))
+            for name in (RUN, EXPERIENCE):
+                digest = digest_of(staged / name)
+                files[name] = StoredFile(num_bytes=digest.num_bytes, sha256=digest.sha256)
+            for paths in ranks.values():
+                for path in paths:
+                    path.with_suffix(".receipt").unlink()
+            self.recorder.sync()  # the step's own lines come before the checkpoint that says that it has ended
+            if not self._is_closed:
+                self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts))
+        except (OSError, _UnwrittenError) as error:
+            if not self._is_closed:
+                self._alarm(state.step, f"no checkpoint of step {state.step}: {error}")
+
+    def _manifest(
+        self,
+        step: int,
+        files: dict[str, StoredFile],
+        ranks: dict[str, list[Path]],
+        receipts: dict[str, list[dict[str, Any]]],
+    ) -> Manifest:
+        roles = {
+            role: RoleStates(
+                files=tuple(path.name for path in paths),
+                num_steps=receipts[role][0]["num_steps"],
+                scaler=receipts[role][0]["scaler"],
+            )
+            for role, paths in ranks.items()
+        }
+        assert self._identity is not None
+        return Manifest(job=self.spec.job.name, step=step, identity=self._identity, files=files, roles=roles)
+
+    def _receipts(self, paths: list[Path]) -> list[dict[str, Any]]:
+        """What the ranks say of their files, as soon as these are on the disk. Raises: _UnwrittenError."""
+        deadline = time.monotonic() + self.spec.job.limits.action_timeout_s
+        found = []
+        for path in paths:
+            receipt = path.with_suffix(".receipt")
+            while not receipt.exists():
+                if self._is_closed or time.monotonic() > deadline:
+                    raise _UnwrittenError(
+                        f"{path.name} did not appear (all hosts must see the run folder at the same path)"
+                    )
+                time.sleep(POLL_S)
+            said = json.loads(receipt.read_text(encoding="utf-8"))
+            if said["error"]:
+                raise _UnwrittenError(said["error"])
+            found.append(said)
+        return found
+
+
+class _UnwrittenError(Exception):
+    """A rank could not write its part."""

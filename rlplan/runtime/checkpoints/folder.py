@@ -1,0 +1,78 @@
+"""CheckpointFolder: checkpoints on a disk, so that at every moment the last one that counts is whole.
+
+A checkpoint is put together in a folder with a leading dot, every file and the folder itself are on the disk before it
+gets its name, and the pointer moves after that. Only then do older ones go, so that a run that is killed anywhere finds
+the one before. Source of the order: SQLite, "Atomic Commit"; what others lost by another order is told in
+docs/decisions.md.
+In: files that are on the disk already, and what is said of them. Out: a committed checkpoint.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from rlplan.runtime.checkpoints.manifest import MANIFEST, POINTER, Manifest, Pointer, checkpoints_of, folder_name
+from rlplan.spec.base import Spec
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, run_folder: Path, keep_last: int) -> None:
+        self.root, self.keep_last = checkpoints_of(run_folder), keep_last
+
+    def stage(self, step: int) -> Path:
+        """An empty folder in which a checkpoint is put together. What an earlier run left unfinished goes."""
+        for left in self.root.glob(".step-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        staged = self.root / f".{folder_name(step)}"
+        staged.mkdir(parents=True)
+        return staged
+
+    def commit(self, staged: Path, manifest: Manifest) -> Path:
+        """Make a staged checkpoint count, and let those go that are too many. Raises: OSError."""
+        final = self.root / folder_name(manifest.step)
+        write_durably(staged / MANIFEST, manifest.sealed())
+        sync_folder(staged)
+        if final.exists():  # of a future that was given up: the run went on from before it
+            shutil.rmtree(final)
+        staged.rename(final)
+        sync_folder(self.root)
+        write_durably(self.root / f"{POINTER}.partial", Pointer(checkpoint=final.name))
+        (self.root / f"{POINTER}.partial").replace(self.root / POINTER)
+        sync_folder(self.root)
+        self._prune(manifest.step)
+        return final
+
+    def _prune(self, newest: int) -> None:
+        """Keep the last ones up to the newest; later ones are of a future that was given up."""
+        mine = sorted(
+            (folder for folder in self.root.glob("step-*") if folder.is_dir()), key=lambda folder: folder.name
+        )
+        future = [folder for folder in mine if folder.name > folder_name(newest)]
+        past = [folder for folder in mine if folder not in future]
+        for folder in [*future, *past[: -self.keep_last]]:
+            (folder / MANIFEST).unlink(missing_ok=True)  # half a checkpoint must not look like one
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_durably(path: Path, value: Spec) -> None:
+    """Write a value as JSON and wait until the disk has it."""
+    write_text_durably(path, value.model_dump_json(indent=1) + "\n")
+
+
+def write_text_durably(path: Path, text: str) -> None:
+    """Write a text and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has a folder's names."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""Fragments: which elements of which trained tensors a rank updates, and where their fp32 state lies.
+
+In: a DeepSpeed engine, under any ZeRO stage and number of ranks. Out: fragments, each a range of one parameter's
+elements; all ranks' fragments together are every trained element once. A checkpoint is made of them, so that it can be
+read by any other number of ranks and any other stage: a whole tensor is its fragments side by side.
+Source: DeepSpeed 0.19.8, utils/tensor_fragment.py (`_hp_mapping`), runtime/zero/stage3.py (`grad_position`),
+runtime/fp16/unfused_optimizer.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlplan.memory.checkpoints import SAVED_KINDS, cut_evenly
+
+MASTER, *MOMENTS = SAVED_KINDS
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements `start` to `start + numel` of a parameter, flat; they lie in `owner` from `offset` on.
+
+    owner: the fp32 tensor that the optimizer knows; Adam's moments lie at the same place of its states.
+    """
+
+    name: str
+    start: int
+    numel: int
+    owner: torch.Tensor
+    offset: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This fragment of a tensor as large as the owner, as a view."""
+        return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
+
+
+class TrainedFragments:
+    """One rank's view. held: what it updates. saved: what it writes: the same, or a part where every rank holds all."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self._zero = engine, engine.optimizer
+        self._adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        is_cut = hasattr(self._zero, "fp32_partitioned_groups_flat") or hasattr(
+            self._zero, "single_partition_of_fp32_groups"
+        )
+        self.held = tuple(self._find())
+        self.saved = self.held if is_cut else tuple(_evenly(self.held))
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The trained parameters by name, in the module's order."""
+        return {name: p for name, p in self.engine.module.named_parameters() if p.requires_grad}
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Whole shapes of the trained parameters."""
+        return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in self.trained.items()}
+
+    def values(self, kind: str, fragment: Fragment) -> torch.Tensor | None:
+        """One fragment's values of a kind, as a view; None for moments before Adam's first step."""
+        tensor = fragment.owner if kind == MASTER else self._adam.state[fragment.owner].get(kind)
+        return None if tensor is None else fragment.of(tensor)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that Adam has taken."""
+        steps = {int(state["step"]) for state in self._adam.state.values() if "step" in state}
+        assert len(steps) <= 1, f"Adam has taken different numbers of steps: {steps}"
+        return steps.pop() if steps else 0
+
+    def make_moments(self, num_steps: int) -> None:
+        """Give every owner moments of zero, after so many steps, as Adam does in its first step."""
+        for owner in {id(fragment.owner): fragment.owner for fragment in self.held}.values():
+            state = self._adam.state[owner]
+            for kind in MOMENTS:
+                if kind not in state:
+                    state[kind] = torch.zeros_like(owner, dtype=torch.float32, memory_format=torch.preserve_format)
+            if isinstance(state.get("step"), int):
+                state["step"] = num_steps
+            else:
+                state["step"] = torch.tensor(float(num_steps), dtype=torch.float32)
+
+    def _find(self) -> Iterator[Fragment]:
+        if hasattr(self._zero, "fp32_partitioned_groups_flat"):
+            return self._of_stage_3()
+        if hasattr(self._zero, "single_partition_of_fp32_groups"):
+            return self._of_flat_buffers()
+        return self._of_whole_tensors()
+
+    def _of_stage_3(self) -> Iterator[Fragment]:
+        """Every tensor's own share, padded at its end."""
+        zero = self._zero
+        for name, parameter in self.trained.items():
+            group, offset, size = zero.grad_position[zero.get_param_id(parameter)]
+            start = size * zero._get_param_partition_rank(parameter)
+            numel = min(size, parameter.ds_numel - start)
+            if numel > 0:
+                yield Fragment(name, start, numel, zero.fp32_partitioned_groups_flat[group], offset)
+
+    def _of_flat_buffers(self) -> Iterator[Fragment]:
+        """What of every tensor lies in this rank's partition of a group's flat buffer."""
+        for name, parameter in self.trained.items():
+            mapping = parameter._hp_mapping
+            if mapping is None:
+                continue
+            owner = self._zero.single_partition_of_fp32_groups[mapping.param_group_index]
+            start, numel = mapping.lp_fragment_address.start, mapping.lp_fragment_address.numel
+            yield Fragment(name, start, numel, owner, mapping.hp_fragment_address.start)
+
+    def _of_whole_tensors(self) -> Iterator[Fragment]:
+        """Stage 0: each trained parameter's own fp32 tensor, or the copy of it that a 16-bit optimizer keeps."""
+        lows = [p for group in getattr(self._zero, "fp16_groups", ()) for p in group]
+        highs = [p for group in getattr(self._zero, "fp32_groups", ()) for p in group]
+        copies = {id(low): high for low, high in zip(lows, highs, strict=True)}
+        for name, parameter in self.trained.items():
+            yield Fragment(name, 0, parameter.numel(), copies.get(id(parameter), parameter), 0)
+
+
+def _evenly(whole: Sequence[Fragment]) -> Iterator[Fragment]:
+    """This rank's part of what every rank holds."""
+    total = sum(fragment.numel for fragment in whole)
+    first, last = cut_evenly(total, torch.distributed.get_world_size(), torch.distributed.get_rank())
+    before = 0
+    for fragment in whole:
+        start, end = max(first - before, 0), min(last - before, fragment.numel)
+        if start < end:
+            yield Fragment(fragment.name, start, end - start, fragment.owner, start)
+        before += fragment.numel

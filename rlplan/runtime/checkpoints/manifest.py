@@ -1,0 +1,138 @@
+"""What a checkpoint says of itself: its manifest, and where the run stood beside the trained states.
+
+    checkpoints/latest.json                  the pointer: the last checkpoint that counts, written last
+    checkpoints/step-000012/manifest.json    every file with its size and SHA-256, the roles, whose checkpoint it is
+    checkpoints/step-000012/run.json         where the run stood: data, versions, seeds, what generation holds
+    checkpoints/step-000012/policy-00000-of-00002.safetensors    a rank's part of a role's states
+    checkpoints/step-000012/experience.json    the buffer: finished rollouts that no step has taken yet
+
+In: parsed JSON. Out: frozen values, or a SpecError. Left out: files (folder.py, finding.py).
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rlplan import __version__
+from rlplan.spec.base import Spec
+
+SCHEMA_VERSION = 1
+MANIFEST, RUN, POINTER, EXPERIENCE = "manifest.json", "run.json", "latest.json", "experience.json"
+
+_PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+
+
+class StoredFile(Spec):
+    """A file's size and SHA-256."""
+
+    num_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class RoleStates(Spec):
+    """A trained role. files: one of each rank, in order. num_steps: of Adam. scaler: of the loss, in fp16."""
+
+    files: tuple[str, ...]
+    num_steps: int = Field(ge=0)
+    scaler: dict[str, float] = Field(default_factory=dict)
+
+
+class Manifest(Spec):
+    """A checkpoint. step: the last one that is in it. identity: what is the same in the run that goes on from it.
+
+    digest: SHA-256 of the rest, as JSON with sorted keys.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["rlplan_checkpoint"] = "rlplan_checkpoint"
+    rlplan_version: str = __version__
+    job: str
+    step: int = Field(ge=1)
+    identity: dict[str, str]
+    files: dict[str, StoredFile]
+    roles: dict[str, RoleStates]
+    digest: str = ""
+
+    def sealed(self) -> "Manifest":
+        """The same with the digest of everything else in it."""
+        return self.model_copy(update={"digest": self._digest()})
+
+    @property
+    def is_as_sealed(self) -> bool:
+        """Whether it says what it said when it was sealed."""
+        return self.digest == self._digest()
+
+    def _digest(self) -> str:
+        values = self.model_dump(mode="json", exclude={"digest"})
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    @field_validator("files")
+    @classmethod
+    def _names_stay_inside(cls, files: dict[str, StoredFile]) -> dict[str, StoredFile]:
+        for name in files:
+            if not _PLAIN_NAME.fullmatch(name):
+                raise ValueError(f"'{name}' is no plain file name")
+        return files
+
+
+class ExpectedLength(Spec):
+    """Tokens that a prompt's samples are expected to take."""
+
+    prompt: tuple[int, ...]
+    tokens: float
+
+
+class StreamState(Spec):
+    """Generation that runs ahead. num_begun: prompts, from 0; num_replaced: of them, beyond what the steps take.
+
+    again: those that were under way or are lost: begun anew. Finished ones lie in `experience.json`.
+    """
+
+    num_begun: int = Field(ge=0)
+    num_replaced: int = Field(default=0, ge=0)
+    again: tuple[int, ...] = ()
+
+
+class RunState(Spec):
+    """Where a run stood when a step had ended.
+
+    version: of the weights that the engines held. mean_length, lengths: by which prompts are dealt out over several
+    engines. stream: None where every step generates its own rollouts. num_replaced: prompts beyond those of the steps.
+    response_lengths: (tokens, how many responses had so many) of the whole run.
+    Seeds of requests and the order of prompts follow from the job's seed and the step.
+    """
+
+    schema_version: Literal[1] = 1
+    step: int = Field(ge=1)
+    version: int = Field(ge=0)
+    mean_length: float = 0.0
+    lengths: tuple[ExpectedLength, ...] = ()
+    stream: StreamState | None = None
+    num_replaced: int = Field(default=0, ge=0)
+    response_lengths: tuple[tuple[int, int], ...] = ()
+
+
+class Pointer(Spec):
+    """The last checkpoint that counts."""
+
+    schema_version: Literal[1] = 1
+    checkpoint: str = Field(pattern=r"^step-\d{6,12}$")
+
+
+def folder_name(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step-{step:06d}"
+
+
+def states_name(role: str, rank: int, num_ranks: int) -> str:
+    """The file of one rank."""
+    return f"{role}-{rank:05d}-of-{num_ranks:05d}.safetensors"
+
+
+def checkpoints_of(run_folder: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return run_folder / "checkpoints"

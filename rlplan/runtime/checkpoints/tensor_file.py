@@ -1,0 +1,175 @@
+"""Tensor files: safetensors written piece by piece from memory that is there already, and read range by range.
+
+In: names, element types, shapes and the bytes of each tensor. Out: a file that is on the disk when
+`write` returns, its size and its SHA-256; and back: any range of a tensor, straight into memory that the caller owns.
+Nothing is ever unpickled.
+Left out: torch. Source of the layout: safetensors 0.8, README "Format".
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+
+CHUNK_BYTES = 1 << 24
+"""Bytes that are hashed and written in one go."""
+
+MAX_HEADER_BYTES = 1 << 28
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "I64": 8, "I32": 4, "U8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor: flat, `data` holds its bytes."""
+
+    name: str
+    dtype: str
+    data: memoryview
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.data.nbytes // ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """What identifies a file."""
+
+    num_bytes: int
+    sha256: str
+
+
+def write(path: Path, pieces: Sequence[Piece]) -> FileDigest:
+    """Write a new file and wait until the disk has it. Raises: OSError."""
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        for data in _parts(pieces):
+            for start in range(0, len(data), CHUNK_BYTES):
+                chunk = data[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                _write_all(descriptor, chunk)
+                size += len(chunk)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileDigest(size, digest.hexdigest())
+
+
+def digest_of(path: Path) -> FileDigest:
+    """Of a file as it lies there. Raises: OSError."""
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileDigest(file.tell(), digest.hexdigest())
+
+
+def _parts(pieces: Sequence[Piece]) -> Iterable[memoryview]:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for piece in pieces:
+        size = piece.data.nbytes
+        header[piece.name] = {"dtype": piece.dtype, "shape": [piece.numel], "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    yield from (piece.data.cast("B") for piece in pieces)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a flat tensor lies in a file."""
+
+    dtype: str
+    numel: int
+    offset: int
+
+
+class TensorFile:
+    """An open file. A context manager. Raises: SpecError when it is no such file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            self.tensors = self._read_header(os.fstat(self._descriptor).st_size)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "TensorFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        """Fill `target` with elements of a tensor, from `start` on. Raises: SpecError when there are fewer."""
+        stored = self.tensors[name]
+        size = ELEMENT_BYTES[stored.dtype]
+        if start * size + target.nbytes > stored.numel * size:
+            raise self._wrong(f"tensor {name} has {stored.numel} elements")
+        position, left = stored.offset + start * size, target.cast("B")
+        while left:
+            count = os.preadv(self._descriptor, [left[:CHUNK_BYTES]], position)
+            if not count:
+                raise self._wrong(f"it ends inside tensor {name}")
+            position, left = position + count, left[count:]
+
+    def read(self, name: str) -> bytearray:
+        """A whole tensor's bytes."""
+        stored = self.tensors[name]
+        data = bytearray(stored.numel * ELEMENT_BYTES[stored.dtype])
+        self.read_into(name, 0, memoryview(data))
+        return data
+
+    def _read_header(self, file_size: int) -> dict[str, StoredTensor]:
+        length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        if not 2 <= length <= min(file_size - 8, MAX_HEADER_BYTES):
+            raise self._wrong("its header is longer than the file")
+        try:
+            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_once)
+            return dict(self._stored(header, 8 + length, file_size))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._wrong(f"its header is no safetensors header ({error})") from None
+
+    def _stored(self, header: Mapping[str, Any], begin: int, file_size: int) -> Iterable[tuple[str, StoredTensor]]:
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            first, last = (int(offset) for offset in entry["data_offsets"])
+            (numel,) = (int(size) for size in entry["shape"])
+            if last - first != numel * ELEMENT_BYTES[entry["dtype"]] or not 0 <= first <= last <= file_size - begin:
+                raise ValueError(f"tensor {name} does not lie in the file")
+            yield name, StoredTensor(entry["dtype"], numel, begin + first)
+
+    def _wrong(self, what: str) -> SpecError:
+        return SpecError(
+            f"{self.path.name} cannot be read: {what}",
+            where=str(self.path),
+            rule="a whole safetensors file of flat tensors",
+            way_out="go on from another checkpoint",
+        )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ: of two tensors with one name nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found

@@ -1,0 +1,68 @@
+"""DeepSpeed's AutoTP: ranks that each have a part of every decoder layer; whole weights put together from the parts.
+
+In: a module that DeepSpeed has cut. Out: whole tensors, one after the other; the gradient's norm over all parts.
+Left out: how it is cut (`emit.deepspeed.tensor_parallel_section` says so to DeepSpeed).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlplan.runtime.weight_sync.source import WeightSource
+
+
+class PartWeights(WeightSource):
+    """The weights of a module whose layers are cut over ranks. Iterating is collective: these ranks all do."""
+
+    def __init__(self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """shapes: of whole weights, by name."""
+        super().__init__(module)
+        self._shapes = shapes
+
+    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """(type, shape) of a whole weight."""
+        dtype, shape = super().form_of(name)
+        return dtype, self._shapes.get(name, shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One weight, whole."""
+        part = super().read(name)
+        cut = [axis for axis, size in enumerate(self.form_of(name)[1]) if size != part.shape[axis]]
+        return _put_together(part, cut[0]) if cut else part
+
+
+def forget_input_check(engine: Any) -> None:
+    """DeepSpeed compares the ranks' first inputs, which it can only where these are plain tensors."""
+    check = getattr(engine, "first_dataloader_check", None)
+    if check is not None:
+        check.remove()
+
+
+def norm_of_parts(parameters: list[nn.Parameter]) -> float:
+    """The gradient's norm: of cut tensors over all ranks, of whole ones once."""
+    import torch.distributed as dist
+    from deepspeed.runtime.utils import is_model_parallel_parameter
+
+    squares = torch.zeros(2, dtype=torch.float64)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            squares[int(not is_model_parallel_parameter(parameter))] += parameter.grad.double().square().sum().cpu()
+    dist.all_reduce(squares[:1], group=_group())
+    return float(squares.sum().sqrt())
+
+
+def _put_together(part: torch.Tensor, axis: int) -> torch.Tensor:
+    import torch.distributed as dist
+
+    group = _group()
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, axis)
+
+
+def _group() -> Any:
+    from deepspeed.utils import groups
+
+    return groups.get_tensor_model_parallel_group()

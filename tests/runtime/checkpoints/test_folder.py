@@ -1,0 +1,208 @@
+"""Checkpoints on a disk: killed before any change of the disk, the last one that counts is whole; damage is seen."""
+
+import json
+import os
+import random
+import signal
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.runtime.checkpoints.finding import find_checkpoint
+from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
+from rlplan.runtime.checkpoints.manifest import (
+    EXPERIENCE,
+    MANIFEST,
+    POINTER,
+    RUN,
+    Manifest,
+    RoleStates,
+    RunState,
+    StoredFile,
+    checkpoints_of,
+)
+from rlplan.runtime.checkpoints.tensor_file import Piece, digest_of, write
+
+CHANGES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "write")
+"""Calls of `os` that change a disk; a run is killed before each of them in turn."""
+
+STATES = "policy-00000-of-00001.safetensors"
+
+
+def save(run: Path, step: int, keep_last: int = 2) -> None:
+    """A checkpoint of a step, in the order in which a run makes one."""
+    folder = CheckpointFolder(run, keep_last)
+    staged = folder.stage(step)
+    write(staged / STATES, [Piece("master/a@0", "F32", memoryview(array("f", [float(step)] * 64)))])
+    write_durably(staged / RUN, RunState(step=step, version=step + 1))
+    write_text_durably(staged / EXPERIENCE, "[]")
+    digests = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
+    files = {name: StoredFile(num_bytes=found.num_bytes, sha256=found.sha256) for name, found in digests.items()}
+    roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
+    folder.commit(staged, Manifest(job="a", step=step, identity={}, files=files, roles=roles))
+
+
+def steps_of(run: Path) -> list[str]:
+    return sorted(path.name for path in checkpoints_of(run).iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    return tmp_path
+
+
+def test_the_last_ones_are_kept_and_the_newest_is_found(run: Path) -> None:
+    assert steps_of(run) == [POINTER, "step-000002", "step-000003"]
+    found = find_checkpoint(run)
+    assert (found.step, found.state.version, found.problems) == (3, 4, ())
+    assert found.paths("policy") == [str(run / "checkpoints" / "step-000003" / STATES)]
+    with pytest.raises(SpecError, match="it has no value"):
+        found.paths("value")
+
+
+def killed_before(change: int, run: Path, step: int) -> bool:
+    """Save a checkpoint in a process that is killed before its n-th change of the disk; whether it was."""
+    child = os.fork()
+    if not child:
+        count = 0
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == change:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments, **options)
+
+            return call
+
+        for name in CHANGES:
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            save(run, step)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_killed_before_any_change_of_the_disk_nothing_committed_is_lost(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    step, num_kills = 1, 0
+    for change in range(1, 200):
+        was_killed = killed_before(change, tmp_path, step + 1)
+        found = find_checkpoint(tmp_path)
+        assert found.step in (step, step + 1)
+        assert found.problems == ()
+        num_kills += was_killed
+        if not was_killed:
+            break
+        step = found.step
+    assert num_kills >= 15, "every change of the disk was tried"
+    assert found.step == step + 1
+    assert len(steps_of(tmp_path)) == 3, "what was killed leaves nothing behind"
+
+
+def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
+    """(name, what is said, how it is done) for the newest checkpoint."""
+    for name in (STATES, RUN, EXPERIENCE, MANIFEST):
+        said = {MANIFEST: "manifest"}.get(name, name)
+        yield f"{name} truncated", said, lambda folder, name=name: os.truncate(folder / name, 1)
+        yield f"{name} flipped", said, lambda folder, name=name: flip(folder / name, 3)
+        yield f"{name} missing", "missing", lambda folder, name=name: (folder / name).unlink()
+    yield "newer", "newer rlplan", lambda folder: edit(folder / MANIFEST, schema_version=2)
+    yield "foreign", "kind", lambda folder: edit(folder / MANIFEST, kind="other")
+    yield (
+        "a path that leads out",
+        "plain file name",
+        lambda folder: edit(folder / MANIFEST, files={"../../x": {"num_bytes": 1, "sha256": "0" * 64}}),
+    )
+    yield "a link", "missing", lambda folder: link(folder / STATES)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    at = min(at, len(data) - 1)
+    data[at] ^= 1 if data[at] != ord('"') else 2
+    path.write_bytes(data)
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".away"))
+    path.symlink_to(path.with_suffix(".away"))
+
+
+@pytest.mark.parametrize(("said", "damage"), [pytest.param(*case[1:], id=case[0]) for case in damages()])
+@pytest.mark.parametrize("has_pointer", [True, False])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
+    run: Path, said: str, damage: Callable[[Path], object], has_pointer: bool
+) -> None:
+    if not has_pointer:
+        (run / "checkpoints" / POINTER).unlink()
+    damage(run / "checkpoints" / "step-000003")
+    found = find_checkpoint(run)
+    assert (found.step, len(found.problems)) == (2, 1)
+    assert found.problems[0].startswith("step-000003: ")
+    assert said in found.problems[0]
+
+
+def test_every_bit_of_the_states_counts(run: Path) -> None:
+    path = run / "checkpoints" / "step-000003" / STATES
+    whole, draw = path.read_bytes(), random.Random(0)
+    for _ in range(64):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        assert find_checkpoint(run).step == 2
+        path.write_bytes(whole[: draw.randrange(len(whole))])
+        assert find_checkpoint(run).step == 2
+    path.write_bytes(whole)
+    assert find_checkpoint(run).step == 3
+
+
+def test_without_a_whole_one_there_is_one_message(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for step in (2, 3):
+        os.truncate(run / "checkpoints" / f"step-00000{step}" / STATES, 10)
+    with pytest.raises(SpecError, match=r"step-000003: .*; step-000002: ") as raised:
+        find_checkpoint(run)
+    assert raised.value.exit_code == 2
+    with pytest.raises(SpecError, match="there is none"):
+        find_checkpoint(tmp_path_factory.mktemp("empty"))
+
+
+def test_a_pointer_that_nobody_can_read_leaves_the_checkpoints_themselves(run: Path) -> None:
+    (run / "checkpoints" / POINTER).write_text("{")
+    assert find_checkpoint(run).step == 3
+
+
+def test_a_future_that_was_given_up_goes(run: Path) -> None:
+    os.truncate(run / "checkpoints" / "step-000003" / STATES, 10)
+    assert find_checkpoint(run).step == 2
+    save(run, 3)
+    assert (find_checkpoint(run).step, find_checkpoint(run).problems) == (3, ())
+    for step in (4, 5):
+        save(run, step)
+    save(run, 4)
+    assert steps_of(run) == [POINTER, "step-000003", "step-000004"] or steps_of(run) == [POINTER, "step-000004"]
+    assert find_checkpoint(run).step == 4
+
+
+def test_a_full_disk_leaves_the_one_before(run: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", _no_room)
+        with pytest.raises(OSError, match="No space left"):
+            save(run, 4)
+    assert find_checkpoint(run).step == 3
+
+
+def _no_room(descriptor: int) -> None:
+    raise OSError(28, os.strerror(28))

@@ -1,0 +1,96 @@
+"""Where a run stands: generation that runs ahead comes back with each prompt still to be trained exactly once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.dataflow.graph import Lead
+from rlplan.errors import SpecError
+from rlplan.runtime.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
+from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
+from rlplan.runtime.checkpoints.run_state import give_state, take_state
+from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
+from rlplan.runtime.fleet import ExpectedLengths
+from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from tests.runtime.checkpoints.test_folder import save
+
+WORK = StreamWork(num_prompts=2, num_steps=4, deadline_s=5.0)
+
+
+def request_of(number: int) -> RolloutRequest:
+    return RolloutRequest(f"generate/{number}", (number, 1), 1, 1.0, number, 4)
+
+
+def finished(number: int) -> FinishedRequest:
+    spans = (WeightSpan(1, 0, 1), WeightSpan(2, 1, 2))
+    return FinishedRequest(f"generate/{number}", (Completion((3, number), (-0.1, float("-inf")), "stop", spans),))
+
+
+class Asked:
+    """What a stream asks an engine for; it answers nothing by itself. lengths, engines: those of a fleet of two."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.lengths, self.engines, self.processes = ExpectedLengths(), (("a",), ("b",)), ("a", "b")
+
+    def submit(self, requests: Any, timeout_s: float) -> None:
+        self.numbers += [request.seed for request in requests]
+
+
+class Version:
+    """The version of the weights that engines hold."""
+
+    version = 3
+
+
+def stream_of(asked: Asked) -> RolloutStream:
+    lead, buffer = Lead("generate", 1, interrupts=True), ExperienceBuffer(BufferLimits(1))
+    return RolloutStream(asked, request_of, lead, WORK, buffer)  # type: ignore[arg-type]
+
+
+def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: Path) -> None:
+    asked = Asked()
+    stream = stream_of(asked)
+    stream.replace(1)
+    stream._begin()
+    stream._open = {"generate/1": (1, 0), "generate/3": (3, 0)}
+    stream.buffer.add(BufferedGroup(2, 0, finished(2)))  # 0 taught nothing, 4 was trained
+    asked.lengths.learn(request_of(0), finished(0))
+    state, experience = take_state(1, Version(), asked, stream)  # type: ignore[arg-type]
+    assert state.stream == StreamState(num_begun=5, num_replaced=1, again=(1, 3))
+
+    save(tmp_path, 1)
+    found = find_checkpoint(tmp_path)
+    (found.folder / EXPERIENCE).write_text(json.dumps(experience))
+    anew = Asked()
+    resumed, version = stream_of(anew), Version()
+    said = give_state(Resumption(found.folder, found.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
+    assert said == "2 prompt(s) that were under way are begun anew, 1 finished one(s) kept"
+    assert anew.lengths.by_prompt() == asked.lengths.by_prompt()
+    assert resumed.state() == (state.stream, experience)
+    assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
+    resumed._begin()
+    assert anew.numbers == [1, 3, 5, 6], "version 1, a staleness of 1: prompts 0 to 5, and one for the replaced"
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"schema_version": 1, "groups": [{}]}', "nothing"])
+def test_a_buffer_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 1)
+    found = find_checkpoint(tmp_path)
+    (found.folder / EXPERIENCE).write_text(text)
+    state = found.state.model_copy(update={"stream": StreamState(num_begun=4)})
+    asked = Asked()
+    with pytest.raises(SpecError, match="buffer"):
+        give_state(Resumption(found.folder, found.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
+
+
+def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    asked = Asked()
+    stream = stream_of(asked)
+    assert give_state(find_checkpoint(tmp_path), Version(), asked, stream) == ""  # type: ignore[arg-type]
+    stream._begin()
+    assert asked.numbers == [4, 5, 6, 7]

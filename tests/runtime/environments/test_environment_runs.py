@@ -1,0 +1,62 @@
+"""Whole runs with an environment: engine and trainer agree on the policy's own tokens, and nothing is left behind."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import alive, descendants_of, finish, start, wait_for
+
+UNRELIABLE = """
+import os, time
+
+def play(messages, answer):
+    num_digits = sum(character.isdigit() for character in messages[-1]["content"])
+    if num_digits == 4:
+        time.sleep(60)
+    if num_digits == 6:
+        os._exit(1)
+    return {"reward": num_digits / 10} if len(messages) > 3 else {"observation": "again: 12"}
+"""
+
+
+@pytest.mark.engine
+def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    overrides = ("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2")
+    process = start("run", "examples/multi-turn.yaml", *overrides, "--out", str(folder))
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
+    children = descendants_of(process.pid)
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    rows = [row for row in run.metrics if row["step"] > 0]
+    assert all(1 < row["environment/turns_mean"] <= 3 for row in rows)
+    assert all(0 < row["environment/observed_tokens_mean"] <= 2 for row in rows)  # a sign, at most twice
+    assert all(row["environment/failed_fraction"] == 0 for row in rows)
+    assert all(row["reward/mean"] == row["reward/environment/mean"] for row in rows)
+    assert all(row["response_len/max"] <= 40 for row in rows)
+    assert max(row["sync/logprob_difference_max"] for row in rows) < 1e-4
+    measured = {sample.process: sample.num_bytes for sample in run.trace.samples if sample.action_id == "finish_step"}
+    predicted = {row.process: row.resident_bytes for row in run.plan.ledger.rows if row.process == "environment"}
+    assert 0 < measured["environment"] <= predicted["environment"]
+    assert alive(children) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_what_the_environment_does_not_answer_is_masked_and_counted_where_generation_runs_ahead(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(UNRELIABLE)
+    folder = tmp_path / "run"
+    overrides = (
+        *("workload.num_steps=3", "workload.num_heldout_prompts=8", "rollout.environment.timeout_s=1"),
+        *(f"rollout.environment.path={tmp_path / 'game.py'}:play", "rollout.environment.max_observation_len=8"),
+        *("placement.placement=disaggregated", "placement.max_staleness=1"),
+    )
+    run = finish(start("run", "examples/multi-turn.yaml", *overrides, "--out", str(folder)), folder)
+    assert run.exit_code == 0, run.stderr
+    rows = [row for row in run.metrics if row["step"] > 0]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert 0 < sum(row["environment/failed_fraction"] for row in rows) < 3
+    assert max(row["staleness/max"] for row in rows) <= 1
+    alarms = (folder / "alarms.jsonl").read_text()
+    assert "rollouts are masked, such as: " in alarms

@@ -1,0 +1,146 @@
+"""The environment's processes: what they answer, and that no failure passes for an answer or holds the run up."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.runtime.environments.pool import Answer, EnvironmentPool, check_environment
+from rlplan.spec.environment import EnvironmentSpec
+from tests.factories import EXAMPLES
+from tests.runtime.conftest import alive
+
+GAME = """
+import os, sys, time
+
+def play(messages, answer):
+    word = messages[-1]["content"]
+    print("heard", word)
+    if word == "hang":
+        time.sleep(60)
+    if word == "die":
+        os._exit(3)
+    if word == "fail":
+        raise ValueError("no such move")
+    if word == "long":
+        return {"observation": "x" * 3_000_000}
+    return {
+        "again": {"observation": answer}, "won": {"reward": 1}, "both": {"observation": "over", "reward": 0.5},
+        "neither": {}, "none": None, "text": {"reward": "1"}, "nan": {"reward": float("nan")}, "other": {"prize": 1},
+        "bool": {"reward": True}, "number": {"observation": 3}, "set": {"observation": {1}},
+    }[word]
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
+    (tmp_path / "game.py").write_text(GAME)
+    spec = EnvironmentSpec(path=f"{tmp_path / 'game.py'}:play", timeout_s=1.0, num_workers=1)
+    pool = EnvironmentPool(spec, tmp_path / "log.txt")
+    yield pool
+    pool.close()
+
+
+def asked(pool: EnvironmentPool, *words: str) -> list[Answer]:
+    for index, word in enumerate(words):
+        pool.ask(index, [{"role": "assistant", "content": word}], "42")
+    found: dict[int, Answer] = {}
+    deadline = time.monotonic() + 30
+    while len(found) < len(words) and time.monotonic() < deadline:
+        found |= dict(pool.ready())
+        time.sleep(0.005)
+    return [found[index] for index in range(len(words))]
+
+
+def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: EnvironmentPool, tmp_path: Path) -> None:
+    again, won, both, neither = asked(pool, "again", "won", "both", "neither")
+    assert (again.observation, again.reward) == ("42", None)
+    assert (won.observation, won.reward) == (None, 1.0)
+    assert (both.observation, both.reward) == ("over", 0.5)
+    assert neither == Answer()
+    assert "heard again" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("hang", "no answer within 1 s"),
+        ("die", "the process is gone"),
+        ("fail", "ValueError: no such move"),
+        ("long", "an answer of more than 1048576 bytes"),
+        ("none", "not a dict with observation, reward or both"),
+        ("other", "not a dict with observation, reward or both"),
+        ("text", "reward is '1', not a finite number"),
+        ("nan", "reward is 'nan', not a finite number"),
+        ("bool", "reward is 'True', not a finite number"),
+        ("number", "observation is '3', not a text"),
+        ("set", "the answer is not JSON"),
+        ("unheard of", "KeyError: 'unheard of'"),
+    ],
+)
+def test_what_is_no_answer_is_a_failure_with_its_reason_and_the_next_question_is_answered(
+    pool: EnvironmentPool, word: str, reason: str
+) -> None:
+    failed, next_one = asked(pool, word, "won")
+    assert reason in failed.failure
+    assert failed.reward is None
+    assert next_one == Answer(reward=1.0)
+
+
+def test_a_hang_costs_its_deadline_and_not_much_more(pool: EnvironmentPool) -> None:
+    asked(pool, "won")
+    start = time.monotonic()
+    asked(pool, "hang")
+    assert time.monotonic() - start < 2.0
+
+
+def test_a_killed_process_is_replaced_and_none_is_left_when_the_pool_is_closed(pool: EnvironmentPool) -> None:
+    asked(pool, "won")
+    first = pool.pids
+    os.kill(first[0], signal.SIGKILL)
+    assert asked(pool, "won", "won")[1] == Answer(reward=1.0)
+    second = pool.pids
+    assert second != first
+    pool.ask(0, [{"role": "assistant", "content": "hang"}], "42")
+    time.sleep(0.1)
+    pool.close()
+    assert alive([*first, *second]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "reason"),
+    [
+        ("def play(messages, answer): return {}", "player", "there is no function 'player'"),
+        ("import no_such_module", "play", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def play(:", "play", "SyntaxError"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused_before_anything_starts(
+    text: str, function: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "game.py").write_text(text)
+    with pytest.raises(SpecError, match=reason):
+        check_environment(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
+
+
+def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> None:
+    spec = EnvironmentSpec(path=f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play")
+    check_environment(spec)
+    pool = EnvironmentPool(spec, Path(os.devnull))
+    turns = [{"role": "user", "content": "Sort: 52914"}]
+    said = []
+    for guess in ("<answer>5", "no", "9"):
+        turns.append({"role": "assistant", "content": guess})
+        pool.ask(0, turns, "12459")
+        found: list[tuple[object, Answer]] = []
+        while not found:
+            found = pool.ready()
+            time.sleep(0.005)
+        said.append(found[0][1])
+        turns.append({"role": "user", "content": str(said[-1].observation)})
+    pool.close()
+    assert [(each.observation, each.reward) for each in said] == [("+", None), ("?", None), (None, 0.25)]

@@ -1,0 +1,117 @@
+"""Resuming: the lines of a run that goes on, the folder that is meant, and messages that say how to go on."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
+from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
+from rlplan.runtime.checkpoints.identity import check_identity, identity_of
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.resuming import bundle_of, check_resumable, latest_run, resumable, take_along
+from tests.factories import make_job
+from tests.runtime.checkpoints.test_folder import save
+
+
+def lines_of(folder: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, {})
+    for step in (0, 1, 2, 3):
+        recorder.write_metrics({"step": step, "reward/mean": 0.5})
+    recorder.write_alarm(3, "leak", "grows")
+    recorder.write_status("running", None)
+    recorder.close()
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 4, "rew')
+    (tmp_path / "timings.jsonl").write_text('{"step": 2}\n{"step": -1}\nnonsense\n')
+    recorder = Recorder(tmp_path, {}, after_step=2)
+    recorder.write_metrics({"step": 3})
+    recorder.sync()
+    recorder.close()
+    assert [row["step"] for row in lines_of(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in lines_of(tmp_path, "timings.jsonl")] == [2]
+    assert [row["kind"] for row in lines_of(tmp_path, "alarms.jsonl")] == ["leak"]
+    assert lines_of(tmp_path, "trace.jsonl")[0]["type"] == "trace"
+    assert recorder.origin_s == pytest.approx((tmp_path / "status.json").stat().st_mtime, abs=5)
+
+
+def test_the_latest_run_is_the_one_whose_checkpoint_is_the_newest(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no run below"):
+        latest_run(tmp_path)
+    for name in ("a/1", "b/2", "a/3"):
+        save(tmp_path / name, 1)
+    pointer = checkpoints_of(tmp_path / "b/2") / POINTER
+    later = pointer.stat().st_mtime_ns + 10**9
+    os.utime(pointer, ns=(later, later))
+    assert latest_run(tmp_path) == tmp_path / "b/2"
+
+
+def test_a_finished_run_and_one_without_its_bundle_are_not_resumed_in_place(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no bundle"):
+        bundle_of(tmp_path)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "execution.json").write_text("{}")
+    assert bundle_of(tmp_path) == tmp_path / "bundle"
+    (tmp_path / "status.json").write_text('{"state": "finished"}')
+    with pytest.raises(SpecError, match="has finished"):
+        bundle_of(tmp_path)
+
+
+def test_a_checkpoint_taken_along_is_the_other_folders_own(tmp_path: Path) -> None:
+    save(tmp_path / "earlier", 3)
+    found = take_along(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
+    assert found.folder == tmp_path / "later" / "checkpoints" / "step-000003"
+    save(tmp_path / "earlier", 4, keep_last=1)
+    assert find_checkpoint(tmp_path / "later").step == 3
+
+
+def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resumption:
+    save(tmp_path, job_step)
+    found = find_checkpoint(tmp_path)
+    manifest = found.manifest.model_copy(update={"identity": identity})
+    return Resumption(found.folder, manifest, found.state)
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("seed", {"seed": 5}),
+        ("workload.num_prompts_per_step", {"workload.num_prompts_per_step": 2, "workload.mini_batch_size": 8}),
+        ("training.lora", {"training.lora": {"rank": 4}}),
+        ("algorithm's trained roles", {"algorithm": {"name": "ppo"}}),
+    ],
+)
+def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str, overrides: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=f"another job: {key} is"):
+        check_identity(make_job(**overrides), identity_of(make_job()), Path("x"))
+    same = make_job(**{"algorithm.learning_rate": 1e-3, "workload.num_steps": 99, "hardware.num_devices": 1})
+    check_identity(same, identity_of(make_job()), Path("x"))
+
+
+def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:
+    job = make_job()
+    check_resumable(job, resumption(3, identity_of(job), tmp_path))
+    with pytest.raises(SpecError, match="of step 4, the job has 3 steps"):
+        check_resumable(job, resumption(4, identity_of(job), tmp_path))
+
+
+def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    stopped = InterruptedRunError("stopped by SIGTERM", where="rlplan run", rule="on", way_out="again")
+    stopped.exit_code = 143
+    failed = RunError("a call failed", where="x", rule="y", way_out="read the log")
+    for error in (stopped, failed):
+        assert resumable(error, tmp_path) is error
+    save(tmp_path, 1)
+    (tmp_path / "bundle").mkdir()
+    way_back = f"resume with `rlplan run --resume {tmp_path}`"
+    assert (resumable(stopped, tmp_path).exit_code, resumable(stopped, tmp_path).way_out) == (EXIT_RESUMABLE, way_back)
+    said = resumable(failed, tmp_path)
+    assert (said.exit_code, said.way_out) == (5, f"read the log; {way_back}")
+    wrong: RlplanError = SpecError("the plan is wrong")
+    assert resumable(wrong, tmp_path) is wrong
