@@ -1,8 +1,9 @@
 """GRPO's learning curve beside TRL's: the same policy, prompts, rewards and settings, in the same seeds.
 
 In: examples/algorithms/grpo.yaml, without KL and correction, which TRL has only with vLLM. Out: reports/learning/:
-trl.json, trl.png and the page. `python -m benchmarks.learning_against_trl [--seeds 0 1 2] [--keep]`: a few minutes a
-seed on two cores. --keep takes what is there already.
+trl.json, trl.png and the page. `python -m benchmarks.learning_against_trl [--seeds 0 1 2] [--keep] [--in-process]`: a few
+minutes a seed on two cores. --keep takes runs that are there already; --in-process lays TRL beside our algorithm alone,
+as learning_in_process.py runs it.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.learning_curves import run_or_keep
+from benchmarks.learning_in_process import run
 from benchmarks.learning_page import write_page
 from benchmarks.learning_record import EVERY, JOBS, SEEDS, Beside, write_beside
 from benchmarks.timed_runs import ROOT, RUNS
@@ -30,13 +32,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--in-process", action="store_true")
     asked = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
     python = Path(sys.executable) if find_spec("trl") else make_environment(RUNS / "trl-venv")
     cases = {seed: (*AS_TRL, f"seed={seed}") for seed in asked.seeds}
     theirs = [run_trl(python, RUNS / f"learning-of-trl-seed-{s}", case, asked.keep) for s, case in cases.items()]
-    ours = [run_or_keep(f"learning-beside-trl-seed-{s}", JOBS["grpo"], case, asked.keep) for s, case in cases.items()]
-    beside = Beside(EVERY, tuple(ours), tuple(theirs))
+    if asked.in_process:
+        ours = [run("grpo", "", case).accuracy for case in cases.values()]
+    else:
+        ours = [run_or_keep(f"learning-beside-trl-seed-{s}", JOBS["grpo"], c, asked.keep) for s, c in cases.items()]
+    beside = Beside(EVERY, tuple(ours), tuple(theirs), in_process=asked.in_process)
     write_beside(beside)
     write_page()
     return 0 if all(point.agrees for point in beside.points) else 1

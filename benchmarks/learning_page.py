@@ -35,10 +35,11 @@ def write_page() -> None:
     curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_beside()
     parts = [_HEAD.format(target=TARGET, drift=DRIFT, num_heldout=NUM_HELDOUT)]
     if curves:
-        parts.append(_table(curves))
+        parts.append(_RUNS + _table(curves))
         draw_curves(curves, REPORTS / "curves.png")
     if in_process:
         parts.append(_IN_PROCESS + _milestones(in_process))
+        draw_curves(in_process, REPORTS / "in_process.png")
     if beside is not None:
         parts.append(_beside(beside))
         draw_beside(beside, REPORTS / "trl.png")
@@ -72,9 +73,8 @@ def _lowest(curves: Sequence[Curve]) -> str:
 _HEAD = """\
 # Learning curves
 
-A policy of 0.8 M parameters learns to sort five digits: `rlplan run` of each job in
-[examples/algorithms/](../../examples/algorithms), on vLLM, DeepSpeed and Ray. The start policy gets the form right and
-every fourth answer. Shown is the greedy accuracy on {num_heldout} held-out prompts.
+A policy of 0.8 M parameters learns to sort five digits: each job of [examples/algorithms/](../../examples/algorithms). The
+start policy gets the form right and every fourth answer. Shown is the greedy accuracy on {num_heldout} held-out prompts.
 
 An algorithm has passed when after its job's own number of steps every seed reaches **{target:.0%}**, and neither
 control, learning rate 0 or rewards dealt out at random within the step, ends more than {drift:.0%} above the start.
@@ -83,6 +83,13 @@ control, learning rate 0 or rewards dealt out at random within the step, ends mo
 _FOOT = """\
 Made by `python -m benchmarks.learning_curves`, `python -m benchmarks.learning_in_process` and
 `python -m benchmarks.learning_against_trl`.
+"""
+
+_RUNS = """\
+## On vLLM, DeepSpeed and Ray
+
+`rlplan run` of each job.
+
 """
 
 _IN_PROCESS = """\
@@ -101,7 +108,7 @@ _BESIDE = """\
 TRL 1.16's `GRPOTrainer` on the same policy, prompts in the same order, and rewards (our own rules judge both sides),
 with the same settings: 32 prompts a step, 8 rollouts each, temperature 1, at most 12 tokens, one optimizer step a step,
 AdamW at a constant 3e-5, betas 0.9 and 0.999, gradients clipped at 1, clipping 0.2, no KL, every sequence counts the
-same, fp32. TRL samples with `generate` of transformers, rlplan with vLLM, so no rollout is the same on both sides.
+same, fp32. Both sample by themselves, so no rollout is the same on both sides. rlplan's side is {ours}.
 
 The curves agree when **at each measured step the means over the seeds are no further apart than the larger of the two
 sides' spreads (highest less lowest seed)**, or than one prompt of {num_heldout}. They do at {agreeing} of {all} steps.
@@ -140,7 +147,7 @@ def _milestones(curves: Sequence[Curve]) -> str:
         cells = [f"{lowest[step]:.1%}" if step in lowest else "" for step in MILESTONES]
         end = ", ".join(f"{curve.accuracy[-1]:.1%}" for curve in controls)
         lines.append(f"| {name} | {' | '.join(cells)} | {end} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", "![accuracy of each algorithm in one process](in_process.png)", ""])
 
 
 def _beside(beside: Beside) -> str:
@@ -153,4 +160,5 @@ def _beside(beside: Beside) -> str:
         for p in beside.points
     ]
     agreeing = sum(point.agrees for point in beside.points)
-    return _BESIDE.format(num_heldout=NUM_HELDOUT, agreeing=agreeing, all=len(rows), rows="\n".join(rows))
+    ours = "in one process, as above" if beside.in_process else "`rlplan run`, on vLLM, DeepSpeed and Ray"
+    return _BESIDE.format(ours=ours, num_heldout=NUM_HELDOUT, agreeing=agreeing, all=len(rows), rows="\n".join(rows))

@@ -53,11 +53,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Beside:
-    """Curves of the same seeds on both sides."""
+    """Curves of the same seeds on both sides. in_process: ours is the algorithm alone, without engines."""
 
     every: int
     rlplan: tuple[tuple[float, ...], ...]
     trl: tuple[tuple[float, ...], ...]
+    in_process: bool = False
 
     @property
     def points(self) -> list["Point"]:
@@ -135,4 +136,5 @@ def read_beside() -> Beside | None:
     if not path.exists():
         return None
     found = json.loads(path.read_text("utf-8"))
-    return Beside(found["every"], *(tuple(tuple(curve) for curve in found[side]) for side in ("rlplan", "trl")))
+    ours, theirs = (tuple(tuple(curve) for curve in found[side]) for side in ("rlplan", "trl"))
+    return Beside(found["every"], ours, theirs, found["in_process"])
