@@ -18,7 +18,12 @@ from rlplan.units import MIB
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 QUICKSTART = EXAMPLES / "quickstart.yaml"
-JOB_EXAMPLES = sorted(path for path in EXAMPLES.glob("*.yaml") if "\ngpus:" not in path.read_text("utf-8"))
+JOB_EXAMPLES = sorted(
+    path
+    for pattern in ("*.yaml", "training/*.yaml")
+    for path in EXAMPLES.glob(pattern)
+    if "\ngpus:" not in path.read_text("utf-8")
+)
 """Jobs that run; the other examples are budgets to plan for GPUs."""
 
 

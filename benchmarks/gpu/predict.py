@@ -9,7 +9,7 @@ from rlplan.memory.block_families import blocks_of
 from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.frozen import Frozen
 from rlplan.memory.gpu.states import frozen_of
-from rlplan.memory.logits import Loss, logits_bytes, probability_slice_bytes
+from rlplan.memory.logits import Loss, rows_bytes
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held, Recompute, Work, score_peak_bytes, step_peak
@@ -91,7 +91,7 @@ def _scoring(case: Case) -> dict[str, float]:
     peak = score_peak_bytes(work)
     if not is_value:  # the last token predicts nothing; the head's input lies beside its rows of logits
         num_rows = case.num_tokens - 1
-        head = logits_bytes(num_rows, model.vocab_size, BYTES) + probability_slice_bytes(num_rows, model.vocab_size)
+        head = rows_bytes(num_rows, model.vocab_size, BYTES)
         peak = max(peak, 2 * num_rows * model.hidden_size * BYTES + head)
     return {"allocated_bytes": weights + peak, "resident_bytes": weights}
 

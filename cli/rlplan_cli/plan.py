@@ -20,6 +20,9 @@ Objective = Annotated[
     typer.Option(help="What to make best: step_time (usual), tokens_per_s, cost or gpus.", show_default=False),
 ]
 Top = Annotated[int, typer.Option(min=0, max=100, help="How many of the next best layouts to show.")]
+Lengths = Annotated[
+    Path | None, typer.Option(help="Count with the lengths that a run measured: its folder.", show_default=False)
+]
 Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
 
 
@@ -32,12 +35,17 @@ def command(
     objective: Objective = None,
     top: Top = SHOWN_FIRST,
     pareto: Pareto = False,
+    lengths: Lengths = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a layout for a job or for GPUs. Says what was rejected and why."""
-    from rlplan_cli.sources import read_question
+    from rlplan_cli.sources import is_budget, read_question
 
+    if lengths is not None:
+        from rlplan.spec.measured_lengths import lengths_of_run
+
+        overrides = [*lengths_of_run(lengths, for_budget=is_budget(job)), *(overrides or ())]
     answers = {"model": model, "algorithm": algorithm, "gpus": gpus, "objective": objective}
     question = read_question(NAME, job, tuple(overrides or ()), answers)
     if question.job is None:

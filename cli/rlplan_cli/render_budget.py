@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
+from rlplan.memory.logits import loss_named
 from rlplan.planner.answers.plan_results import WAYS
 from rlplan.planner.budget import Budget, KvReport, Remedy, Verdict
 from rlplan.units import GIB, format_bytes, format_seconds
@@ -55,10 +56,11 @@ def _show_verdict(budget: Budget) -> None:
 def describe_question(budget: Budget) -> str:
     """What was asked, defaults included, in a line."""
     work, training = budget.spec.workload, budget.spec.training
+    loss = loss_named(training.logits, budget.spec.target).value
     words = [
         f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} rollouts a step",
         f"{work.max_prompt_len:,} + {work.max_response_len:,} tokens ({work.response_lengths.kind} lengths)",
-        f"{training.dtype.value}, {training.optimizer}, {training.logits} loss",
+        f"{training.dtype.value}, {training.optimizer}, {loss} loss",
     ]
     if training.lora is not None:
         words.append(f"LoRA rank {training.lora.rank} on {training.lora.base}")

@@ -59,10 +59,22 @@ def read_question(
             return _job(path, overrides, asks)
         _refuse_changes(path, (*overrides, *asks))
         return Question(budget=read_gpu_plan(path))
-    data = read_yaml(path, "the job file")
-    if isinstance(data, dict) and "gpus" in data:
+    if _is_budget_file(path):
         return Question(spec=with_hub_models(load_budget(path, (*overrides, *asks))))
     return _job(path, overrides, asks)
+
+
+def is_budget(source: str | None) -> bool:
+    """Whether a command line speaks of a budget: by its own words, or by a file with the key gpus."""
+    if source is None or ("=" in source and not Path(source).exists()):
+        return True
+    path = Path(source)
+    return is_gpu_plan(path) if path.suffix == ".json" else _is_budget_file(path)
+
+
+def _is_budget_file(path: Path) -> bool:
+    data = read_yaml(path, "the job file")
+    return isinstance(data, dict) and "gpus" in data
 
 
 def executable_plan(path: Path, overrides: tuple[str, ...]) -> "Plan":

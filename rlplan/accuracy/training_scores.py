@@ -13,7 +13,7 @@ from rlplan.accuracy.training_run import stated_loss
 from rlplan.accuracy.training_settings import RunSettings, num_ranks, read_precision, read_tokens
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block_families import blocks_of
-from rlplan.memory.logits import Loss, probability_slice_bytes
+from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Work, score_peak_bytes
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec
@@ -28,15 +28,12 @@ ROLES = ("policy", "reference", *SCALAR_ROLES)
 def predict_score_peak(point: MeasuredPoint) -> Prediction:
     """The peak of a pass that gives log-probs or values: weights, and one layer or the logits.
 
-    Counts: `score_peak_bytes`; a policy's entropy slices beside its logits; the context where nvidia-smi was read.
+    Counts: `score_peak_bytes`; the context where nvidia-smi was read.
     """
     settings = RunSettings(point)
     role, model = _role(settings), model_of(point)
     work = _work(settings, role, model)
     peak = score_peak_bytes(work)
-    if role == "policy" and work.loss is Loss.IN_PLACE:
-        logits = 4 * work.num_head_tokens * model.vocab_size
-        peak = max(peak, logits + probability_slice_bytes(work.num_head_tokens, model.vocab_size))
     weights = _weight_bytes(settings, role, model)
     moment = {MemoryKind.WEIGHTS: weights, MemoryKind.LOGITS: peak}
     statistic = point.measured.statistic
@@ -75,14 +72,15 @@ def _weight_bytes(settings: RunSettings, role: str, model: ModelSpec) -> int:
 def _work(settings: RunSettings, role: str, model: ModelSpec) -> Work:
     first, *more = blocks_of(model)
     tokens = read_tokens(settings)
-    loss = stated_loss(settings.word("loss")) or Loss.IN_PLACE
+    loss = stated_loss(settings.word("loss")) or Loss.BY_ROWS
     loss = Loss.NONE if role in SCALAR_ROLES else loss
     return Work(
         first.block,
         first.num,
         model.vocab_size,
         tokens.num,
-        num_head_tokens=tokens.num - tokens.sequences * (loss is Loss.IN_PLACE),  # the last token predicts nothing
+        num_head_tokens=tokens.num
+        - tokens.sequences * (loss in (Loss.IN_PLACE, Loss.BY_ROWS)),  # the last token predicts nothing
         element_bytes=read_precision(settings, has_master=False).compute,
         loss=loss,
         more=tuple(more),

@@ -6,12 +6,14 @@ generator's state, and the pages of files that the kernel caches.
 Symbols: P trainable parameters, N ranks, S elements of a rank's partition, r the rank.
 """
 
+from rlplan.memory.optimizers import Optimizer, quantized_bytes
 from rlplan.memory.zero import ZeroStates
 
 SAVED_KINDS = ("master", "exp_avg", "exp_avg_sq")
 """What is saved of each trained element, in fp32: 16-bit weights are the master weights, rounded."""
 
-SAVED_BYTES = 4 * len(SAVED_KINDS)
+MASTER_BYTES = 4
+SAVED_BYTES = MASTER_BYTES * len(SAVED_KINDS)
 
 
 def cut_evenly(numel: int, num_ranks: int, rank: int) -> tuple[int, int]:
@@ -55,6 +57,16 @@ def saved_numel(states: ZeroStates) -> int:
 def saved_bytes(states: ZeroStates) -> int:
     """Bytes that this rank writes, and of the copy that it makes first where it trains on meanwhile.
 
-    Counts: `SAVED_BYTES` an element. Assumes: Adam. Differs: `host.checkpoint_bytes` counts 16-bit weights too.
+    Counts: `SAVED_BYTES` an element; with moments in 8 bits 4 an element for the master weights, and the moments of all
+    that the rank steps as they are (`optimizers.quantized_bytes`), in stage 0 on every rank.
+    Assumes: Adam. Differs: `host.checkpoint_bytes` counts 16-bit weights too.
+
+    >>> from rlplan.memory.zero import ZeroSettings
+    >>> from rlplan.spec.model import Parameter
+    >>> settings = ZeroSettings(stage=2, num_ranks=1, weight_bytes=4, optimizer=Optimizer.ADAMW_8BIT)
+    >>> saved_bytes(ZeroStates(settings, (Parameter("a", (8192,)),)))  # 4 * 8192 + 2 * (8192 + 32 scales of 4)
+    49408
     """
-    return SAVED_BYTES * saved_numel(states)
+    if states.settings.optimizer is Optimizer.ADAMW:
+        return SAVED_BYTES * saved_numel(states)
+    return MASTER_BYTES * saved_numel(states) + sum(map(quantized_bytes, states.stepped_numels()))

@@ -55,7 +55,8 @@ class TrainerForecast:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
         parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, rank, parameters)
+        shard = rank // layout.tp
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
         self.states = self.trained.states
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:

@@ -54,7 +54,7 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
         return sum(2 * numel * moment_bytes + STEP_COUNTER_BYTES for numel in numels)
     sizes = tuple(numels)
     codes = 2 * CODE_BYTES if any(numel >= MIN_QUANTIZED_NUMEL for numel in sizes) else 0
-    return sum(map(_quantized_bytes, sizes)) + codes
+    return sum(map(quantized_bytes, sizes)) + codes
 
 
 def eight_bit_step_bytes(optimizer: Optimizer, numels: Iterable[int]) -> int:
@@ -84,7 +84,12 @@ def step_copy_bytes(optimizer: Optimizer, numels: Iterable[int], element_bytes: 
     return sum(numels) * element_bytes if optimizer is Optimizer.ADAMW else 0
 
 
-def _quantized_bytes(numel: int) -> int:
+def quantized_bytes(numel: int) -> int:
+    """Bytes of both moments of a tensor in 8 bits, with their scales; small tensors have theirs in fp32.
+
+    >>> quantized_bytes(8192), quantized_bytes(10)  # 2 * (8192 + 32 scales of 4), 8 * 10
+    (16640, 80)
+    """
     if numel < MIN_QUANTIZED_NUMEL:
         return 2 * numel * 4
     return 2 * (numel + ceil_div(numel, BLOCK_SIZE) * SCALE_BYTES)

@@ -24,7 +24,7 @@ from rlplan.memory.activations import (
 )
 from rlplan.memory.block import Block, Layers
 from rlplan.memory.frozen import Frozen, frozen_layer_bytes
-from rlplan.memory.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes
+from rlplan.memory.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.vocabulary import MemoryKind
 
 Moment = dict[MemoryKind, int]
@@ -206,10 +206,16 @@ CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
 
 
 def _head_bytes(work: Work) -> int:
-    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone."""
+    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone.
+
+    By rows: those of some rows, normalizers, and the gradient of the rows that the head read.
+    """
     words = work.element_bytes * work.num_head_tokens * work.vocab_size
     if work.loss in (Loss.NONE, Loss.FUSED):
         return 0
+    if work.loss is Loss.BY_ROWS:
+        rows = rows_bytes(work.num_head_tokens, work.vocab_size, work.element_bytes, has_exponentials=False)
+        return rows + work.num_head_tokens * (FLOAT_BYTES + work.element_bytes * work.block.hidden)
     return words - (words // CHUNKS if work.loss in CHUNKED_LOSSES else 0) + _held_logits(work)
 
 

@@ -55,6 +55,17 @@ def axes(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
     yield from _pipeline_and_experts(budget, setting)
 
 
+def losses(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
+    """A loss that only rlplan's own runtime takes."""
+    if budget.training.logits == "by_rows" and budget.target != "rlplan":
+        yield (
+            f"training.logits is by_rows, which {NAMES[budget.target]} does not have",
+            "training.logits",
+            "by_rows is how rlplan's own runtime takes its loss",
+            "training.logits=auto, or target=rlplan",
+        )
+
+
 def _tensor_parallel(budget: BudgetSpec, model: ModelSpec) -> Iterator[Problem]:
     training, tp = budget.training, fixed_ways(budget.training.tp)
     if tp == 1:
@@ -267,5 +278,5 @@ def links(budget: BudgetSpec, setting: GpuSetting) -> Iterator[Problem]:
             return
 
 
-CHECKS = (axes, trainer, placement, transport, engine, links)
+CHECKS = (axes, losses, trainer, placement, transport, engine, links)
 """All of them, in order."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rlplan.memory.logits import ROWS_AT_ONCE
+from rlplan.memory.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.experience import SequencePair, TrainSample, chosen_indices
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.sequence_parallel import Sharing
@@ -126,14 +126,15 @@ class LogprobModel(nn.Module):
 def _head_forward(
     head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, entropies
+    rows_at_once = ROWS_ON_GPU if hidden.is_cuda else ROWS_AT_ONCE
+    result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
+        hidden, head.weight, targets, temperature, entropies, rows_at_once
     )
     return result
 
 
-class _HeadLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target], ROWS_AT_ONCE rows of logits at a time.
+class HeadLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
     g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
@@ -147,13 +148,14 @@ class _HeadLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         entropy: Entropies,
+        rows_at_once: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
-        work = _Workspace(hidden, weight, num_rows)
+        work = _Workspace(hidden, weight, rows_at_once)
         weights = torch.empty_like(work.logits)
-        for rows in _row_slices(num_rows):
+        for rows in work.slices:
             logits = work.logits_of(rows, temperature)
             largest = logits.amax(-1, keepdim=True)
             part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
@@ -163,7 +165,7 @@ class _HeadLogprobs(torch.autograd.Function):
             if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
                 mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
                 entropies[rows] = normalizer[rows] - mean
-        ctx.temperature = temperature
+        ctx.temperature, ctx.rows_at_once = temperature, rows_at_once
         ctx.learns_entropy = entropy == "learned"
         ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
         if not ctx.learns_entropy:
@@ -176,9 +178,9 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
-        work = _Workspace(hidden, weight, len(targets))
+        work = _Workspace(hidden, weight, ctx.rows_at_once)
         factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
-        for rows in _row_slices(len(targets)):
+        for rows in work.slices:
             logits = work.logits_of(rows, ctx.temperature).sub_(normalizer[rows].unsqueeze(-1))
             if factors is None:
                 logits.exp_().mul_(-scale[rows])
@@ -191,19 +193,16 @@ class _HeadLogprobs(torch.autograd.Function):
             torch.mm(part, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, hidden[rows])
-        return hidden_gradient, weight_gradient, None, None, None
-
-
-def _row_slices(num_rows: int) -> list[slice]:
-    return [slice(first, first + ROWS_AT_ONCE) for first in range(0, num_rows, ROWS_AT_ONCE)]
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 class _Workspace:
     """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, num_rows: int) -> None:
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int) -> None:
         self.hidden, self.weight = hidden, weight
-        shape = (min(num_rows, ROWS_AT_ONCE), weight.shape[0])
+        self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
+        shape = (min(len(hidden), rows_at_once), weight.shape[0])
         self.product = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         is_whole = hidden.dtype is torch.float32
         self.logits = self.product if is_whole else torch.empty(shape, device=hidden.device)

@@ -13,6 +13,7 @@ import torch
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.process import add, process_overheads
 from rlplan.memory.gpu.states import TrainerChoice, zero_settings
+from rlplan.memory.logits import loss_named
 from rlplan.memory.zero import ZeroStates
 from rlplan.planner.budget import gpus_of
 from rlplan.runtime.tracing import LOSSES, trace_peak
@@ -56,9 +57,10 @@ class TraceEstimate:
 def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
     """Traces one micro-batch of the budget's longest sequences. Raises: SpecError for what cannot be traced."""
     training, workload = budget.training, budget.workload
-    if training.logits not in LOSSES:
+    loss = loss_named(training.logits, budget.target).value
+    if loss not in LOSSES:
         raise SpecError(
-            f"training.logits '{training.logits}' cannot be traced",
+            f"training.logits '{loss}' cannot be traced",
             where="training.logits",
             rule=f"one of {', '.join(LOSSES)}",
             way_out="training.logits=chunked comes closest",
@@ -71,7 +73,7 @@ def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
         _whole_config(budget.model),
         sequences * workload.max_seq_len,
         recompute=recompute,
-        loss=training.logits,
+        loss=loss,
         dtype=torch.float32 if training.dtype is Dtype.FLOAT32 else torch.bfloat16,
         batch=sequences,
     )
@@ -90,7 +92,7 @@ def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
         num_tokens=sequences * workload.max_seq_len,
         zero_stage=stage,
         recompute=recompute,
-        loss=training.logits,
+        loss=loss,
         rows=add(rows, passing),
     )
 

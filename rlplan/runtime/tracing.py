@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
-from rlplan.memory.logits import ROWS_AT_ONCE
+from rlplan.memory.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.runtime.logprob_model import HeadLogprobs
 from rlplan.runtime.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.spec.base import shorten
 from rlplan.vocabulary import MemoryKind
@@ -73,7 +74,8 @@ def trace_peak(
     config: a parsed `config.json`; code that it names is never looked at, nothing is downloaded.
     recompute: `none`, `full` (every decoder layer) or `selective` (every other decoder layer).
     loss: `plain` (logits to fp32, cross-entropy), `chunked` (fp32 a chunk at a time), `in_place` (the gradient over
-    the logits) or `none` (a value head). has_gradient: False for a pass that only scores.
+    the logits), `by_rows` (the runtime's own, some rows at a time) or `none` (a value head).
+    has_gradient: False for a pass that only scores.
     Raises: SpecError for what transformers cannot build, or cannot run on shapes alone.
     """
     with traced_model(config, dtype) as model:
@@ -240,6 +242,14 @@ def _in_place_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logprobs.mean()
 
 
+def _loss_by_rows(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The runtime's own head, with as many rows at a time as on a GPU."""
+    hidden, head = _body(model, tokens), model.get_output_embeddings()
+    logprobs, _ = HeadLogprobs.apply(hidden, head.weight, tokens.reshape(-1), 1.0, "seen", ROWS_ON_GPU)
+    loss: torch.Tensor = logprobs.mean()
+    return loss
+
+
 def _value_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """A value or reward head, one row instead of the vocabulary."""
     rows = _body(model, tokens)
@@ -251,5 +261,6 @@ LOSSES: dict[str, LossFunction] = {
     "plain": _plain_loss,
     "chunked": _chunked_loss,
     "in_place": _in_place_loss,
+    "by_rows": _loss_by_rows,
     "none": _value_loss,
 }

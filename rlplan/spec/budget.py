@@ -126,15 +126,16 @@ class BudgetTraining(Spec):
     """How trained roles are held under DeepSpeed; `auto` leaves the choice to the search.
 
     dtype: of weights in the passes; master weights and moments are fp32 beside 16-bit weights. logits: how the loss is
-    taken (memory/logits.py). offloads_optimizer, offloads_parameters: for good, to offload_device (ZeRO-Offload and
-    ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights. ulysses: ranks that share one
-    sequence. tp, pp, cp, ep: tensor, pipeline, context and expert parallel ranks; DeepSpeed has tp (AutoTP) alone.
+    taken (memory/logits.py); `auto` as the target does. offloads_optimizer, offloads_parameters: for good, to
+    offload_device (ZeRO-Offload and ZeRO-Infinity). master_dtype: of master weights and moments beside 16-bit weights.
+    ulysses: ranks that share one sequence. tp, pp, cp, ep: tensor, pipeline, context and expert parallel ranks;
+    DeepSpeed has tp (AutoTP) alone.
     """
 
     dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16] = Dtype.BFLOAT16
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     recompute: Literal["auto", "none", "full"] = "auto"
-    logits: Literal["plain", "chunked", "fused", "in_place"] = "in_place"
+    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "by_rows"] = "auto"
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     offloads_optimizer: Choice = "auto"
     offloads_parameters: Choice = False

@@ -346,17 +346,6 @@ class JobSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _states_can_be_saved(self) -> "JobSpec":
-        training = self.training
-        if self.checkpoints.every and (training.tp > 1 or training.optimizer != "adamw"):
-            what = f"training.tp {training.tp}" if training.tp > 1 else f"training.optimizer {training.optimizer}"
-            raise ValueError(
-                f"checkpoints.every {self.checkpoints.every}: states of {what} are not saved yet; whole tensors and "
-                f"fp32 moments are"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _rewards_differ_in_name(self) -> "JobSpec":
         labels = [reward.label for reward in self.rewards]
         if len(set(labels)) < len(labels):

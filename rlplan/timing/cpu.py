@@ -15,7 +15,7 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.checkpoints import saved_bytes
-from rlplan.memory.training import trained_rank
+from rlplan.memory.training import held_parameters, trained_rank
 from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
 from rlplan.spec.job import JobSpec
@@ -127,15 +127,15 @@ class CpuTimes:
         Source: `rlplan.runtime.workers.state_saver`. Assumes: writing beside the next step costs it nothing.
         """
         parameters = self.job.trained_parameters(trained.role, self.model)
-        ranks = range(trained.dp)
+        parameters, shards = held_parameters(self.model, trained.tp, parameters), trained.num_shards
         states = [
-            trained_rank(self.job.training, self.model, trained.zero_stage, trained.dp, rank, parameters).states
-            for rank in ranks
+            trained_rank(self.job.training, self.model, trained.zero_stage, shards, shard, parameters).states
+            for shard in range(shards)
         ]
-        num_bytes = sum(map(saved_bytes, states))
+        num_bytes = trained.tp * sum(map(saved_bytes, states))
         if waits:
             return Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
-        return self._training.touch_cost(2 * num_bytes / trained.dp)
+        return self._training.touch_cost(2 * num_bytes / (trained.tp * shards))
 
     def generate_cost(self) -> Cost:
         """The engine's work on a step's rollouts, and the driver's decoding of each."""

@@ -140,11 +140,14 @@ LOSS_BYTES = {
     Loss.SHIFTED: (26, 24),
     Loss.FUSED: (8, 0),
     Loss.IN_PLACE: (8, 6),
+    Loss.BY_ROWS: (46, 44),
     Loss.COMPILED_CHUNKED: (8, 6),
     Loss.NONE: (0, 0),
 }
 """Bytes of a logit, forward and backward. PLAIN: to fp32 6, log-softmax read twice and written 12; backward fp32 read
-twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. What is not named is as PLAIN."""
+twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. BY_ROWS: one operator of torch after
+the other (`rlplan.runtime.logprob_model`): cast 6, temperature 8, maximum 4, less it 8, exponent 8, sum 4, entropy 8;
+backward cast 6, temperature 8, less the normalizer 8, exponential 8, scale 8, cast 6. What is not named is as PLAIN."""
 
 
 def loss_bytes(loss: Loss, vocab_size: int, *, is_backward: bool) -> float:

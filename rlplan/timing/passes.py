@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.memory.logits import Loss
+from rlplan.memory.logits import Loss, loss_named
 from rlplan.memory.step_peak import Recompute
 from rlplan.spec.budget import BudgetTraining, Target
 from rlplan.spec.model import Component, ModelSpec
@@ -76,7 +76,13 @@ class TrainSetting:
     @property
     def loss(self) -> Loss:
         """How log-probs are taken; a value has no vocabulary."""
-        return Loss.NONE if self.role in (Role.VALUE, Role.REWARD) else Loss(self.training.logits)
+        if self.role in (Role.VALUE, Role.REWARD):
+            return Loss.NONE
+        return loss_named(self.training.logits, self.target)
+
+    def head_times(self, times: "Times") -> float:
+        """How often the head's product is computed: once more going back where logits are taken anew, by rows."""
+        return times.head + (times.is_training and self.loss is Loss.BY_ROWS)
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluste
     products = flops / (product_flops_per_s(cluster, has_fp8=runs.has_fp8) * share)
     reads = sum(_rank_products(setting).values()) * setting.training.dtype.num_bytes
     products = max(products, reads * times.products / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
-    head = head_flops(model, setting.role) * batch.num_head_tokens * times.head / ranks
+    head = head_flops(model, setting.role) * batch.num_head_tokens * setting.head_times(times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
     total = products + head / product_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs)
     return Cost({Resource.COMPUTE: total})
@@ -190,7 +196,8 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     products = 2.0 * layer_parameters(model) * batch.num_tokens * times.products
     products /= product_flops_per_s(cluster, has_fp8=runs.has_fp8)
-    head = head_flops(model, setting.role) * batch.num_head_tokens * times.head / product_flops_per_s(cluster)
+    head = head_flops(model, setting.role) * batch.num_head_tokens * setting.head_times(times)
+    head /= product_flops_per_s(cluster)
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
     scores /= attention_flops_per_s(cluster, runs)
     others = between_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times, cluster)

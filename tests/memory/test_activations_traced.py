@@ -79,8 +79,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITHOUT_PLAIN = ("gpt2", "opt", "deepseek_v3")
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.ALTERNATE, "full": Recompute.FULL}
-LOSSES = (Loss.PLAIN, Loss.CHUNKED, Loss.IN_PLACE)
-SHORT = [("none", Loss.IN_PLACE), ("selective", Loss.CHUNKED), ("full", Loss.PLAIN)]
+LOSSES = (Loss.PLAIN, Loss.CHUNKED, Loss.IN_PLACE, Loss.BY_ROWS)
+SHORT = [("none", Loss.BY_ROWS), ("selective", Loss.CHUNKED), ("full", Loss.PLAIN)]
 GRID = [(policy, loss) for policy in RECOMPUTE for loss in LOSSES]
 
 

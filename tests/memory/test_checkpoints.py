@@ -58,3 +58,15 @@ def test_a_copy_takes_memory_traffic_and_writing_at_once_the_disk() -> None:
 @pytest.mark.parametrize(("placement", "has_copy"), [("hybrid", True), ("colocated", False)])
 def test_where_phases_take_turns_nothing_is_copied(placement: str, has_copy: bool) -> None:
     assert bool(staging(make_plan(**{"checkpoints.every": 1, "placement.placement": placement}))) is has_copy
+
+
+def test_moments_in_eight_bits_are_copied_as_they_are_and_shared_layers_part_by_part() -> None:
+    whole, quantised = (
+        staging(make_plan(**{"checkpoints.every": 2, "hardware.num_devices": 1, **more}))
+        for more in ({}, {"training.optimizer": "adamw_8bit"})
+    )
+    assert 0.45 < next(iter(quantised.values())) / next(iter(whole.values())) < 0.55  # 4 + 2 bytes, and scales, of 12
+    shared = staging(make_plan(**{"checkpoints.every": 2, "training.tp": 2}))
+    parts = {process: size for (process, moment, _), size in shared.items() if moment == "start"}
+    assert len(set(parts.values())) == 1
+    assert 12 * make_plan().job.load_model().num_parameters / 2 < parts["policy_trainer/0"]

@@ -36,6 +36,14 @@ def test_a_layer_saves_what_a_hand_counts() -> None:
     assert layer_bytes(WORK) == LAYER == 24560
 
 
+def test_a_loss_by_rows_holds_1024_rows_and_then_the_gradients_of_the_rows_that_the_head_read() -> None:
+    work = replace(WORK, num_tokens=3000, num_head_tokens=2000, loss=Loss.BY_ROWS)
+    found = moments(HELD, work)
+    assert found["loss"][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2 + 4) + 4 * 2000
+    assert found["head"][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2) + 2000 * (4 + 2 * 64)
+    assert MemoryKind.LOGITS not in found["first_layer"]
+
+
 def test_repeated_keys_take_the_width_of_the_queries() -> None:
     assert layer_bytes(replace(WORK, repeats_keys=True)) - LAYER == 10 * 2 * 2 * (64 - 32)
 

@@ -125,7 +125,7 @@ def other_layout_run(run_job: Runner) -> FinishedRun:
         "examples/quickstart.yaml",
         "placement.placement=disaggregated",
         "hardware.num_devices=3",
-        "training.zero_stage=2",
+        "training.zero_stage=1",
         "workload.mini_batch_size=128",
         "workload.micro_batch_size_per_gpu=32",
         "workload.num_steps=3",

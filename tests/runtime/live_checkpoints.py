@@ -15,6 +15,7 @@ def states_of(live: "LiveRank") -> dict[str, Any]:
     import torch
 
     from rlplan.memory.checkpoints import SAVED_KINDS
+    from rlplan.runtime.checkpoints import eight_bit
     from rlplan.runtime.checkpoints.fragments import TrainedFragments
 
     weights = {
@@ -26,6 +27,7 @@ def states_of(live: "LiveRank") -> dict[str, Any]:
         kind: [float(values.double().sum()) for f in states.saved if (values := states.values(kind, f)) is not None]
         for kind in SAVED_KINDS
     }
+    sums |= {name: [float(tensor.double().sum())] for name, tensor in eight_bit.moments_of(states)}
     return {"weights": weights, "states": sums, "steps": states.num_steps}
 
 

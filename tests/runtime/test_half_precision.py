@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from rlplan.runtime.step_metrics import StepMetrics
-from rlplan.vocabulary import PERSISTENT_KINDS, Role
-from tests.factories import make_job, make_plan
-from tests.runtime.live_trainer import exercise
+from rlplan.vocabulary import Role
+from tests.factories import make_job
+from tests.runtime.agreement import RATE, check_states, on_one_rank
 
-RATE = {"algorithm.learning_rate": 1e-4}
 CASES = {
     f"stage {stage}": {"training.zero_stage": stage, "training.dtype": "float16", **RATE} for stage in (0, 1, 2, 3)
 }
@@ -18,9 +17,8 @@ CASES = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of each case eight steps of one rank; and one in float32."""
-    cases = {name: {"exercise": "scaled", "overrides": overrides} for name, overrides in CASES.items()}
-    cases["float32"] = {"exercise": "scaled", "overrides": RATE}
-    return {name: answers[0] for name, answers in exercise(1, cases, tmp_path_factory.mktemp("rank")).items()}
+    cases = {name: ("scaled", overrides) for name, overrides in {**CASES, "float32": RATE}.items()}
+    return on_one_rank(cases, tmp_path_factory.mktemp("rank"))
 
 
 @pytest.mark.engine
@@ -44,14 +42,7 @@ def test_what_is_learned_and_its_norm_are_those_of_float32(found: dict[str, Any]
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> None:
-    plan = make_plan(**{"hardware.num_devices": 1, "algorithm.kl_coef": 0.0, **CASES[name]})
-    rows = {
-        row.kind: row.resident_bytes
-        for row in plan.ledger.rows
-        if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", "policy_trainer/0")
-    }
-    for kind in PERSISTENT_KINDS:
-        assert found[name]["components"].get(kind.value, 0) == rows.get(kind, 0), kind
+    check_states(CASES[name], [found[name]])
 
 
 def test_skipped_steps_are_counted_and_are_not_in_the_mean_norm() -> None:

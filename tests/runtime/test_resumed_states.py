@@ -25,8 +25,21 @@ CASES = {
     "adapters": _case(2, "float32", **{"training.lora": {"rank": 4}}),
     "adapters, stage 3": _case(3, "bfloat16", **{"training.lora": {"rank": 4}}),
     "offloaded": _case(2, "bfloat16", **{"training.offloads_optimizer": True}),
+    **{
+        f"8 bits, stage {stage}, {dtype}": _case(stage, dtype, **{"training.optimizer": "adamw_8bit"})
+        for stage, dtype in ((0, "float32"), (3, "bfloat16"))
+    },
     "small tensors cut too": _case(3, "float32", **{"training.persistence_threshold": 0}),
 }
+
+SHARED_LAYERS = {
+    f"shared layers, stage {stage}, {dtype}": _case(stage, dtype, **{"training.tp": 2})
+    for stage, dtype in ((0, "float32"), (1, "float32"), (2, "bfloat16"))
+}
+"""Processes of their own: DeepSpeed keeps AutoTP's groups."""
+ALL_CASES = {**CASES, **SHARED_LAYERS}
+OWN_RANKS = "8 bits"
+"""Cases whose checkpoints are read by the ranks that wrote them."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
-        return exercise(2, CASES, tmp_path_factory.mktemp("ranks"))
+        plain = exercise(2, CASES, tmp_path_factory.mktemp("ranks"))
+        return plain | exercise(2, SHARED_LAYERS, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +60,8 @@ def on_one_rank(found: Any, folder: Path, tmp_path_factory: pytest.TempPathFacto
     """The checkpoints of two ranks, taken over by one: in the same stage, and in the next one."""
     cases = {}
     for name, case in CASES.items():
+        if name.startswith(OWN_RANKS):
+            continue
         stage = case["overrides"]["training.zero_stage"]
         cases[name] = {"exercise": "take_over", "overrides": case["overrides"]}
         if "offload" not in name:
@@ -56,7 +72,7 @@ def on_one_rank(found: Any, folder: Path, tmp_path_factory: pytest.TempPathFacto
         return exercise(1, cases, tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_training_goes_on_to_the_bit(found: dict[str, list[Any]], name: str) -> None:
     for rank in found[name]:
         assert rank["loaded"] == rank["saved"]
@@ -65,9 +81,9 @@ def test_training_goes_on_to_the_bit(found: dict[str, list[Any]], name: str) -> 
         assert rank["went_on"]["steps"] - rank["saved"]["steps"] == 2
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(found: dict[str, list[Any]], name: str) -> None:
-    plan = plan_of(2, CASES[name])
+    plan = plan_of(2, ALL_CASES[name])
     layout, writes = plan.schedule.layout("policy_trainer"), plan.job.checkpoints.writes
     for number, rank in enumerate(found[name]):
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)

@@ -85,6 +85,8 @@ def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resum
         ("workload.num_prompts_per_step", {"workload.num_prompts_per_step": 2, "workload.mini_batch_size": 8}),
         ("training.lora", {"training.lora": {"rank": 4}}),
         ("algorithm's trained roles", {"algorithm": {"name": "ppo"}}),
+        ("training.tp", {"training.tp": 2}),
+        ("training.optimizer", {"training.optimizer": "adamw_8bit"}),
     ],
 )
 def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str, overrides: dict[str, object]) -> None:
@@ -92,6 +94,8 @@ def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str
         check_identity(make_job(**overrides), identity_of(make_job()), Path("x"))
     same = make_job(**{"algorithm.learning_rate": 1e-3, "workload.num_steps": 99, "hardware.num_devices": 1})
     check_identity(same, identity_of(make_job()), Path("x"))
+    older = {key: value for key, value in identity_of(make_job()).items() if not key.startswith("training.")}
+    check_identity(same, {**older, "training.lora": "none"}, Path("x"))
 
 
 def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:

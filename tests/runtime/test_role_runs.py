@@ -6,30 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.vocabulary import PERSISTENT_KINDS
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import FinishedRun, Runner
+from tests.runtime.beside_the_plan import check_run
+from tests.runtime.conftest import Runner
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 SHORT = ("workload.num_steps=2", "workload.num_heldout_prompts=16", "workload.evaluate_every=2")
-
-
-def check(run: FinishedRun) -> None:
-    """It ended well, the first log-probs agree, and what stays is what was predicted."""
-    assert run.exit_code == 0, run.stderr
-    differences = [row["sync/logprob_difference_max"] for row in run.metrics if row["step"] > 0]
-    assert len(differences) == 2
-    assert max(differences) < 1e-4
-    later = [row for row in run.plan.ledger.rows if row.moment != "first"]
-    rows = {(row.action_id, row.process, row.role, row.kind): row for row in later}
-    compared = 0
-    for sample in run.trace.samples:
-        row = rows.get((sample.action_id, sample.process, sample.role, sample.kind))
-        if row and sample.step == 2 and sample.statistic == "resident" and sample.kind in PERSISTENT_KINDS:
-            assert sample.num_bytes == row.resident_bytes, (sample, row)
-            compared += 1
-    assert compared
 
 
 def judge(folder: Path, tokenizer: Path) -> Path:
@@ -48,31 +31,31 @@ def judge(folder: Path, tokenizer: Path) -> Path:
 
 def test_ppo_with_a_value_model_of_its_own(run_job: Runner) -> None:
     run = run_job("examples/ppo-tiny.yaml", *SHORT)
-    check(run)
+    check_run(run, 2)
     assert all(row["value/loss"] > 0 for row in run.metrics if row["step"] > 0)
 
 
 def test_ppo_with_a_value_head_on_the_policy(run_job: Runner) -> None:
     run = run_job("examples/ppo-tiny.yaml", *SHORT, "roles.value.shares_backbone=true")
-    check(run)
+    check_run(run, 2)
     assert all(row["value/loss"] > 0 for row in run.metrics if row["step"] > 0)
 
 
 def test_adapters_with_the_base_as_reference(run_job: Runner) -> None:
     run = run_job("examples/lora-tiny.yaml", *SHORT)
-    check(run)
+    check_run(run, 2)
     assert not any(process.startswith("scorer") for process, _ in run.plan.schedule.processes)
     assert (run.folder / "policy" / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_a_teacher_without_rewards(run_job: Runner) -> None:
     run = run_job("examples/distill-tiny.yaml", *SHORT)
-    check(run)
+    check_run(run, 2)
     assert all(row["teacher_kl/mean"] > 0 for row in run.metrics if row["step"] > 0)
 
 
 def test_a_reward_model_with_the_policys_tokenizer(run_job: Runner, tmp_path: Path) -> None:
     folder = judge(tmp_path / "judge", EXAMPLES / "models" / "sorter" / "tokenizer.json")
     run = run_job("examples/quickstart.yaml", *SHORT, f"roles.reward.path={folder}", "rewards=[]")
-    check(run)
+    check_run(run, 2)
     assert all("reward/reward_model/mean" in row for row in run.metrics if row["step"] > 0)

@@ -9,6 +9,7 @@ import pytest
 from rlplan.memory.ledger import LedgerRow
 from rlplan.trace import MemorySample
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
+from tests.runtime.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun, Runner
 
 pytestmark = pytest.mark.engine
@@ -71,7 +72,7 @@ def test_packed_weights_are_predicted_within_five_percent(name: str, request: py
 @pytest.mark.parametrize("name", ["quickstart_run", "memory_bound_run", "other_layout_run", "colocated_run"])
 def test_no_process_peak_is_above_its_prediction_or_far_below(name: str, request: pytest.FixtureRequest) -> None:
     run: FinishedRun = request.getfixturevalue(name)
-    for process, (predicted, measured) in _process_peaks(run).items():
+    for process, (predicted, measured) in process_peaks(run).items():
         assert measured <= predicted <= measured * 1.15, (process, predicted, measured)
 
 
@@ -79,7 +80,7 @@ def test_without_the_import_baseline_the_peaks_of_the_memory_bound_job_still_fit
     """The prediction less its own process row, against the peak less what was measured before any model was there."""
     baselines = {s.process: s.num_bytes for s in memory_bound_run.trace.samples if s.kind == MemoryKind.PROCESS}
     assert len(baselines) == 4
-    for process, (predicted, measured) in _process_peaks(memory_bound_run).items():
+    for process, (predicted, measured) in process_peaks(memory_bound_run).items():
         if process not in baselines:
             continue
         peak = memory_bound_run.plan.ledger.process_peak(process)
@@ -197,15 +198,6 @@ def _joined(run: FinishedRun) -> Iterator[tuple[MemorySample, LedgerRow]]:
     skipped = ("first", "sync_weights") if run.plan.job.controls.skip_sync_after_step == 1 else None
     missing = {key for key in missing if key[1] != "evaluate" and key[:2] != skipped}
     assert not missing, "predicted, but never measured"
-
-
-def _process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
-    measured: dict[str, int] = {}
-    for sample in run.trace.samples:
-        if sample.kind == "total":
-            measured[sample.process] = max(measured.get(sample.process, 0), sample.num_bytes)
-    assert set(measured) == set(run.plan.ledger.processes)
-    return {process: (run.plan.ledger.process_peak(process).num_bytes, size) for process, size in measured.items()}
 
 
 def _plan_of_bundle(run: FinishedRun):  # type: ignore[no-untyped-def]

@@ -10,9 +10,8 @@ from rlplan.errors import SpecError
 from rlplan.runtime.experience import SequencePair
 from rlplan.runtime.logprob_model import make_batch
 from rlplan.runtime.sequence_parallel import Sharing
-from rlplan.vocabulary import PERSISTENT_KINDS
-from tests.factories import config_data, make_job, make_plan, write_config
-from tests.runtime.live_trainer import exercise
+from tests.factories import config_data, make_job, write_config
+from tests.runtime.agreement import alone_and_together, check_states
 
 CASES: dict[str, dict[str, Any]] = {
     "stage 0": {"training.zero_stage": 0},
@@ -21,19 +20,13 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters": {"training.zero_stage": 1, "training.lora": {"rank": 4}},
     "value head": {"algorithm.name": "ppo", "roles.value.shares_backbone": True, "training.zero_stage": 2},
 }
-SHARED = {"training.ulysses": 2, "algorithm.learning_rate": 1e-4}
+SHARED = {"training.ulysses": 2}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
     """Of each case: what one rank alone gave, and what two ranks gave that share every pass."""
-    alone, shared = (
-        {name: {"exercise": "agree", "overrides": {**case, **more}} for name, case in CASES.items()}
-        for more in ({"algorithm.learning_rate": 1e-4}, SHARED)
-    )
-    one = exercise(1, alone, tmp_path_factory.mktemp("one"))
-    two = exercise(2, shared, tmp_path_factory.mktemp("two"))
-    return {name: (one[name][0], two[name]) for name in CASES}
+    return alone_and_together(CASES, SHARED, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.engine
@@ -56,15 +49,7 @@ def test_log_probs_gradients_and_steps_are_those_of_one_rank(found: dict[str, tu
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_shared_over_all_ranks_as_predicted(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    plan = make_plan(**{"algorithm.kl_coef": 0.0, **CASES[name], **SHARED})
-    for rank, measured in enumerate(found[name][1]):
-        rows = {
-            row.kind: row.resident_bytes
-            for row in plan.ledger.rows
-            if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", f"policy_trainer/{rank}")
-        }
-        for kind in PERSISTENT_KINDS:
-            assert measured["components"].get(kind.value, 0) == rows.get(kind, 0), kind
+    check_states({**CASES[name], **SHARED}, found[name][1])
 
 
 def test_parts_of_a_pack_are_the_pack_again() -> None:

@@ -5,16 +5,14 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.vocabulary import PERSISTENT_KINDS
-from tests.factories import make_job, make_plan
-from tests.runtime.live_trainer import exercise
+from tests.factories import make_job
+from tests.runtime.agreement import alone_and_together, check_states
 
 CASES: dict[str, dict[str, Any]] = {
     f"stage {stage}, {dtype}": {"training.zero_stage": stage, "training.dtype": dtype}
     for stage, dtype in ((0, "float32"), (1, "float32"), (2, "float32"), (2, "bfloat16"))
 } | {"recomputed": {"training.zero_stage": 2, "training.gradient_checkpointing": True}}
-RATE = {"algorithm.learning_rate": 1e-4}
-SHARED = {"training.tp": 2, **RATE}
+SHARED = {"training.tp": 2}
 ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
 """Of a log-prob, and of a tensor's sum, relative to it."""
 
@@ -22,13 +20,7 @@ ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
     """Of each case: what one rank alone gave, and what two ranks gave that share every layer."""
-    alone, shared = (
-        {name: {"exercise": "agree", "overrides": {**case, **more}} for name, case in CASES.items()}
-        for more in (RATE, SHARED)
-    )
-    one = exercise(1, alone, tmp_path_factory.mktemp("one"))
-    two = exercise(2, shared, tmp_path_factory.mktemp("two"))
-    return {name: (one[name][0], two[name]) for name in CASES}
+    return alone_and_together(CASES, SHARED, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.engine
@@ -47,15 +39,7 @@ def test_log_probs_norms_and_whole_weights_are_those_of_one_rank(found: dict[str
 @pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_those_of_a_ranks_own_part_as_predicted(found: dict[str, tuple[Any, Any]], name: str) -> None:
-    plan = make_plan(**{"algorithm.kl_coef": 0.0, **CASES[name], **SHARED})
-    for rank, measured in enumerate(found[name][1]):
-        rows = {
-            row.kind: row.resident_bytes
-            for row in plan.ledger.rows
-            if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", f"policy_trainer/{rank}")
-        }
-        for kind in PERSISTENT_KINDS:
-            assert measured["components"].get(kind.value, 0) == rows.get(kind, 0), kind
+    check_states({**CASES[name], **SHARED}, found[name][1])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +49,6 @@ def test_states_are_those_of_a_ranks_own_part_as_predicted(found: dict[str, tupl
         ({"training.zero_stage": 3}, "ZeRO 0 to 2"),
         ({"training.lora": {"rank": 4}}, "PEFT has wrapped"),
         ({"training.offloads_optimizer": True}, "never tried"),
-        ({"checkpoints.every": 1}, "not saved yet"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(overrides: dict[str, Any], message: str) -> None:

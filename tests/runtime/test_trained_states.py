@@ -55,3 +55,15 @@ def test_each_byte_has_one_kind() -> None:
     assert held[MemoryKind.WEIGHTS] == 4 * numel
     assert held[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
     assert held[MemoryKind.GRADIENTS] == held[MemoryKind.MASTER_WEIGHTS] == 0
+
+
+def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
+    bucket: Any = type("IPGBucket", (), {})()
+    bucket.buffer, model = [torch.empty(25_000_000)], torch.nn.Linear(1, 1)
+    optimizer = types.SimpleNamespace(ipg_buckets={torch.float32: bucket}, state={})
+    states = TrainedStates(types.SimpleNamespace(module=model, optimizer=optimizer))
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 0
+    bucket.buffer[0][:5_000_000] = 1.0
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
+    bucket.buffer[0].zero_()
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 100_000_000

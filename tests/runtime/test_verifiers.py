@@ -36,6 +36,13 @@ def test_the_format_is_that_of_the_whole_response(text: str, value: float) -> No
     assert check_format(CHECKER, text) == value
 
 
+def test_a_pattern_that_goes_back_and_forth_is_a_failure_of_that_response() -> None:
+    slow = CHECKER.model_copy(update={"pattern": "(a|aa)+b(?=c)"})
+    verdict = Judge((slow,), None).judge(Response(Prompt("a", "p", "12", (1,)), "a" * 400))
+    assert verdict.values == {}
+    assert verdict.failure == "format_checker: the pattern took more than 1 s on a response of 400 characters"
+
+
 def test_a_verdict_has_each_reward_unweighted_under_its_name() -> None:
     second = CHECKER.model_copy(update={"name": "digits", "pattern": ".*"})
     verdict = Judge((MATCHER, CHECKER, second), None).judge(

@@ -213,8 +213,21 @@ def test_thin_passes_reach_less_of_the_peak():
 def test_small_passes_wait_for_the_host_to_launch_kernels():
     tiny = model_by_name("Qwen/Qwen2.5-0.5B")
     thin = replace(EVEN, mean_len=64, mean_square_len=64**2, max_len=64)
-    cost = train_cost(setting(1, replace(PLAIN, micro_batch=1), model=tiny), thin, cluster(1))
+    fused = BudgetTraining(logits="fused")
+    cost = train_cost(setting(1, replace(PLAIN, micro_batch=1), model=tiny, training=fused), thin, cluster(1))
     assert cost.bound_by is Resource.LATENCY
+
+
+def test_logits_by_rows_cost_the_head_once_more_and_every_operators_traffic():
+    by_rows, in_place = (
+        train_cost(setting(1, training=BudgetTraining(logits=logits)), EVEN, cluster(1))
+        for logits in ("auto", "in_place")
+    )
+    head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.product_flops_per_s(cluster(1))
+    assert by_rows.parts[Resource.COMPUTE] - in_place.parts[Resource.COMPUTE] == pytest.approx(head)
+    rate = cluster(1).memory_bytes_per_s * cluster(1).efficiencies.memory.value
+    moved = (46 + 44 - 8 - 6) * MODEL.vocab_size * 512 * 2048 / rate
+    assert by_rows.parts[Resource.MEMORY] - in_place.parts[Resource.MEMORY] == pytest.approx(moved)
 
 
 def test_traffic_hides_behind_computing_but_for_the_first_layer():

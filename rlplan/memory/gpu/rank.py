@@ -15,7 +15,7 @@ from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, syn
 from rlplan.memory.gpu.states import FixedParts, TrainerChoice, frozen_of
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.ledger import Moment
-from rlplan.memory.logits import Loss
+from rlplan.memory.logits import Loss, loss_named
 from rlplan.memory.nvme import left_on_host
 from rlplan.memory.step_peak import Held, Recompute, Work, kept_layer_bytes, layer_bytes, moments, score_peak_bytes
 from rlplan.memory.zero import States
@@ -144,7 +144,7 @@ def loss_of(trained: Trained) -> Loss:
 
     Source: Megatron-Core 0.14 tensor_parallel/cross_entropy.py; torch 2.13 distributed/tensor/parallel/loss.py.
     """
-    stated = Loss(trained.training.logits)
+    stated = loss_named(trained.training.logits, trained.target)
     if stated is Loss.FUSED:
         return stated
     if trained.target == "megatron":
@@ -169,7 +169,10 @@ class RankOnGpu:
         """Held on the GPU when the action has ended."""
         if action.kind is ActionKind.OFFLOAD_ROLE:
             return self.trained.process_overheads
-        return self._with_overheads(dict(self._states(action, moment).device))
+        held = self._with_overheads(dict(self._states(action, moment).device))
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held = add(held, {MemoryKind.COMM_BUFFERS: self._reduced_in_step // 2})
+        return held
 
     def peak(self, action: Action, moment: Moment) -> Bytes:
         """Held on the GPU at the peak inside the action."""
@@ -179,7 +182,9 @@ class RankOnGpu:
             held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.work)) - total
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            return self._with_overheads(self.moments["step"])
+            held = dict(self.moments["step"])
+            held[MemoryKind.COMM_BUFFERS] = max(held.get(MemoryKind.COMM_BUFFERS, 0), self._reduced_in_step)
+            return self._with_overheads(held)
         held = self._with_overheads(dict(self.fixed.after_step.device))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, moment)
@@ -219,6 +224,16 @@ class RankOnGpu:
     def held(self) -> Held:
         """What the rank holds whatever the tokens."""
         return replace(self.fixed.held, accumulates=self.trained.passes.accumulates)
+
+    @property
+    def _reduced_in_step(self) -> int:
+        """Bytes of the bucket and its flat copy where rlplan's runtime reduces inside the step: in stage 1.
+
+        The bucket is made in the first backward pass and kept until then. Source: DeepSpeed 0.19.8, engine.py (`step`,
+        "Unmanaged boundary"), stage_1_and_2.py (`setup_buckets`). Differs: on a CPU nobody has touched it until then.
+        """
+        is_late = self.trained.target == "rlplan" and self.trained.choice.zero_stage == 1
+        return self.fixed.held.passing if is_late else 0
 
     @cached_property
     def moments(self) -> dict[str, Bytes]:

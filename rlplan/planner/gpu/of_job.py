@@ -3,8 +3,7 @@
 In: a JobSpec whose profile is a GPU's. Out: the candidate that it names, its ledger and its seconds, on any schedule of
 the job. Left out: which candidate is best (search.py). The first rank of each layout stands for all of its ranks.
 
-Assumes: the loss over whole logits (`in_place`), an upper bound of what the runtime holds; starting, evaluating and
-what the driver does take no time here.
+Assumes: starting, evaluating and what the driver does take no time here.
 """
 
 from dataclasses import replace
@@ -20,7 +19,7 @@ from rlplan.memory.gpu.engine import EngineChoice
 from rlplan.memory.gpu.predict import GpuForecast, GpuProcess, predict_gpu_ledger
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.memory.training import trained_rank
+from rlplan.memory.training import held_parameters, trained_rank
 from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.gpu.times import GpuTimes
@@ -114,8 +113,9 @@ class GpuJob:
 
     def _saved_bytes(self, layout: RoleLayout) -> int:
         model = self.setting.model_of(layout.role)
-        parameters = self.job.trained_parameters(layout.role, model)
-        return saved_bytes(trained_rank(self.job.training, model, layout.zero_stage, layout.dp, 0, parameters).states)
+        parameters = held_parameters(model, layout.tp, self.job.trained_parameters(layout.role, model))
+        rank = trained_rank(self.job.training, model, layout.zero_stage, layout.num_shards, 0, parameters)
+        return saved_bytes(rank.states)
 
     def timing(self, schedule: Schedule, candidate: GpuCandidate) -> JobTiming:
         """Seconds of the actions that take any."""
@@ -136,7 +136,7 @@ class GpuJob:
         layout = schedule.layout(f"{action.role}_trainer", action.role)
         whole = self.setting.cluster(TRAINING)
         cluster = replace(whole, num_gpus=layout.dp, gpus_per_host=min(layout.dp, whole.gpus_per_host))
-        cost = checkpoint_cost(self._saved_bytes(layout) * layout.dp, cluster.num_hosts, cluster)
+        cost = checkpoint_cost(self._saved_bytes(layout) * len(layout.devices), cluster.num_hosts, cluster)
         waits = action.kind is ActionKind.WRITE_STATES
         return cost if waits else Cost({Resource.HOST_LINK: cost.parts[Resource.HOST_LINK]})
 

@@ -53,8 +53,8 @@ def kinds_of_changes(spec: BudgetSpec) -> Iterator[list[tuple[str, BudgetSpec]]]
         yield [_changed(spec, "workload", micro_batch_size_per_gpu=size) for size in sizes]
     tried: list[tuple[bool, str, dict[str, Any]]] = [
         (training.recompute == "none", "training", {"recompute": "full"}),
-        (training.logits in ("plain", "chunked"), "training", {"logits": "in_place"}),
-        (training.logits != "fused", "training", {"logits": "fused"}),
+        (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
+        (training.logits != "fused" and spec.target != "rlplan", "training", {"logits": "fused"}),
         (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),
         (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
         (rollout.tp != "auto", "rollout", {"tp": "auto"}),

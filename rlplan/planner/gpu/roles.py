@@ -16,7 +16,7 @@ from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
-from rlplan.memory.logits import Loss
+from rlplan.memory.logits import loss_named
 from rlplan.planner.budget import GpuSetting
 from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.gpu.tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
@@ -211,7 +211,7 @@ class GpuRoles:
                 role,
                 setting.model_of(role),
                 budget.training.dtype.num_bytes,
-                Loss(budget.training.logits),
+                loss_named(budget.training.logits, budget.target),
                 passes,
                 step.num_frozen,
                 setting.overheads,

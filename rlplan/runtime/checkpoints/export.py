@@ -5,16 +5,18 @@ Left out: the value model, and Adam's states. `python -m rlplan.runtime.checkpoi
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlplan.memory.gpu.states import autotp_parameters
 from rlplan.planner.plan import read_plan
 from rlplan.runtime.adapters import MergedWeights, add_adapters, save_adapter
 from rlplan.runtime.checkpoints.finding import find_checkpoint
-from rlplan.runtime.checkpoints.fragments import MASTER
+from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy
@@ -29,13 +31,15 @@ PREFIX = "language_model."
 def export_policy(run_folder: Path, out: Path) -> int:
     """Write the policy of a run's last checkpoint; gives its step. Raises: SpecError."""
     found, job = find_checkpoint(run_folder), read_plan(run_folder / "plan.json").job
+    tp = job.training.tp
     start = run_folder / "start_policy"
     model = load_language_model(str(start if start.is_dir() else job.policy.path), torch.float32)
     if job.training.trains_adapters:
         add_adapters(model, job)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(Path(path))) for path in found.paths(Role.POLICY)]
-        _fill(model, StoredStates(files))
+        held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
+        _fill(model, [StoredStates(files, part_name(rank, tp)) for rank in range(tp)], held)
     model.to(getattr(torch, job.training.dtype.value))
     source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
     save_policy(model.config, source, out, Path(job.policy.path))
@@ -44,11 +48,19 @@ def export_policy(run_folder: Path, out: Path) -> int:
 
 
 @torch.no_grad()
-def _fill(model: Any, stored: StoredStates) -> None:
-    trained = {PREFIX + name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    stored.check({name: list(p.shape) for name, p in trained.items()}, others_too=True)
-    for name, parameter in trained.items():
-        stored.fill(parameter.data, MASTER, name)
+def _fill(model: Any, stored: Sequence[StoredStates], held: Mapping[str, tuple[int, ...]]) -> None:
+    """stored: of ranks that share every layer one each, else one alone. held: the shapes of what such a rank has."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    shapes = {name: held.get(name, tuple(parameter.shape)) for name, parameter in trained.items()}
+    for rank, states in enumerate(stored):
+        part = part_name(rank, len(stored))
+        states.check({PREFIX + name + part: list(shape) for name, shape in shapes.items()}, others_too=True)
+        for name, parameter in trained.items():
+            whole, own = parameter.data, torch.empty(shapes[name])
+            states.fill(own, MASTER, PREFIX + name + part)
+            for axis, size in enumerate(own.shape):
+                whole = whole.narrow(axis, rank * size if size < whole.shape[axis] else 0, size)
+            whole.copy_(own)
 
 
 def _save_adapters(model: Any, job: JobSpec, out: Path) -> None:

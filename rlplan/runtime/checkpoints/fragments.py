@@ -2,7 +2,8 @@
 
 In: a DeepSpeed engine, under any ZeRO stage and number of ranks. Out: fragments, each a range of one parameter's
 elements; all ranks' fragments together are every trained element once. A checkpoint is made of them, so that it can be
-read by any other number of ranks and any other stage: a whole tensor is its fragments side by side.
+read by any other number of ranks and any other stage: a whole tensor is its fragments side by side. Ranks that have a
+part of every layer each (AutoTP) save their parts under names of their own. Moments in 8 bits: eight_bit.py.
 Source: DeepSpeed 0.19.8, utils/tensor_fragment.py (`_hp_mapping`), runtime/zero/stage3.py (`grad_position`),
 runtime/fp16/unfused_optimizer.py.
 """
@@ -41,38 +42,55 @@ class TrainedFragments:
 
     def __init__(self, engine: Any) -> None:
         self.engine, self._zero = engine, engine.optimizer
-        self._adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self.adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        self.ways = max(1, engine.autotp_size())  # 0 where there is none
+        self.part = part_name(torch.distributed.get_rank() % self.ways, self.ways)
         is_cut = hasattr(self._zero, "fp32_partitioned_groups_flat") or hasattr(
             self._zero, "single_partition_of_fp32_groups"
         )
         self.held = tuple(self._find())
-        self.saved = self.held if is_cut else tuple(_evenly(self.held))
+        self.saved = self.held if is_cut else tuple(_evenly(self.held, self.ways))
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The trained parameters by name, in the module's order."""
-        return {name: p for name, p in self.engine.module.named_parameters() if p.requires_grad}
+        """The trained parameters by name, in the module's order; of layers that ranks share the parts here."""
+        return {name + self.part: p for name, p in self.engine.module.named_parameters() if p.requires_grad}
+
+    @property
+    def has_eight_bits(self) -> bool:
+        """Whether Adam's moments are bitsandbytes' own."""
+        return type(self.adam).__module__.startswith("bitsandbytes")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is saved as fragments."""
+        return (MASTER,) if self.has_eight_bits else SAVED_KINDS
+
+    @property
+    def owners(self) -> tuple[torch.Tensor, ...]:
+        """The fp32 tensors that the optimizer steps here."""
+        return tuple({id(fragment.owner): fragment.owner for fragment in self.held}.values())
 
     def shapes(self) -> dict[str, list[int]]:
-        """Whole shapes of the trained parameters."""
+        """Shapes of the trained parameters: whole under ZeRO, of a part where ranks share layers."""
         return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in self.trained.items()}
 
     def values(self, kind: str, fragment: Fragment) -> torch.Tensor | None:
         """One fragment's values of a kind, as a view; None for moments before Adam's first step."""
-        tensor = fragment.owner if kind == MASTER else self._adam.state[fragment.owner].get(kind)
+        tensor = fragment.owner if kind == MASTER else self.adam.state[fragment.owner].get(kind)
         return None if tensor is None else fragment.of(tensor)
 
     @property
     def num_steps(self) -> int:
         """Steps that Adam has taken."""
-        steps = {int(state["step"]) for state in self._adam.state.values() if "step" in state}
+        steps = {int(state["step"]) for state in self.adam.state.values() if "step" in state}
         assert len(steps) <= 1, f"Adam has taken different numbers of steps: {steps}"
         return steps.pop() if steps else 0
 
     def make_moments(self, num_steps: int) -> None:
         """Give every owner moments of zero, after so many steps, as Adam does in its first step."""
-        for owner in {id(fragment.owner): fragment.owner for fragment in self.held}.values():
-            state = self._adam.state[owner]
+        for owner in self.owners:
+            state = self.adam.state[owner]
             for kind in MOMENTS:
                 if kind not in state:
                     state[kind] = torch.zeros_like(owner, dtype=torch.float32, memory_format=torch.preserve_format)
@@ -117,10 +135,20 @@ class TrainedFragments:
             yield Fragment(name, 0, parameter.numel(), copies.get(id(parameter), parameter), 0)
 
 
-def _evenly(whole: Sequence[Fragment]) -> Iterator[Fragment]:
-    """This rank's part of what every rank holds."""
+def part_name(rank: int, ways: int) -> str:
+    """What the names of one rank's parts end in, of `ways` ranks that share every layer; nothing of one alone.
+
+    >>> part_name(1, 2), part_name(0, 1)
+    ('~1-of-2', '')
+    """
+    return f"~{rank}-of-{ways}" if ways > 1 else ""
+
+
+def _evenly(whole: Sequence[Fragment], ways: int) -> Iterator[Fragment]:
+    """This rank's part of what every rank holds, or every rank with the same part of the layers."""
     total = sum(fragment.numel for fragment in whole)
-    first, last = cut_evenly(total, torch.distributed.get_world_size(), torch.distributed.get_rank())
+    num_ranks, rank = torch.distributed.get_world_size() // ways, torch.distributed.get_rank() // ways
+    first, last = cut_evenly(total, num_ranks, rank)
     before = 0
     for fragment in whole:
         start, end = max(first - before, 0), min(last - before, fragment.numel)

@@ -11,6 +11,9 @@ from rlplan.errors import SpecError
 from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.spec.job import JobSpec
 
+OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw"}
+"""What a checkpoint that does not say it has: others were not saved then."""
+
 
 def identity_of(job: JobSpec) -> dict[str, str]:
     """By the job's keys. Raises: SpecError when a file cannot be read."""
@@ -22,17 +25,19 @@ def identity_of(job: JobSpec) -> dict[str, str]:
         "seed": str(job.seed),
         "training.lora": job.training.lora.model_dump_json() if job.training.trains_adapters else "none",
         "algorithm's trained roles": ", ".join(job.trained_roles),
+        "training.tp": str(job.training.tp),
+        "training.optimizer": job.training.optimizer,
     }
 
 
 def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> None:
     """Raises: SpecError that names the first key that differs."""
     for key, mine in identity_of(job).items():
-        if found.get(key) != mine:
+        if found.get(key, OF_OLDER.get(key)) != mine:
             raise SpecError(
                 f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {found.get(key, 'not said')}",
                 where=str(where),
-                rule="model, adapters, prompts, prompts a step and seed stay the same when a run is resumed",
+                rule="model, adapters, prompts, prompts a step, seed, optimizer and tp stay the same in a resumed run",
                 way_out="resume with the job that made the checkpoint, or start anew without --resume",
             )
 

@@ -16,15 +16,15 @@ from rlplan.runtime.checkpoints.tensor_file import TensorFile
 
 
 class StoredStates:
-    """Fragments in files, found by kind and name."""
+    """Fragments in files, found by kind and name. part: only names that end in it (`fragments.part_name`)."""
 
-    def __init__(self, files: Sequence[TensorFile]) -> None:
+    def __init__(self, files: Sequence[TensorFile], part: str = "") -> None:
         self._parts: dict[tuple[str, str], list[tuple[int, int, TensorFile, str]]] = defaultdict(list)
         for file in files:
             for key, tensor in file.tensors.items():
                 kind, _, rest = key.partition("/")
                 name, _, start = rest.rpartition("@")
-                if kind in SAVED_KINDS:
+                if kind in SAVED_KINDS and name.endswith(part):
                     self._parts[(kind, name)].append((int(start), tensor.numel, file, key))
         for parts in self._parts.values():
             parts.sort(key=lambda part: part[:2])

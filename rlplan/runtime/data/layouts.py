@@ -89,7 +89,7 @@ def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, st
             raise BadRowError("reward_model has no ground_truth")
         return _plain(model["ground_truth"]), None
     for name in ("answer", "label", "solution", "ground_truth"):
-        if cells.get(name) is not None:
+        if not _is_null(cells.get(name)):
             return _plain(cells[name]), name
     return None, None
 
@@ -157,8 +157,13 @@ def _extra(cells: Cells) -> Cells:
     return extra if isinstance(extra, Mapping) else {}
 
 
+def _is_null(value: Any) -> bool:
+    """None, or the NaN that tables of numbers have in its place."""
+    return value is None or value != value
+
+
 def _plain(value: Any) -> str:
-    if value is None:
+    if _is_null(value):
         raise BadRowError("the answer is null")
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return _encodable(text, "answer")

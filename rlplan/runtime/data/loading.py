@@ -56,6 +56,8 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
             if wanted.answers and row.answer is None:
                 raise BadRowError("it has no answer (answer, label, solution or ground_truth)")
             wanted.check(row.answer or "")
+            if row.id in first_with and "id" not in cells:  # verl's index counts within one source
+                row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
                 raise BadRowError(f"id {row.id!r} stands in row {first_with[row.id]} too")
             first_with[row.id] = number

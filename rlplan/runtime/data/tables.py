@@ -16,6 +16,7 @@ from rlplan.errors import HostError, SpecError
 
 MAX_DATA_BYTES = 1 << 30
 TIMEOUT_S = 600.0
+NOT_UTF8 = "the row is not UTF-8"
 SPLITS = ("train", "test", "validation")
 
 
@@ -24,10 +25,14 @@ def read_table(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     if path.is_dir() or path.suffix in (".parquet", ".arrow"):
         yield from _from_child(path)
     elif path.suffix == ".json":
-        rows = json.loads(_bytes(path))
+        try:
+            rows = _value(_bytes(path), "the file")
+        except UnreadableTextError as error:
+            raise _unreadable(path, str(error)) from None
         if not isinstance(rows, list):
             raise _unreadable(path, "the file is no list of rows")
-        yield from enumerate(rows, 1)
+        for number, row in enumerate(rows, 1):
+            yield number, row if isinstance(row, dict) else "the item is no JSON object"
     else:
         for number, line in enumerate(_bytes(path).splitlines(), 1):
             if line.strip():
@@ -43,13 +48,26 @@ def _bytes(path: Path) -> bytes:
         raise _unreadable(path, str(error.strerror)) from None
 
 
+class UnreadableTextError(ValueError):
+    """A text holds no JSON; says why."""
+
+
+def _value(text: bytes, what: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UnreadableTextError(f"{what} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableTextError(f"{what} is not JSON ({str(error)[:80]})") from None
+
+
 def _parsed(line: bytes) -> dict[str, Any] | str:
     try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return "the line is not UTF-8"
-    except (ValueError, RecursionError) as error:
-        return f"the line is not JSON ({str(error)[:80]})"
+        row = _value(line, "the line")
+    except UnreadableTextError as error:
+        return str(error)
+    if row == NOT_UTF8:
+        return NOT_UTF8
     return row if isinstance(row, dict) else "the line is no JSON object"
 
 
@@ -99,6 +117,18 @@ def _files(path: Path) -> list[Path]:
     return chosen
 
 
+def _lines(table: Any) -> Iterator[str]:
+    """A table's rows as JSON; one that holds bytes which are no text is a JSON text that says so."""
+    try:
+        yield from (json.dumps(row, default=str) for row in table.to_pylist())
+    except UnicodeDecodeError:
+        for index in range(table.num_rows):
+            try:
+                yield json.dumps(table.slice(index, 1).to_pylist()[0], default=str)
+            except UnicodeDecodeError:
+                yield json.dumps(NOT_UTF8)
+
+
 def main() -> None:
     """Print the rows of a table that pyarrow reads, as JSON lines."""
     import pyarrow as pa
@@ -111,8 +141,8 @@ def main() -> None:
             else:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
-                for row in table.to_pylist():
-                    print(json.dumps(row, default=str))
+                for line in _lines(table):
+                    print(line)
         except (pa.ArrowException, OSError) as error:
             raise SystemExit(f"{file.name}: {str(error)[:200]}") from None
 

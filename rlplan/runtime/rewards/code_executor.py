@@ -11,10 +11,9 @@ import regex
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
 from rlplan.runtime.rewards.verdict import RewardFailure
+from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
 from rlplan.spec.rewards import CodeExecutorSpec
-
-PATTERN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

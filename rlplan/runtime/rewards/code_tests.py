@@ -44,9 +44,7 @@ class Check:
         if self.kind == "truth":
             return bool(value) is self.right
         if self.tolerance is not None:
-            relative, absolute = self.tolerance
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and math.isclose(value, self.right, rel_tol=relative, abs_tol=absolute)
+            return _is_close(value, self.right, *self.tolerance)
         return _same(value, self.right)
 
 
@@ -148,6 +146,15 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no literal, and is not executed here") from None
+
+
+def _is_close(value: Any, right: Any, relative: float, absolute: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isclose(value, right, rel_tol=relative, abs_tol=absolute)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _same(value: Any, right: Any) -> bool:

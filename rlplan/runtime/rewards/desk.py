@@ -6,9 +6,11 @@ when they are asked for: they take less time than handing them over.
 
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from rlplan.errors import RunError
 from rlplan.runtime.experience import Rollout
@@ -33,6 +35,7 @@ class RewardDesk:
         self._all = [Judge(job.rewards, self.sandbox) for _ in range(count)]
         for judge in self._all:
             self._judges.put(judge)
+        self._pool_size = count
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="reward")
         self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
         self._lock = threading.Lock()
@@ -60,7 +63,8 @@ class RewardDesk:
         rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
         for rollout in rollouts:
             self.begin(rollout.id, _response(rollout))
-        verdicts = [self._verdict(rollout) for rollout in rollouts]
+        deadline = time.monotonic() + self.job.limits.action_timeout_s
+        verdicts = [self._verdict(rollout, deadline) for rollout in rollouts]
         self._num_judged += len(verdicts)
         for rollout, verdict in zip(rollouts, verdicts, strict=True):
             self._notes.update(verdict.notes)
@@ -101,11 +105,11 @@ class RewardDesk:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for judge in self._all:
             judge.close()
+        if self.sandbox is not None:
+            self.sandbox.close()
         self._pool.shutdown(wait=True)
         for judge in self._all:  # one that was just being replaced
             judge.close()
-        if self.sandbox is not None:
-            self.sandbox.close()
 
     def _judge(self, response: Response) -> Verdict:
         judge = self._judges.get()
@@ -114,15 +118,20 @@ class RewardDesk:
         finally:
             self._judges.put(judge)
 
-    def _verdict(self, rollout: Rollout) -> Verdict:
+    def _verdict(self, rollout: Rollout, deadline: float) -> Verdict:
         if not self.is_early:
             return self._judge(_response(rollout))
         with self._lock:
             _, future = self._begun[rollout.id]
-        return future.result(self._deadline_s())
-
-    def _deadline_s(self) -> float:
-        return self.job.limits.action_timeout_s
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise RunError(
+                f"rewards are not done after {self.job.limits.action_timeout_s:g} s, {self._pool_size} at a time",
+                where="verify",
+                rule="what is judged ends within limits.action_timeout_s",
+                way_out="give the rewards shorter timeouts, or the job more limits.num_reward_workers",
+            ) from None
 
     def _write(self, rollout: Rollout, verdict: Verdict) -> None:
         rollout.rewards, rollout.failure = dict(verdict.values), verdict.failure

@@ -1,7 +1,7 @@
 """Verifiers that are a pattern: rule-based rewards on the text of a response, computed in the driver.
 
 In: a reward's spec, the response and the right answer. Out: 0 or 1.
-A pattern that takes too long ends the run by name: it comes from the job, and would be as slow in every step.
+A pattern that takes too long is a failure of that response's reward, for it is the response that makes it slow.
 Left out: what takes a process of its own (judge.py).
 """
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import regex
 
-from rlplan.errors import RunError
+from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
 
-PATTERN_TIMEOUT_S = 5.0
+PATTERN_TIMEOUT_S = 1.0
+"""A pattern takes microseconds; one that takes this long goes back and forth without end."""
 
 
 def match_answer(spec: AnswerMatcherSpec, text: str, answer: str) -> float:
@@ -38,9 +39,6 @@ def _matched(function: Any, spec: RewardSpec, text: str) -> Any:
     try:
         return function(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:
-        raise RunError(
-            f"a pattern took more than {PATTERN_TIMEOUT_S:.0f} s on a response of {len(text)} characters",
-            where=f"rewards: {spec.kind}: pattern {pattern!r}",
-            rule=f"a match takes at most {PATTERN_TIMEOUT_S:.0f} s",
-            way_out="write the pattern without nested repetition",
+        raise RewardFailure(
+            f"the pattern took more than {PATTERN_TIMEOUT_S:g} s on a response of {len(text)} characters"
         ) from None

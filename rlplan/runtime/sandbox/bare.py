@@ -4,8 +4,8 @@ In: programs. Out: reports. Chosen by name only (`rlplan run --sandbox none`), p
 back to it.
 """
 
-from rlplan.runtime.sandbox.bubblewrap import INTERPRETER
-from rlplan.runtime.sandbox.process import interpreter_flags, run_in
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, system_runner
+from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 
 
@@ -15,11 +15,11 @@ class Bare:
     name = "none"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.limits = limits
+        self.limits, self._runner = limits, system_runner()
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program with nothing around it."""
-        return run_in((INTERPRETER, *interpreter_flags()), program, stops_early=stops_early)
+        return run_in((INTERPRETER, *self._runner.flags), self._runner.code, program, stops_early=stops_early)
 
     def close(self) -> None:
         """Nothing is kept between runs."""

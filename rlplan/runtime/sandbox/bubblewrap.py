@@ -5,6 +5,7 @@ tree, bwrap with a seccomp deny list, and rlimits that the runner sets before th
 Left out: protection from a kernel bug. For hostile tenants on shared machines use a virtual machine.
 """
 
+import contextlib
 import os
 import platform
 import queue
@@ -16,12 +17,14 @@ from pathlib import Path
 
 from rlplan.errors import HostError
 from rlplan.runtime.sandbox.memory_groups import MemoryGroup, TreeWatch, sweep
-from rlplan.runtime.sandbox.process import interpreter_flags, precompiled, run_in
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
+from rlplan.runtime.sandbox.process import Runner, run_in, runner_for
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list
 
 FIRST_UID = 61_200
 """Uids from here on belong to nobody on the usual systems; each slot has one."""
+CLOSE_S = 5.0
+"""For programs at work to be ended."""
 _PROBE = """
 import sys, sysconfig, ctypes, zlib, hashlib
 files = {line.split()[-1] for line in open("/proc/self/maps")}
@@ -40,12 +43,14 @@ class Bubblewrap:
         self._bwrap = _find("bwrap", "bubblewrap")
         self._is_root = os.geteuid() == 0
         self._setpriv = _find("setpriv", "util-linux") if self._is_root else ""
-        self._view, self._flags = _interpreter_view()
+        self._runner, self._view = system_runner(), _interpreter_view()
         self._filter = _filter_file()
         sweep()
         self._groups = _memory_groups(num_slots, limits.memory_bytes)
         self._watch = None if self._groups else TreeWatch(limits.memory_bytes)
-        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._stop, self._keep = os.pipe()
+        self._is_closed = False
+        self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
         for slot in range(num_slots):
             self._slots.put(slot)
 
@@ -57,13 +62,24 @@ class Bubblewrap:
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program in a fresh sandbox."""
         slot = self._slots.get()
+        if self._is_closed:
+            self._slots.put(slot)
+            return unknown(program, "broken", "it was closed")
         group = self._groups[slot] if self._groups else None
         before = group.num_kills() if group else 0
         # a description of its own: bwrap reads the filter from where the descriptor stands
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
             command = (*(group.joining if group else ()), *self._command(slot, descriptor))
-            report = run_in(command, program, pass_fds=(descriptor,), stops_early=stops_early, watch=self._watch)
+            report = run_in(
+                command,
+                self._runner.code,
+                program,
+                pass_fds=(descriptor,),
+                stops_early=stops_early,
+                watch=self._watch,
+                stop=self._stop,
+            )
             if report.status == "killed" and group is not None and group.num_kills() > before:
                 return Report("memory", report.cases, report.detail, report.seconds)
             return report
@@ -72,7 +88,16 @@ class Bubblewrap:
             self._slots.put(slot)
 
     def close(self) -> None:
-        """Remove the control groups."""
+        """End what runs, then remove the control groups."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        os.close(self._keep)
+        with contextlib.suppress(queue.Empty):
+            for _ in range(self._num_slots):
+                self._slots.get(timeout=CLOSE_S)
+        self._slots.put(0)  # whoever comes now is told
+        os.close(self._stop)
         for group in self._groups:
             group.close()
         self._filter.close()
@@ -84,14 +109,15 @@ class Bubblewrap:
             *drop,
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"),
-            *("--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", "/tmp"),
-            *("--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
+            # first process inside is the runner: nobody in there can end or stop it, and bwrap itself waits for it
+            *("--as-pid-1", "--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME"),
+            *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
             *self._view,
             *("--size", str(self.limits.disk_bytes), "--tmpfs", "/tmp", "--dir", "/dev"),
             *(part for name in ("null", "zero", "urandom") for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")),
             *("--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(descriptor), "--"),
             INTERPRETER,
-            *self._flags,
+            *self._runner.flags,
         )
 
 
@@ -126,22 +152,24 @@ def _filter_file() -> "tempfile._TemporaryFileWrapper[bytes]":
     return file
 
 
-def _interpreter_view() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(what bwrap shows, the interpreter's flags). Shown, read-only: the interpreter, its standard library, the folders
-    of the shared libraries; nothing else of the host.
+def system_runner() -> Runner:
+    """The runner for the system's interpreter. Raises: HostError."""
+    try:
+        return runner_for(INTERPRETER)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _no_interpreter(error) from None
+
+
+def _interpreter_view() -> tuple[str, ...]:
+    """What bwrap shows, read-only: the interpreter, its standard library, the folders of the shared libraries; nothing
+    else of the host.
     """
     try:
-        flags = interpreter_flags(precompiled(INTERPRETER))
         said = subprocess.run(
             [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=20, check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(
-            f"the interpreter for sandboxes does not answer: {error}",
-            where=INTERPRETER,
-            rule="a Python interpreter that every user may read",
-            way_out="install the system's python3",
-        ) from None
+        raise _no_interpreter(error) from None
     stdlib = said[0]
     folders = {os.path.realpath(Path(path).parent) for path in said[1:]}
     places = [place for place in sorted({stdlib, *folders}) if not place.startswith(stdlib + "/")]
@@ -154,7 +182,16 @@ def _interpreter_view() -> tuple[tuple[str, ...], tuple[str, ...]]:
     loaders = Path("/lib64").resolve()
     if loaders.is_dir() and str(loaders) not in places:
         view += ["--ro-bind", str(loaders), str(loaders)]
-    return tuple(view), flags
+    return tuple(view)
+
+
+def _no_interpreter(error: Exception) -> HostError:
+    return HostError(
+        f"the interpreter for sandboxes does not answer: {error}",
+        where=INTERPRETER,
+        rule="a Python interpreter that every user may read",
+        way_out="install the system's python3",
+    )
 
 
 def _memory_groups(num_slots: int, limit: int) -> list[MemoryGroup]:

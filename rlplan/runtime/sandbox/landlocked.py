@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from rlplan.errors import HostError
-from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER
+from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, system_runner
 from rlplan.runtime.sandbox.memory_groups import TreeWatch
-from rlplan.runtime.sandbox.process import interpreter_flags, run_in
+from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 from rlplan.runtime.sandbox.seccomp import denied_calls
 
@@ -45,6 +45,7 @@ class Landlocked:
                 way_out="pip install sandlock",
             )
         self.limits, self._packages = limits, str(Path(found.origin).parent.parent)
+        self._runner = system_runner()
         self._watch = TreeWatch(limits.memory_bytes)
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -55,7 +56,7 @@ class Landlocked:
         """Run a program in a fresh sandbox."""
         slot = self._slots.get()
         try:
-            return run_in(self._command(slot), program, stops_early=stops_early, watch=self._watch)
+            return run_in(self._command(slot), self._runner.code, program, stops_early=stops_early, watch=self._watch)
         finally:
             self._slots.put(slot)
 
@@ -77,4 +78,4 @@ class Landlocked:
         uid = str(FIRST_UID + slot)
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._setpriv else ()
         launch = (sys._base_executable, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
-        return (*drop, *launch, INTERPRETER, *interpreter_flags())
+        return (*drop, *launch, INTERPRETER, *self._runner.flags)

@@ -12,12 +12,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
-"""The text that the interpreter inside is given."""
+"""The text of what runs inside."""
+_LOADS = """
+import marshal, posix
+code = b""
+while len(code) < {size}:
+    code += posix.read(0, {size} - len(code)) or posix._exit(3)
+exec(marshal.loads(code))
+"""
 START_S = 10.0
 """A sandbox that is not up by then is broken."""
 GRACE_S = 0.5
@@ -27,33 +35,49 @@ LEAVE_S, END_S = 0.05, 2.0
 _READY = b"ready\n"
 _STATUSES = frozenset({"ok", "error", "timeout", "output", "killed"})
 _PIECE = 1 << 16
+_LINE = 64
+"""Bytes that the head of a case's result has at most."""
 
 
-def interpreter_flags(runner: str = RUNNER) -> tuple[str, ...]:
-    """For the interpreter inside: isolated, without site packages, writing nothing, and running the runner."""
-    return ("-I", "-S", "-B", "-X", "utf8", "-c", runner)
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """The runner as code of one interpreter: what is given to it as flags, and what it then reads first.
 
-
-def precompiled(interpreter: str) -> str:
-    """The runner as that interpreter's own code: compiling it would be a third of a small program's time.
-
-    Raises: OSError, subprocess.SubprocessError.
+    Compiling the text each time would be a third of a small program's time, and taking the code apart as a literal on
+    the command line a tenth.
     """
-    compiles = "import marshal, sys; print(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
+
+    flags: tuple[str, ...]
+    code: bytes
+
+
+def runner_for(interpreter: str) -> Runner:
+    """The runner for an interpreter: isolated, without site packages, writing nothing.
+
+    Raises: OSError, subprocess.SubprocessError when the interpreter does not answer.
+    """
+    compiles = (
+        "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
+    )
     command = [interpreter, "-I", "-S", "-c", compiles]
-    said = subprocess.run(command, input=RUNNER, capture_output=True, text=True, timeout=START_S, check=True).stdout
-    return f"import marshal\nexec(marshal.loads({said.strip()}))"
+    done = subprocess.run(command, input=RUNNER.encode(), capture_output=True, timeout=START_S, check=True)
+    return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
 def run_in(
     command: Sequence[str],
+    code: bytes,
     program: Program,
     *,
     pass_fds: tuple[int, ...] = (),
     stops_early: bool = False,
     watch: Callable[[int], bool] | None = None,
+    stop: int | None = None,
 ) -> Report:
-    """Run a program by a command that starts the runner. watch: called with the process id; True ends it (memory)."""
+    """Run a program by a command that starts the runner, whose code goes in first.
+
+    watch: called with the process id; True ends it (memory). stop: a pipe's descriptor; its hanging up ends it.
+    """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
     try:
@@ -69,12 +93,12 @@ def run_in(
         )
     except OSError as error:
         return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
-    talk = _Talk(process, _request(program, stops_early) + nonce, _most(program))
+    talk = _Talk(process, code + _request(program, stops_early) + nonce, _most(program))
     try:
-        status = talk.listen(started, program.limits.total_s, watch)
+        status = talk.listen(started, program.limits.total_s, watch, stop)
     finally:
         _end(process)
-    return _report(program, status, bytes(talk.heard), nonce, bytes(talk.complaints), time.monotonic() - started)
+    return _report(program, status, talk, nonce, time.monotonic() - started)
 
 
 class _Talk:
@@ -90,19 +114,25 @@ class _Talk:
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def listen(self, started: float, total_s: float, watch: Callable[[int], bool] | None) -> str:
-        """Until it says no more (`done`), or `timeout`, `output`, `memory`. The program's time begins once it is up."""
+    def listen(
+        self, started: float, total_s: float, watch: Callable[[int], bool] | None, stop: int | None = None
+    ) -> str:
+        """Until it says no more (`done`), or `timeout`, `output`, `memory`, `broken` (stopped from here).
+
+        The program's time begins once it is up.
+        """
         poll = select.poll()
+        if stop is not None:
+            poll.register(stop, 0)
         poll.register(self.stdin, select.POLLOUT)
         poll.register(self.stdout, select.POLLIN)
         poll.register(self.stderr, select.POLLIN)
         deadline, is_up = started + START_S, False
         while True:
             for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
-                if descriptor == self.stdin.fileno():
-                    if not self._say():
-                        poll.unregister(descriptor)
-                elif not self._hear(descriptor):
+                if descriptor == stop:
+                    return "broken"
+                if not self._serve(descriptor):
                     poll.unregister(descriptor)
                     if descriptor == self.stdout.fileno():
                         return "done"
@@ -115,6 +145,10 @@ class _Talk:
                 return "output"
             if watch is not None and watch(self.process.pid):
                 return "memory"
+
+    def _serve(self, descriptor: int) -> bool:
+        """Whether a pipe goes on."""
+        return self._say() if descriptor == self.stdin.fileno() else self._hear(descriptor)
 
     def _say(self) -> bool:
         try:
@@ -155,6 +189,7 @@ def _request(program: Program, stops_early: bool) -> bytes:
         "cases": cases,
         "case_s": limits.case_s,
         "output_bytes": limits.output_bytes,
+        "total_output_bytes": limits.total_output_bytes,
         "rlimits": rlimits,
         "stops_early": stops_early,
     }
@@ -164,7 +199,7 @@ def _request(program: Program, stops_early: bool) -> bytes:
 
 def _most(program: Program) -> int:
     """Bytes that an honest runner says at most."""
-    return len(program.cases) * (program.limits.output_bytes + 2 * _PIECE + 1024) + 1024
+    return program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -191,31 +226,35 @@ def _kill_children(pid: int) -> bool:
     return bool(children)
 
 
-def _report(program: Program, status: str, heard: bytes, nonce: bytes, complaints: bytes, seconds: float) -> Report:
-    if not heard.startswith(_READY):
-        last = complaints.decode("utf-8", "replace").strip().splitlines()
+def _report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: float) -> Report:
+    if status == "broken":
+        return unknown(program, status, "it was closed", seconds)
+    if not talk.heard.startswith(_READY):
+        last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
         return unknown(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
-    results = _verdict(heard[len(_READY) :], nonce) if status == "done" else None
+    results = _verdict(memoryview(talk.heard)[len(_READY) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
         return unknown(program, status if status != "done" else "killed", "", seconds)
     missing = (CaseResult("missing"),) * (len(program.cases) - len(results))
     return Report("done", (*results, *missing), "", seconds)
 
 
-def _verdict(said: bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
-    """The results, if the runner said them: nonce, length, results, nonce, and nothing else."""
-    head = len(nonce) + 16
-    if not said.startswith(nonce) or not said.endswith(nonce) or len(said) < head + len(nonce):
+def _verdict(said: memoryview | bytes, nonce: bytes) -> tuple[CaseResult, ...] | None:
+    """The results, if the runner said them: nonce, length, results, nonce, and nothing else. Copies none but these."""
+    size, head = len(nonce), len(nonce) + 16
+    if len(said) < head + size or said[:size] != nonce or said[-size:] != nonce:
         return None
-    body = said[head : -len(nonce)]
-    if int(said[len(nonce) : head], 16) != len(body):
+    end = len(said) - size
+    if int(bytes(said[size:head]), 16) != end - head:
         return None
-    results, at = [], 0
-    while at < len(body):
-        stop = body.index(b"\n", at)
-        status, detail_size, output_size = body[at:stop].decode("ascii").split(" ")
-        middle, end = stop + 1 + int(detail_size, 16), stop + 1 + int(detail_size, 16) + int(output_size, 16)
+    results, at = [], head
+    while at < end:
+        line = bytes(said[at : min(end, at + _LINE)]).partition(b"\n")[0]
+        status, detail_size, output_size = line.decode("ascii").split(" ")
+        detail_at = at + len(line) + 1
+        output_at = detail_at + int(detail_size, 16)
+        at = output_at + int(output_size, 16)
         assert status in _STATUSES, "the runner is ours"
-        results.append(CaseResult(status, body[middle:end], body[stop + 1 : middle].decode("utf-8", "replace")))
-        at = end
+        detail = bytes(said[detail_at:output_at]).decode("utf-8", "replace")
+        results.append(CaseResult(status, bytes(said[output_at:at]), detail))
     return tuple(results)

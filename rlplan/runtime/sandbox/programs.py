@@ -22,7 +22,8 @@ class Case:
 class Limits:
     """Of a whole sandbox, but for the times: case_s is each case's, both of its CPU and of the clock.
 
-    memory_bytes: of all processes and files together. output_bytes: printed by one case. file_bytes: of one file.
+    memory_bytes: of all processes and files together. output_bytes: printed by one case; total_output_bytes: by all,
+    for the driver holds it. file_bytes: of one file.
     """
 
     case_s: float = 4.0
@@ -30,6 +31,7 @@ class Limits:
     memory_bytes: int = 512 * MIB
     num_processes: int = 32
     output_bytes: int = MIB
+    total_output_bytes: int = 8 * MIB
     file_bytes: int = 16 * MIB
     disk_bytes: int = 32 * MIB
 

@@ -18,7 +18,8 @@ _X86_64 = {
     "move_pages": 279, "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303,
     "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
     "kcmp": 312, "finit_module": 313, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
-    "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68,
+    "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68, "flock": 73, "sync": 162, "fadvise64": 221,
+    "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "syncfs": 306,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "syslog": 116, "personality": 92, "vhangup": 58, "pivot_root": 41, "adjtimex": 171, "chroot": 51,
@@ -29,20 +30,22 @@ _AARCH64 = {
     "vmsplice": 75, "move_pages": 239, "perf_event_open": 241, "fanotify_init": 262, "name_to_handle_at": 264,
     "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
     "kcmp": 272, "finit_module": 273, "memfd_create": 279, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282,
-    "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186,
+    "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186, "flock": 32, "sync": 81, "fadvise64": 223,
+    "inotify_add_watch": 27, "inotify_init1": 26, "syncfs": 267,
 }  # fmt: skip
 _BOTH = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
-    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
-    "quotactl_fd": 443, "memfd_secret": 447, "set_mempolicy_home_node": 450, "statmount": 457, "listmount": 458,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
+    "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448, "cachestat": 451,
+    "set_mempolicy_home_node": 450, "statmount": 457, "listmount": 458,
     "open_tree_attr": 467,
 }  # fmt: skip
 _CLONE3 = 435
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ARGUED = {
-    "x86_64": {"clone": 56, "socket": 41, "ioctl": 16},
-    "aarch64": {"clone": 220, "socket": 198, "ioctl": 29},
+    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "ioctl": 16},
+    "aarch64": {"clone": 220, "socket": 198, "socketpair": 199, "ioctl": 29},
 }
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEWTIME | NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET."""
@@ -88,6 +91,7 @@ def deny_list(machine: str) -> bytes:
     for number, position, test in (
         (argued["clone"], 0, [_instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
         (argued["socket"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
+        (argued["socketpair"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
         (argued["ioctl"], 1, injections),
     ):
         body = [_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _instruction(_RETURN, _ALLOW)]

@@ -1,13 +1,18 @@
 """Values that a program gives back, as bytes: of Python's own types alone, so that nothing of it runs out here.
 
 In: bytes from inside, which the program may have written itself. Out: plain values, or None and why not.
-The other half stands in runner.py: `n`, `t`, `f`, `i<hex>;`, `d<hex float>;`, `s<length>:`, `b<length>:`, and `l`, `u`,
-`e`, `m` with a count and so many items (list, tuple, set, dict of pairs).
+The other half stands in runner.py: `n`, `t`, `f`, `i<hex>;`, `d<hex float>;`, `c<hex float>,<hex float>;`,
+`s<length>:`, `b<length>:`, and `l`, `u`, `e`, `m` with a count and so many items (list, tuple, set, dict of pairs).
 """
+
+from collections import Counter
+from collections.abc import Sequence
 
 from rlplan.runtime.sandbox.programs import Plain
 
 MAX_DEPTH = 100
+MAX_ALIKE = 64
+"""Keys of one set or dict that may have the same hash: 50,000 of them would hold the driver up for half a minute."""
 
 
 class UnreadableValueError(ValueError):
@@ -37,6 +42,9 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Plain, int]:
         return int(text, 16), stop + 1
     if kind == b"d":
         return float.fromhex(text), stop + 1
+    if kind == b"c":
+        real, imaginary = text.split(",")
+        return complex(float.fromhex(real), float.fromhex(imaginary)), stop + 1
     size, start = int(text), stop + 1
     if not 0 <= size <= len(data) - start:
         raise UnreadableValueError("a length beyond the end")
@@ -51,9 +59,17 @@ def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Pl
     for _ in range(size * (2 if kind == b"m" else 1)):
         value, at = _read(data, at, depth + 1)
         items.append(value)
+    if kind in b"em":
+        _refuse_crowd(items[:: 2 if kind == b"m" else 1])
     if kind == b"m":
         return dict(zip(items[::2], items[1::2], strict=True)), at
     return _MANY[kind](items), at
+
+
+def _refuse_crowd(keys: Sequence[Plain]) -> None:
+    """Raises: UnreadableValueError for keys that were made to fall on one place of a hash table."""
+    if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
+        raise UnreadableValueError("too many keys have the same hash")
 
 
 _SINGLE = {b"n": None, b"t": True, b"f": False}

@@ -109,6 +109,24 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
+def touched_bytes(address: int, num_bytes: int) -> int:
+    """Bytes of a piece of memory whose pages are resident: memory that nobody has written to is none.
+
+    Only pages that lie wholly inside count, and the parts of pages at both ends do if one of those does: the page where
+    glibc notes the size of a mapping is touched when the mapping is made. Raises: OSError.
+    """
+    first, end = -(-address // _PAGE), (address + num_bytes) // _PAGE
+    if end <= first:
+        return num_bytes
+    seen = (ctypes.c_ubyte * (end - first))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(first * _PAGE), ctypes.c_size_t((end - first) * _PAGE), seen):
+        raise OSError(ctypes.get_errno(), "mincore")
+    count = sum(page & 1 for page in seen)
+    ends = num_bytes - (end - first) * _PAGE
+    return count * _PAGE + (ends if count else 0)
+
+
 def give_memory_back() -> None:
     """Have glibc return its free pages to the system."""
     ctypes.CDLL(None).malloc_trim(0)

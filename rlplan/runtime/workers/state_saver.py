@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 
-from rlplan.memory.checkpoints import SAVED_KINDS
+from rlplan.memory.checkpoints import MASTER_BYTES
+from rlplan.runtime.checkpoints import eight_bit
 from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
 from rlplan.runtime.weight_sync.source import is_cut
 
 RNG = {"rng/cpu": torch.get_rng_state, "rng/cuda": lambda: torch.cuda.get_rng_state()}
+PIECE_TYPES = {torch.float32: "F32", torch.uint8: "U8"}
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's loss scaler remembers, in fp16."""
 
@@ -43,9 +45,10 @@ class StateSaver:
     def reserve(self, engine: Any) -> None:
         """Take the memory of the copy, for as long as the process lives."""
         if self._staging is None:
-            numel = len(SAVED_KINDS) * sum(fragment.numel for fragment in TrainedFragments(engine).saved)
+            states = TrainedFragments(engine)
+            size = MASTER_BYTES * len(states.kinds) * sum(fragment.numel for fragment in states.saved)
             is_cuda = next(engine.module.parameters()).device.type == "cuda"
-            self._staging = torch.zeros(numel, dtype=torch.float32, pin_memory=is_cuda)
+            self._staging = torch.zeros(size + eight_bit.num_bytes(states), dtype=torch.uint8, pin_memory=is_cuda)
 
     def save(self, engine: Any, path: Path, facts: dict[str, Any], *, waits: bool) -> None:
         """Write this rank's file, and then its receipt. facts: what the receipt says beside the file's digest."""
@@ -67,18 +70,26 @@ class StateSaver:
 
     def _pieces(self, states: TrainedFragments, *, copies: bool) -> Iterator[Piece]:
         used = 0
-        for kind in SAVED_KINDS:
-            for fragment in states.saved:
-                values = states.values(kind, fragment)
-                if values is None:
-                    continue
-                if copies:
-                    assert self._staging is not None, "reserve comes first"
-                    values = self._staging.narrow(0, used, fragment.numel).copy_(values)
-                    used += fragment.numel
-                elif values.device.type != "cpu":
-                    values = values.cpu()
-                yield Piece(f"{kind}/{fragment.name}@{fragment.start}", "F32", memory_of(values))
+        for name, values in _tensors_of(states):
+            kept = values
+            if copies:
+                assert self._staging is not None, "reserve comes first"
+                size = values.numel() * values.element_size()
+                kept = self._staging.narrow(0, used, size).copy_(values.view(torch.uint8))
+                used += size
+            elif values.device.type != "cpu":
+                kept = values.cpu()
+            yield Piece(name, PIECE_TYPES[values.dtype], memory_of(kept))
+
+
+def _tensors_of(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, flat tensor) of everything that this rank writes of its role."""
+    for kind in states.kinds:
+        for fragment in states.saved:
+            values = states.values(kind, fragment)
+            if values is not None:
+                yield f"{kind}/{fragment.name}@{fragment.start}", values
+    yield from ((name, tensor.detach().view(-1)) for name, tensor in eight_bit.moments_of(states))
 
 
 def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -> None:
@@ -89,18 +100,21 @@ def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -
     states = TrainedFragments(engine)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(path)) for path in paths]
-        stored = StoredStates(files)
+        stored = StoredStates(files, states.part)
         stored.check(states.shapes())
-        if facts["num_steps"]:
+        mine = files[list(paths).index(own)] if own in paths else None
+        if facts["num_steps"] and states.has_eight_bits:
+            eight_bit.bring_back(states, mine, facts["num_steps"])
+        elif facts["num_steps"]:
             states.make_moments(facts["num_steps"])
-        for kind in SAVED_KINDS if facts["num_steps"] else (MASTER,):
+        for kind in states.kinds if facts["num_steps"] else (MASTER,):
             for fragment in states.held:
                 values = states.values(kind, fragment)
                 assert values is not None
                 stored.fill(values, kind, fragment.name, fragment.start)
         _round_weights(states, stored)
-        if own in paths:
-            _set_generators(files[list(paths).index(own)])
+        if mine is not None:
+            _set_generators(mine)
     engine.global_steps = facts["num_steps"]
     for holder in _scalers(engine):
         for name, value in facts["scaler"].items():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.quantized_base import scales_of
+from rlplan.runtime.workers.memory_meter import touched_bytes
 from rlplan.vocabulary import MemoryKind
 
 STATE_KINDS = (
@@ -71,8 +72,19 @@ class TrainedStates:
         return answer
 
     def num_bytes(self) -> dict[MemoryKind, int]:
-        """Bytes by kind."""
-        return {kind: sum(storage.nbytes() for storage in held) for kind, held in self.storages().items()}
+        """Bytes by kind.
+
+        Buckets are made whole and filled as gradients come, in stage 1 inside the step alone: on a CPU they count as
+        far as they were ever touched; on a GPU the allocator holds all of them.
+        """
+        held = self.storages()
+        return {kind: sum(_held_bytes(storage, kind) for storage in held[kind]) for kind in STATE_KINDS}
+
+
+def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
+    if kind is not MemoryKind.COMM_BUFFERS or storage.device.type != "cpu":
+        return storage.nbytes()
+    return touched_bytes(storage.data_ptr(), storage.nbytes())
 
 
 def own_storages(module: torch.nn.Module) -> None:

@@ -21,7 +21,7 @@ from rlplan.memory.gpu.spread import spread
 from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
-from rlplan.memory.logits import Loss
+from rlplan.memory.logits import loss_named
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
@@ -305,7 +305,7 @@ class Oracle:
                 role,
                 setting.model_of(role),
                 spec.training.dtype.num_bytes,
-                Loss(spec.training.logits),
+                loss_named(spec.training.logits, spec.target),
                 passes,
                 ranks,
                 setting.overheads,

@@ -95,9 +95,14 @@ def test_every_layout_becomes_the_same_row(tmp_path: Path, name: str, kind: str)
 def _write_with_arrow(path: Path, cells: dict[str, Any]) -> None:
     """A parquet file; or a folder as `Dataset.save_to_disk` of datasets 5.2 leaves it."""
     import pyarrow as pa
+
+    _write_table(path, pa.Table.from_pylist([cells]))
+
+
+def _write_table(path: Path, table: Any) -> None:
+    import pyarrow as pa
     import pyarrow.parquet
 
-    table = pa.Table.from_pylist([cells])
     if path.suffix == ".parquet":
         pa.parquet.write_table(table, path)
         return
@@ -172,6 +177,54 @@ def test_answers_that_a_reward_cannot_use_are_bad_rows(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": "2"}, {"prompt": "y", "answer": "3"}])
     with pytest.raises(SpecError, match="1 of 2 rows cannot be used: row 2: not 3"):
         load_rows(path, Columns(), SORTER, Wanted(answers=True, check=check))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_bytes_that_are_no_text_are_a_bad_row_of_a_table_too(tmp_path: Path, kind: str) -> None:
+    import pyarrow as pa
+
+    texts = pa.array([b"one", b"caf\xe9", b"three"]).view(pa.string())
+    path = tmp_path / f"data.{kind}"
+    _write_table(path, pa.table({"prompt": texts, "answer": ["1", "2", "3"]}))
+    with pytest.raises(SpecError, match=r"1 of 3 rows cannot be used: row 2: the row is not UTF-8"):
+        load(path)
+
+
+def test_a_null_answer_of_a_table_of_numbers_is_null(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    path = tmp_path / "data.parquet"
+    _write_table(path, pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]}))
+    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: it has no answer"):
+        load(path)
+
+
+def test_indices_of_several_sources_are_no_duplicate_ids(tmp_path: Path) -> None:
+    other = {**VERL, "data_source": "math"}
+    assert [row.id for row in load(jsonl(tmp_path / "p.jsonl", [VERL, other])).rows] == ["7", "7-row-2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (
+            b'[{"prompt": "x", "answer": "y"}, "hello", 5, null]',
+            "3 of 4 rows cannot be used: row 2: the item is no JSON",
+        ),
+        (b'{"prompt": "x"}', "the file is no list of rows"),
+        (b'[{"prompt": "x"', "the file is not JSON"),
+        (b'["caf\xe9"]', "the file is not UTF-8"),
+        (b"[" * 100_000, "the file is not JSON"),
+        (b"", "the file is not JSON"),
+        (b"[]", "the prompt file is empty"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_json_file_that_is_no_list_of_rows_is_one_message(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=what):
+        load(path)
 
 
 @pytest.mark.parametrize("name", ["data.parquet", "data.arrow", "folder"])

@@ -107,6 +107,39 @@ def test_mathematics_is_compared_by_what_it_means(text: str, answer: str, value:
     assert judged(MATH, text=text, answer=answer).values == {"answer_matcher": value}
 
 
+HEDGES = (
+    "11 or 12", "11, 12, 13", r"\{11, 12\}", "1 2 3 4 5 6 7 8 9 10 11 12 13", "$11$ or $12$ or $13$",
+    r"\boxed{11}, \boxed{12}, \boxed{13}", r"10 \vee 12 \vee 13", r"10 \land 12 \land 13", "10 | 12 | 13", "(0, 20)",
+    "[12, 13]", "x = 12 or x = 13", "11 = 12 = 13", r"12 \ne 13", "-12", "11 < x < 13", "x^2 - 23x + 132 = 0", "x", "",
+)  # fmt: skip
+"""Responses that name more than one number, or none: 12 would be right."""
+
+
+def test_several_answers_are_no_answer() -> None:
+    judge = Judge((MATH,), None)
+    try:
+        verdicts = {text: judge.judge(Response(Prompt("1", "p", "12", (1,)), text)) for text in HEDGES}
+    finally:
+        judge.close()
+    assert {text: verdict.values for text, verdict in verdicts.items() if verdict.values["answer_matcher"]} == {}
+
+
+CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').write('x')", "exec(\"open('{}', 'w')\")")
+
+
+@pytest.mark.parametrize("frame", ["{}", "${}$", r"\text{{{}}}", r"\operatorname{{{}}}(1)", r"\frac{{{}}}{{2}}"])
+def test_code_in_a_mathematical_answer_does_nothing(tmp_path: Path, frame: str) -> None:
+    judge = Judge((MATH,), None)
+    try:
+        for code in CODE_IN_MATHEMATICS:
+            text = frame.format(code.format(tmp_path / "touched"))
+            verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), text))
+            assert verdict.failure or verdict.values == {"answer_matcher": 0.0}
+    finally:
+        judge.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("text", ["9^{9^{9^{9}}}", "10^{10^{10}}", "9**9**9**9"])
 def test_towers_cost_their_timeout_and_are_no_silent_zero(text: str) -> None:
     begun = time.monotonic()

@@ -28,6 +28,7 @@ HOG = (
 
 def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sandlock", None)  # as if it were not installed
     job = make_job(rewards=[{"kind": "code_executor"}])
     with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
         RewardDesk(job)

@@ -1,4 +1,4 @@
-"""A program cannot make its judge believe that it is right: 30 ways to try, as a function and as a program."""
+"""A program cannot make its judge believe that it is right: 36 ways to try, as a function and as a program."""
 
 import json
 from collections.abc import Iterator

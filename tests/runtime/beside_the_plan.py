@@ -1,0 +1,36 @@
+"""A finished run beside its plan: peaks of processes, states, and whether the engine had the policy's weights."""
+
+from rlplan.vocabulary import PERSISTENT_KINDS
+from tests.runtime.conftest import FinishedRun
+
+WEIGHTS_AGREE = 1e-4
+"""Log-probs of engine and trainer in fp32, of the same weights; a policy one optimizer step away is further off."""
+
+
+def process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
+    """(predicted, measured) peak of each process."""
+    measured: dict[str, int] = {}
+    for sample in run.trace.samples:
+        if sample.kind == "total":
+            measured[sample.process] = max(measured.get(sample.process, 0), sample.num_bytes)
+    assert set(measured) == set(run.plan.ledger.processes)
+    return {process: (run.plan.ledger.process_peak(process).num_bytes, size) for process, size in measured.items()}
+
+
+def check_run(run: FinishedRun, num_steps: int) -> None:
+    """It ended well, the first log-probs agree, what stays is what was predicted, and no peak is above or far below."""
+    assert run.exit_code == 0, run.stderr
+    differences = [row["sync/logprob_difference_max"] for row in run.metrics if row["step"] > 0]
+    assert len(differences) == num_steps
+    assert max(differences) < WEIGHTS_AGREE
+    later = [row for row in run.plan.ledger.rows if row.moment != "first"]
+    rows = {(row.action_id, row.process, row.role, row.kind): row for row in later}
+    compared = 0
+    for sample in run.trace.samples:
+        row = rows.get((sample.action_id, sample.process, sample.role, sample.kind))
+        if row and sample.step == num_steps and sample.statistic == "resident" and sample.kind in PERSISTENT_KINDS:
+            assert sample.num_bytes == row.resident_bytes, (sample, row)
+            compared += 1
+    assert compared
+    for process, (predicted, measured) in process_peaks(run).items():
+        assert measured <= predicted <= measured * 1.15, (process, predicted, measured)

@@ -1,0 +1,58 @@
+"""Data as other people's packages write it, and tasks as they make them; each where the package is installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplan.runtime.data.layouts import Columns
+from rlplan.runtime.data.loading import Wanted, load_rows
+from tests.factories import EXAMPLES
+
+SORTER = EXAMPLES / "models" / "sorter"
+ROWS = [{"prompt": f"Sort: {n}", "answer": str(n)} for n in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "splits", "parquet", "jsonl", "shuffled", "shards"])
+def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kind: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    pa = pytest.importorskip("pyarrow")
+    # a fingerprint given by hand: taking one pickles the table, which not every pair of pyarrow and dill can do
+    table, path = datasets.Dataset(pa.Table.from_pylist(ROWS), fingerprint="rows"), tmp_path / f"data.{kind}"
+    wanted = [row["prompt"] for row in ROWS]
+    if kind == "splits":
+        datasets.DatasetDict({"test": table.select([0], new_fingerprint="first"), "train": table}).save_to_disk(
+            str(path)
+        )
+    elif kind == "parquet":
+        table.to_parquet(str(path))
+    elif kind == "jsonl":
+        table.to_json(str(path))
+    elif kind == "shuffled":
+        mixed = table.shuffle(seed=1, new_fingerprint="mixed")
+        mixed.save_to_disk(str(path))
+        wanted = list(mixed["prompt"])
+    else:
+        table.save_to_disk(str(path), num_shards=3 if kind == "shards" else 1)
+    loaded = load_rows(path, Columns(), SORTER, Wanted(answers=True))
+    assert [row.prompt for row in loaded.rows] == wanted
+    assert [row.answer for row in loaded.rows] == [str(prompt).removeprefix("Sort: ") for prompt in wanted]
+
+
+def test_tasks_of_reasoning_gym_are_rows_and_are_judged_by_it(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    from rlplan.runtime.data.reasoning_gym import score
+
+    out = tmp_path / "tasks.jsonl"
+    command = [sys.executable, "-m", "rlplan.runtime.data.reasoning_gym", "chain_sum", "--size", "5", "-o", str(out)]
+    subprocess.run(command, check=True, timeout=120)
+    loaded = load_rows(out, Columns(), SORTER, Wanted(answers=True))
+    assert len(loaded.rows) == 5
+    for row in loaded.rows:
+        others = json.loads(row.others)
+        assert (
+            score(others["data_source"], f"<answer>{row.answer}</answer>", str(row.answer), others["extra_info"]) == 1
+        )
+        assert score(others["data_source"], "<answer>no</answer>", str(row.answer), others["extra_info"]) < 1

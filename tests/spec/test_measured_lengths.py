@@ -1,0 +1,47 @@
+"""Lengths of a run reach the next plan: what the run folder says is what the plan counts with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.spec.job import load_job
+from rlplan.spec.measured_lengths import lengths_of_run
+from tests.factories import EXAMPLES
+
+
+def run_folder(path: Path) -> Path:
+    (path / "data.json").write_text(json.dumps({"prompt_len": {"mean": 6.2, "max": 8}, "num_prompts": 9}))
+    histogram = {"kind": "histogram", "edges": [2, 4, 6], "counts": [1, 3]}
+    (path / "lengths.json").write_text(json.dumps({"mean_response_len": 4, "response_lengths": histogram}))
+    return path
+
+
+def test_a_run_s_lengths_become_the_workload_s(tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "quickstart.yaml", lengths_of_run(run_folder(tmp_path)))
+    assert (job.workload.usual_prompt_len, job.workload.usual_response_len) == (7, 4)
+    assert job.workload.response_lengths.quantile(1.0) == 6
+
+
+def test_a_budget_takes_its_mean_from_the_distribution(tmp_path: Path) -> None:
+    keys = [each.partition("=")[0] for each in lengths_of_run(run_folder(tmp_path), for_budget=True)]
+    assert keys == ["workload.mean_prompt_len", "workload.response_lengths"]
+
+
+def test_prompts_alone_are_enough(tmp_path: Path) -> None:
+    (run_folder(tmp_path) / "lengths.json").unlink()
+    assert lengths_of_run(tmp_path) == ("workload.mean_prompt_len=7",)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"mean_response_len": 0}', '{"response_lengths": NaN}'])
+def test_a_file_of_another_shape_is_one_message(tmp_path: Path, content: str) -> None:
+    (run_folder(tmp_path) / "lengths.json").write_text(content)
+    with pytest.raises(SpecError) as caught:
+        lengths_of_run(tmp_path)
+    assert "lengths.json" in caught.value.where
+
+
+def test_a_folder_without_lengths_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no lengths"):
+        lengths_of_run(tmp_path)
