@@ -1,9 +1,9 @@
 """GRPO's learning curve beside TRL's: the same policy, prompts, rewards and settings, in the same seeds.
 
 In: examples/algorithms/grpo.yaml, without KL and correction, which TRL has only with vLLM. Out: reports/learning/:
-trl.json, trl.png and the page. `python -m benchmarks.learning_against_trl [--seeds 0 1 2] [--keep] [--in-process]`: a few
-minutes a seed on two cores. --keep takes runs that are there already; --in-process lays TRL beside our algorithm alone,
-as learning_in_process.py runs it.
+trl.json, trl.png and the page. `python -m benchmarks.learning_against_trl [--seeds 0 1 2] [--keep] [--in-process]`: two
+minutes a seed and side on two cores. --keep takes runs that are there already; --in-process lays TRL beside our
+algorithm alone, as learning_in_process.py runs it.
 """
 
 import argparse

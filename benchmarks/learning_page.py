@@ -73,8 +73,9 @@ def _lowest(curves: Sequence[Curve]) -> str:
 _HEAD = """\
 # Learning curves
 
-A policy of 0.8 M parameters learns to sort five digits: each job of [examples/algorithms/](../../examples/algorithms). The
-start policy gets the form right and every fourth answer. Shown is the greedy accuracy on {num_heldout} held-out prompts.
+A policy of 0.8 M parameters learns to sort five digits, in each job of
+[examples/algorithms](../../examples/algorithms). The start policy gets the form right and every fourth answer. Shown is
+the greedy accuracy on {num_heldout} held-out prompts.
 
 An algorithm has passed when after its job's own number of steps every seed reaches **{target:.0%}**, and neither
 control, learning rate 0 or rewards dealt out at random within the step, ends more than {drift:.0%} above the start.
@@ -108,10 +109,12 @@ _BESIDE = """\
 TRL 1.16's `GRPOTrainer` on the same policy, prompts in the same order, and rewards (our own rules judge both sides),
 with the same settings: 32 prompts a step, 8 rollouts each, temperature 1, at most 12 tokens, one optimizer step a step,
 AdamW at a constant 3e-5, betas 0.9 and 0.999, gradients clipped at 1, clipping 0.2, no KL, every sequence counts the
-same, fp32. Both sample by themselves, so no rollout is the same on both sides. rlplan's side is {ours}.
+same, fp32. Both sample by themselves, so no rollout is the same on both sides.
+rlplan's side is {ours}.
 
 The curves agree when **at each measured step the means over the seeds are no further apart than the larger of the two
-sides' spreads (highest less lowest seed)**, or than one prompt of {num_heldout}. They do at {agreeing} of {all} steps.
+sides' spreads (highest less lowest seed)**, or than one point, about the standard error of 98 % on {num_heldout}
+prompts. They do at {agreeing} of {all} steps.
 
 | step | rlplan, mean | lowest to highest | TRL, mean | lowest to highest | apart | allowed | |
 | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -21,6 +21,8 @@ DRIFT = 0.1
 """How far above the start policy a control may end."""
 SEEDS = (0, 1, 2)
 NUM_HELDOUT = 256
+RESOLUTION = 0.01
+"""What two accuracies have to differ by to be two: the standard error of 98 % on as many prompts is 0.9 points."""
 CURVES, IN_PROCESS, BESIDE_TRL = "curves.json", "in_process.json", "trl.json"
 LEARNING_RATE_0, SHUFFLED = "learning rate 0", "shuffled rewards"
 CONTROLS = {
@@ -82,12 +84,12 @@ class Point:
 
     @property
     def allowed(self) -> float:
-        """The larger of the two spreads over seeds, and at least one held-out prompt.
+        """The larger of the two spreads over seeds, and at least RESOLUTION.
 
         >>> Point(5, (0.25, 0.5), (0.25, 0.375)).allowed
         0.25
         """
-        return max(1 / NUM_HELDOUT, *(max(side) - min(side) for side in (self.rlplan, self.trl)))
+        return max(RESOLUTION, *(max(side) - min(side) for side in (self.rlplan, self.trl)))
 
     @property
     def agrees(self) -> bool:
