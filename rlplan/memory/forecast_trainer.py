@@ -125,7 +125,7 @@ class TrainerForecast:
     def _micro_batch(self) -> MicroBatch:
         """Of a rank: of a pass that several share it has a part of the tokens, in which all may be of responses."""
         workload = self.job.workload
-        share = workload.mini_batch_size // self.layout.dp
+        share = self.job.num_trained_by(self.layout.dp)
         whole = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
         num_tokens = ceil_div(whole, self.job.training.ulysses)
         return MicroBatch(

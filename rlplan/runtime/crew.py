@@ -4,11 +4,12 @@ In: the bundle's Ray placement. Out: calls on processes by name, each with a dea
 Left out: what the calls mean (steps.py). An actor is never restarted: a lost trainer rank cannot rejoin its group.
 """
 
+import contextlib
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ class Crew:
 
         if self.cluster.address is not None:
             return None
-        mine = {*self.pids.values(), *self.not_ray()}
+        mine = {*self.pids.values(), *with_their_children({*self.not_ray(), *self._strangers})}
         total = 0
         for child in self._remember_children():
             try:
@@ -373,3 +374,14 @@ def _signal(process: Any, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.Error:
         return
+
+
+def with_their_children(pids: Iterable[int]) -> set[int]:
+    """Processes and everything that they have started, such as a logger's own server."""
+    import psutil
+
+    found = set(pids)
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return found

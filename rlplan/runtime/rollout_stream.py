@@ -126,9 +126,10 @@ class RolloutStream:
             )
             return state, self.buffer.state()
 
-    def begin_at(self, step: int) -> None:
-        """Go on after a run whose steps each generated their own rollouts."""
-        self.version, self._num_begun = step, step * self.work.num_prompts
+    def begin_at(self, step: int, num_replaced: int) -> None:
+        """Go on after a run whose steps each generated their own rollouts, and so many more."""
+        self.version, self._num_begun = step, step * self.work.num_prompts + num_replaced
+        self._num_replaced = num_replaced
 
     def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
         """Go on where another run was, `version` hand-overs in: what was under way there is begun anew."""

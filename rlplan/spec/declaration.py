@@ -45,6 +45,14 @@ class Algorithm(Spec):
         """Whether it holds a KL anchor unless told otherwise."""
         return bool(self.defaults.get("kl_coef", 1))
 
+    def num_trained(self, num_rollouts: int, num_samples: int) -> int:
+        """Rollouts that are trained on, of so many with `num_samples` of each prompt: of pairs the best and the worst.
+
+        >>> Algorithm(name="a", source="", advantage="", loss="", trains_pairs=True).num_trained(256, num_samples=8)
+        64
+        """
+        return 2 * num_rollouts // num_samples if self.trains_pairs and num_samples > 2 else num_rollouts
+
     @property
     def has_value(self) -> bool:
         """Whether it trains a value model."""

@@ -26,7 +26,7 @@ from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.training import TrainingSpec, check_sharing
 from rlplan.spec.workload import MAX_COUNT, WorkloadSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
-from rlplan.units import MIB
+from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
 
 
@@ -270,6 +270,12 @@ class JobSpec(Spec):
     def num_generated_per_prompt(self) -> int:
         """Rollouts of a prompt that engines make, the baselines that nobody trains on among them."""
         return self.workload.num_samples_per_prompt + self.algorithm.declaration.num_baseline_samples
+
+    def num_trained_by(self, num_shares: int) -> int:
+        """Rollouts of a mini-batch that one of so many equal shares of it trains on; a pair lies in one share."""
+        unit, work = 2 if self.algorithm.declaration.trains_pairs else 1, self.workload
+        trained = self.algorithm.declaration.num_trained(work.mini_batch_size, work.num_samples_per_prompt)
+        return unit * ceil_div(trained // unit, num_shares)
 
     @property
     def max_refills(self) -> int:

@@ -25,6 +25,7 @@ from rlplan.timing.cpu_engine import CpuEngine, Requests
 from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
+from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role, Transport
 
@@ -78,7 +79,9 @@ class CpuTimes:
         if kind is ActionKind.COMPUTE_ADVANTAGES:
             return self._python(work.num_rollouts_per_step / 10)
         if kind is ActionKind.VERIFY:
-            return self._python(work.num_rollouts_per_step * len(self.job.rewards))
+            waited = verify_s(self.job, self.host.num_cores, self.generate_cost().seconds)
+            others = Cost({Resource.HOST: waited}) if waited else NOTHING
+            return self._python(work.num_rollouts_per_step * len(self.job.rewards)) + others
         if kind is ActionKind.TAKE_ROLLOUTS:
             return self._python(work.num_rollouts_per_step)
         if kind is ActionKind.START_ENGINE and part == "step":
@@ -168,7 +171,7 @@ class CpuTimes:
         all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
         """
         layout = self.schedule.layout("policy_trainer")
-        num_rollouts = self.job.workload.mini_batch_size // layout.dp
+        num_rollouts = self.job.num_trained_by(layout.dp)
         share, stage = self._training, self._zero_stage
         num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
         cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
@@ -317,7 +320,7 @@ class CpuTimes:
             work = work + backward_work(self.model, batch) if trains else work
             if not self.job.hardware.keeps_heap:
                 return share.pass_cost(work)
-            warm = share.touch_cost(2 * work.fresh_bytes)  # what would be fresh is read and written where it was
+            warm = share.touch_cost(work.fresh_bytes)  # what would be fresh is written where it was
             return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
 
         cost = one(size).times(whole) + (one(rest) if rest else NOTHING)
@@ -357,12 +360,19 @@ class CpuTimes:
 
     @cached_property
     def _training(self) -> CpuShare:
-        return self.host.share(1, self._num_ranks)
+        num_engines = self.job.rollout.num_engines if self._runs_ahead else 0
+        return self.host.share(1, self._num_ranks, num_engines)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether generation goes on while training does."""
+        return self.job.placement.max_staleness > 0
 
     @cached_property
     def engine(self) -> CpuEngine:
         """The rollout engine and what it has of the host."""
-        share = self.host.share(len(self._group("rollout_engine")))
+        num_beside = self._num_ranks if self._runs_ahead else 0
+        share = self.host.share(len(self._group("rollout_engine")), num_beside=num_beside)
         return CpuEngine(self.model, self.job.rollout, share)
 
     def _group(self, worker: str) -> tuple[str, ...]:

@@ -27,10 +27,11 @@ class CpuHost:
     launch_s: float
     latencies: CpuLatencies
 
-    def share(self, num_threads: int, num_processes: int = 1) -> "CpuShare":
+    def share(self, num_threads: int, num_processes: int = 1, num_beside: int = 0) -> "CpuShare":
         """What each of `num_processes` has that compute at once, with as many threads each.
 
-        Counts: min(t, C) / C of the whole, and C / (t n) of that where t n is more than C.
+        Counts: min(t, C) / C of the whole, and C / (t n) of that where t n is more than C; of the memory's bytes per
+        second its part among n and the `num_beside` others that compute meanwhile on cores of their own.
         """
         threads = min(num_threads, self.num_cores)
         return CpuShare(
@@ -38,17 +39,22 @@ class CpuHost:
             min(threads / self.num_cores, 1 / num_processes),
             min(1.0, self.num_cores / num_processes),
             num_processes,
+            num_beside,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """One process's part of a host. cores: of all cores; turns: of the time that one thread runs."""
+    """One process's part of a host. cores: of all cores; turns: of the time that one thread runs.
+
+    num_beside: other processes that read and write memory meanwhile.
+    """
 
     host: CpuHost
     cores: float
     turns: float
     num_processes: int
+    num_beside: int = 0
 
     def pass_cost(self, work: PassWork) -> Cost:
         """Seconds of a pass: products, weights read, fresh memory, dispatch, one after the other.
@@ -65,7 +71,8 @@ class CpuShare:
 
     def touch_cost(self, num_bytes: float) -> Cost:
         """Seconds of bytes read or written where they lie."""
-        return Cost({Resource.MEMORY: num_bytes * self.num_processes / self.host.memory_bytes_per_s})
+        readers = self.num_processes + self.num_beside
+        return Cost({Resource.MEMORY: num_bytes * readers / self.host.memory_bytes_per_s})
 
     def fresh_cost(self, num_bytes: float) -> Cost:
         """Seconds of results in fresh memory: page faults, zeroing, the operation itself, and giving back."""

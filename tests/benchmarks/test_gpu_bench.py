@@ -91,6 +91,7 @@ def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Pat
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_path: Path) -> None:
     last = cases_of("logprob", is_tiny=True)[-1].id
     kept = [line for line in lines_of(trained) if not (line["record"] == "result" and line["id"] == last)]
@@ -103,6 +104,7 @@ def test_a_second_run_goes_on_where_the_first_was_cut_off(trained: Path, tmp_pat
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(tmp_path: Path) -> None:
     done = dry_run(tmp_path, "serving")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,6 +134,7 @@ def test_a_case_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_a_case_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
     command = [*RUN, "--part", "zero", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

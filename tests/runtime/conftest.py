@@ -19,6 +19,18 @@ from rlplan.trace import Trace
 ROOT = Path(__file__).resolve().parents[2]
 RLPLAN = str(Path(sys.executable).parent / "rlplan")
 DEADLINE_S = 400
+OTHER_LAYOUT = (
+    "placement.placement=disaggregated",
+    "hardware.num_devices=3",
+    "training.zero_stage=1",
+    "workload.mini_batch_size=128",
+    "workload.micro_batch_size_per_gpu=32",
+    "workload.num_steps=3",
+    "workload.evaluate_every=2",
+    "algorithm.learning_rate=1e-3",
+    "controls.skip_sync_after_step=1",
+)
+"""Of `other_layout_run`."""
 
 
 @dataclass(frozen=True)
@@ -121,18 +133,7 @@ def memory_bound_run(run_job: Runner) -> FinishedRun:
 @pytest.fixture(scope="session")
 def other_layout_run(run_job: Runner) -> FinishedRun:
     """Disaggregated, three devices, two optimizer steps of two micro-batches each."""
-    return run_job(
-        "examples/quickstart.yaml",
-        "placement.placement=disaggregated",
-        "hardware.num_devices=3",
-        "training.zero_stage=1",
-        "workload.mini_batch_size=128",
-        "workload.micro_batch_size_per_gpu=32",
-        "workload.num_steps=3",
-        "workload.evaluate_every=2",
-        "algorithm.learning_rate=1e-3",
-        "controls.skip_sync_after_step=1",
-    )
+    return run_job("examples/quickstart.yaml", *OTHER_LAYOUT)
 
 
 @pytest.fixture(scope="session")

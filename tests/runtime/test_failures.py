@@ -89,9 +89,9 @@ def test_a_killed_worker_fails_the_run_by_name(tmp_path: Path) -> None:
     assert run.status["state"] == "failed"
 
 
-@pytest.mark.parametrize("seconds", [0, pytest.param(90, marks=pytest.mark.nightly)])
-def test_a_driver_that_is_killed_outright_takes_its_workers_along(seconds: int, tmp_path: Path) -> None:
-    """Workers, which hold the memory, are gone at once; two small agents of Ray take up to a minute (nightly)."""
+@pytest.mark.nightly
+def test_a_driver_that_is_killed_outright_takes_its_workers_along(tmp_path: Path) -> None:
+    """Workers, which hold the memory, are gone at once; two small agents of Ray take up to a minute."""
     process = start("run", QUICKSTART, "--out", str(tmp_path / "run"))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
@@ -101,8 +101,7 @@ def test_a_driver_that_is_killed_outright_takes_its_workers_along(seconds: int, 
     process.kill()
     process.communicate(timeout=20)
     wait_for(lambda: alive(workers) == [], 5)
-    if seconds:
-        wait_for(lambda: alive(children) == [], seconds)
+    wait_for(lambda: alive(children) == [], 90)
 
 
 def test_a_port_in_use_is_said_with_the_way_out(run_job: Runner) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun, finish, start
 from tests.runtime.gpu_shapes import bundle_of, on_a_cpu_host
 from tests.runtime.test_runs import ROUNDING
-from tests.runtime.test_runs import _process_peaks as process_peaks
 
 
 def test_a_small_job_has_the_shape_of_the_large_one() -> None:

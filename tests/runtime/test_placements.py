@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.runtime.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun
 from tests.runtime.test_runs import ROUNDING
-from tests.runtime.test_runs import _process_peaks as process_peaks
 
 pytestmark = pytest.mark.engine
 

@@ -99,14 +99,16 @@ def test_the_prediction_was_written_before_the_run_and_without_it(quickstart_run
     assert bundle < (quickstart_run.folder / "trace.jsonl").stat().st_mtime
 
 
-def test_a_bundle_gives_the_same_learning_bit_for_bit_as_the_job(run_job: Runner, tmp_path: Path) -> None:
+def test_a_bundle_gives_the_same_learning_bit_for_bit_as_the_job(
+    run_job: Runner, other_layout_run: FinishedRun, tmp_path: Path
+) -> None:
     """Two seeded runs agree, and a bundle runs what the job would have run."""
-    from tests.runtime.conftest import finish, start
+    from tests.runtime.conftest import OTHER_LAYOUT, finish, start
 
-    overrides = ("workload.num_steps=3", "workload.evaluate_every=2", "seed=5")
-    emitted = finish(start("emit", "examples/quickstart.yaml", *overrides, "-o", str(tmp_path / "bundle")), tmp_path)
+    bundle = str(tmp_path / "bundle")
+    emitted = finish(start("emit", "examples/quickstart.yaml", *OTHER_LAYOUT, "-o", bundle), tmp_path)
     assert emitted.exit_code == 0, emitted.stderr
-    of_bundle, of_job = run_job(str(tmp_path / "bundle")), run_job("examples/quickstart.yaml", *overrides)
+    of_bundle, of_job = run_job(bundle), other_layout_run
     assert of_bundle.exit_code == of_job.exit_code == 0, of_bundle.stderr + of_job.stderr
     assert of_bundle.metrics, "there is something to compare"
     assert (of_bundle.folder / "metrics.jsonl").read_bytes() == (of_job.folder / "metrics.jsonl").read_bytes()

@@ -124,3 +124,22 @@ def test_nothing_outside_its_own_file_names_an_algorithm() -> None:
 def test_each_algorithm_is_a_page() -> None:
     for path in (ROOT / "rlplan" / "spec" / "algorithms").glob("*.py"):
         assert len(path.read_text("utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    ("name", "num_samples", "shares", "trained"),
+    [
+        ("grpo", 8, 2, 32),
+        ("online_dpo", 8, 1, 16),
+        ("online_dpo", 8, 3, 6),
+        ("dpo", 2, 2, 32),
+        ("online_dpo", 2, 2, 32),
+    ],
+)
+def test_of_pairs_only_the_best_and_the_worst_are_trained(
+    name: str, num_samples: int, shares: int, trained: int
+) -> None:
+    """64 rollouts: eight groups of eight are 16 answers of pairs, which three shares take as 3, 3 and 2 pairs."""
+    keys = {"workload.num_samples_per_prompt": num_samples, "workload.num_prompts_per_step": 64 // num_samples}
+    job = make_job(**{"algorithm.name": name, "algorithm.kl_coef": 0.1, "workload.mini_batch_size": 64, **keys})
+    assert job.num_trained_by(shares) == trained

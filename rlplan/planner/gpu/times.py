@@ -130,7 +130,7 @@ class GpuTimes:
                 setting, work, FORWARD, self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
             )
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-        work = self._work(workload.rollouts_per_mini_batch, NO_TRAINER)
+        work = self._work(self._num_trained, NO_TRAINER)
         seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
         return seconds * (workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
 
@@ -152,7 +152,7 @@ class GpuTimes:
         setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
-        return train_cost(setting, self._work(self.budget.workload.rollouts_per_mini_batch, choice), cluster)
+        return train_cost(setting, self._work(self._num_trained, choice), cluster)
 
     def _score(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
@@ -180,6 +180,13 @@ class GpuTimes:
         lora = self.budget.training.lora
         off = lora.model_copy(update={"targets": ()}) if lora else None
         return self.budget.training.model_copy(update={"lora": off})
+
+    @property
+    def _num_trained(self) -> int:
+        """Rollouts that a mini-batch trains on."""
+        workload = self.budget.workload
+        count, num_samples = workload.rollouts_per_mini_batch, workload.num_samples_per_prompt
+        return self.budget.declaration.num_trained(count, num_samples)
 
     def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
         workload, lengths = self.budget.workload, self.roles.lengths

@@ -38,7 +38,7 @@ def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: Roll
     if stream is None:
         return ""
     if state.stream is None:
-        stream.begin_at(state.step)
+        stream.begin_at(state.step, state.num_replaced)
         return ""
     _restore(stream, state.stream, found)
     return (

@@ -19,7 +19,6 @@ from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 from rlplan.runtime.sandbox.seccomp import denied_calls
 
-_KNOWN = ("memfd_create", "io_uring_setup", "userfaultfd", "keyctl", "add_key", "request_key", "perf_event_open", "bpf")
 _LAUNCHER = """
 import json, os, sys
 os.environ["HOME"] = "/tmp"
@@ -73,7 +72,7 @@ class Landlocked:
             "max_processes": self.limits.num_processes,
             "clean_env": True,
             "no_coredump": True,
-            "extra_deny_syscalls": [name for name in _KNOWN if name in denied_calls(os.uname().machine)],
+            "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
         }
         uid = str(FIRST_UID + slot)
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._setpriv else ()

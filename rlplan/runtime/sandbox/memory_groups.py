@@ -83,9 +83,10 @@ def _tree(pid: int) -> list[int]:
     while waiting:
         each = waiting.pop()
         found.append(each)
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                waiting += [int(word) for word in children.read_text().split()]
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            for thread in Path(f"/proc/{each}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    waiting += [int(word) for word in (thread / "children").read_text().split()]
     return found
 
 

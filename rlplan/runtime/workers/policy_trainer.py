@@ -135,7 +135,8 @@ class PolicyTrainer(Worker):
         Raises: MisfitError where a GPU has too little memory for it.
         """
         workload = self.job.workload
-        count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, workload.mini_batch_size))
+        share = self.job.num_trained_by(torch.distributed.get_world_size() // self.job.training.num_ranks_per_pass)
+        count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, share))
         values = (0.0,) * workload.max_response_len
         tokens = (0,) * workload.max_prompt_len, (0,) * workload.max_response_len
         longest = TrainSample(*tokens, *[values] * 6, old_logprobs=values)

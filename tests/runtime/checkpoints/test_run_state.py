@@ -1,6 +1,7 @@
 """Where a run stands: generation that runs ahead comes back with each prompt still to be trained exactly once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,14 @@ def test_a_buffer_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         give_state(Resumption(found.folder, found.manifest, state), Version(), asked, stream_of(asked))  # type: ignore[arg-type]
 
 
-def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_replaced", "next_ones"), [(0, [4, 5, 6, 7]), (3, [7, 8, 9, 10])])
+def test_a_run_of_whole_steps_goes_on_running_ahead_behind_them(
+    tmp_path: Path, num_replaced: int, next_ones: list[int]
+) -> None:
     save(tmp_path, 2)
-    asked = Asked()
+    found, asked = find_checkpoint(tmp_path), Asked()
+    found = replace(found, state=found.state.model_copy(update={"num_replaced": num_replaced}))
     stream = stream_of(asked)
-    assert give_state(find_checkpoint(tmp_path), Version(), asked, stream) == ""  # type: ignore[arg-type]
+    assert give_state(found, Version(), asked, stream) == ""  # type: ignore[arg-type]
     stream._begin()
-    assert asked.numbers == [4, 5, 6, 7]
+    assert asked.numbers == next_ones

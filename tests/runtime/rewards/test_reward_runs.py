@@ -5,6 +5,7 @@ import json
 import psutil
 import pytest
 
+from benchmarks.reward_overlap import LENGTHS, overlap
 from tests.runtime.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.engine]
@@ -12,9 +13,9 @@ pytestmark = [pytest.mark.engine]
 SHORT = ("workload.num_steps=2", "workload.num_heldout_prompts=16", "workload.evaluate_every=2")
 
 
-def check(run: FinishedRun) -> None:
+def check(run: FinishedRun, num_steps: int = 2) -> None:
     assert run.exit_code == 0, run.stderr
-    assert [row["reward/failed_fraction"] for row in run.metrics if row["step"] > 0] == [0.0, 0.0]
+    assert [row["reward/failed_fraction"] for row in run.metrics if row["step"] > 0] == [0.0] * num_steps
     assert (run.folder / "failures.jsonl").read_text() == ""
     spans = {(span.process, span.action_id, span.step): span for span in run.trace.spans}
     judged, generated = spans["verifiers", "verify", 1], spans["rollout_engine/0", "generate", 1]
@@ -34,6 +35,19 @@ def test_programs_are_judged_in_a_sandbox_while_others_are_written(run_job: Runn
     status = json.loads((run.folder / "status.json").read_text())
     assert status["sandbox"] == "bubblewrap"
     assert all(0 < row["reward/code_executor/mean"] < 1 for row in run.metrics if row["step"] > 0)
+
+
+@pytest.mark.nightly
+def test_while_generation_lasts_longer_programs_cost_the_step_next_to_nothing(run_job: Runner) -> None:
+    """Bounds for a busy machine; alone on one: reports/sandbox/overlap.md."""
+    run = run_job("examples/rewards/code-executor.yaml", *LENGTHS, "workload.num_steps=4", "workload.evaluate_every=4")
+    check(run, num_steps=4)
+    spans = {(span.process, span.action_id, span.step): span for span in run.trace.spans}
+    for step in (3, 4):
+        _, share = overlap(run.trace, step)
+        waited, generated = spans["driver/0", "verify", step], spans["rollout_engine/0", "generate", step]
+        assert share > 0.5, "most of the judging is done during generation"
+        assert waited.end_s - waited.start_s < 0.5 * (generated.end_s - generated.start_s)
 
 
 @pytest.mark.nightly

@@ -74,6 +74,15 @@ def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> N
     assert report.seconds < 8
 
 
+def test_looking_at_processes_that_end_meanwhile_is_no_error() -> None:
+    watch = TreeWatch(1 << 40)
+    for _ in range(30):
+        tree = subprocess.Popen(["/bin/sh", "-c", "/bin/true & /bin/true & /bin/true"])
+        while tree.poll() is None:
+            assert not watch(tree.pid)
+        assert not watch(tree.pid)
+
+
 def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
