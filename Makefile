@@ -23,7 +23,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 SYSTEM_PACKAGES := bubblewrap iproute2
 
-.PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl clean
+.PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -94,6 +94,10 @@ planner: setup ## time plans against the number of GPUs and make their tables on
 
 trl: setup ## GRPO side by side with TRL, which gets an environment of its own: reports/runtime/trl.md
 	@exec $(VENV)/bin/python -m benchmarks.trl_comparison $(ARGS)
+
+learning: setup ## every algorithm in three seeds and two controls, an hour and a half, then GRPO beside TRL: reports/learning
+	@$(VENV)/bin/python -m benchmarks.learning_curves $(ARGS)
+	exec $(VENV)/bin/python -m benchmarks.learning_against_trl
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

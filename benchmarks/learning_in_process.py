@@ -1,0 +1,50 @@
+"""The same curves in one process, without vLLM, DeepSpeed and Ray: whether it is the algorithm that learns.
+
+In: examples/algorithms/*.yaml. Out: reports/learning/in_process.json and the page, written anew after every run.
+`python -m benchmarks.learning_in_process [--algorithms grpo ppo] [--seeds 0 1 2] [--no-control]`: about a minute a run
+on one core; what is not asked for stays as it is. At learning rate 0 nothing can move here: left out.
+"""
+
+import argparse
+import sys
+
+import torch
+
+from benchmarks.in_process import InProcess
+from benchmarks.learning_page import write_page
+from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, SEEDS, SHUFFLED, Curve, add_curve
+from rlplan.spec.job import load_job
+
+
+def main() -> int:
+    """Run what is asked for, on one core."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
+    parser.add_argument("--no-control", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
+    cases |= {} if asked.no_control else {SHUFFLED: CONTROLS[SHUFFLED]}
+    made = []
+    for name in asked.algorithms:
+        for case, overrides in cases.items():
+            curve = run(name, case, overrides)
+            print(name, case, *(f"{accuracy:.1%}" for accuracy in curve.accuracy), flush=True)
+            made.append(curve)
+            add_curve(curve, IN_PROCESS)
+            write_page()
+    return 0 if all(curve.has_passed for curve in made) else 1
+
+
+def run(name: str, case: str, overrides: tuple[str, ...]) -> Curve:
+    """A job's own number of steps."""
+    job = load_job(JOBS[name], overrides)
+    trained = InProcess(job)
+    accuracy = [trained.accuracy()]
+    accuracy += [trained.train(EVERY) for _ in range(job.workload.num_steps // EVERY)]
+    return Curve(name, case, EVERY, tuple(accuracy))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
