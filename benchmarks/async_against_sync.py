@@ -10,7 +10,7 @@ import sys
 from benchmarks.timed_runs import ROOT, TimedRun, run_job
 from rlplan.planner.played_job import play_job
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 JOB = "examples/maturity/5-async.yaml"
 STALENESS = (0, 1, 2)

@@ -62,7 +62,7 @@ def make_policy(folder: Path) -> None:
 
 def make_job(folder: Path, content: str = "full") -> Any:
     """The job of an engine with that policy."""
-    from rlplan.spec.job import load_job
+    from rlplan.spec.job_file import load_job
     from rlplan.vocabulary import Dtype
 
     overrides = ("training.dtype=bfloat16", f"policy.path={folder}", f"placement.sync_content={content}")

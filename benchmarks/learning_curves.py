@@ -16,7 +16,7 @@ from benchmarks.learning_record import CONTROLS, CURVES, EVERY, JOBS, SEEDS, Cur
 from benchmarks.timed_runs import ROOT, RUNS, read_run, run_job
 from rlplan.errors import RlplanError
 from rlplan.planner.plan import read_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import torch
 from benchmarks.in_process import InProcess
 from benchmarks.learning_page import write_page
 from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, SEEDS, SHUFFLED, Curve, add_curve
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 
 def main() -> int:

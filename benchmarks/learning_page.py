@@ -24,7 +24,7 @@ from benchmarks.learning_record import (
     read_beside,
     read_curves,
 )
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 BEGIN, END = "<!-- reached: written by benchmarks/learning_page.py -->\n", "<!-- end of reached -->\n"

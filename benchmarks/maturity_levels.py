@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.timed_runs import ROOT, run_job
 from rlplan.planner.played_job import play_job
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from rlplan.units import format_bytes
 
 REPORTS = ROOT / "reports" / "runtime"

@@ -22,7 +22,8 @@ from benchmarks.trl.model import write_model, write_prompts
 from rlplan.report.style import ACCENT, MUTED
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "reports" / "runtime"

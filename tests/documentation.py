@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.base import Spec
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"

@@ -9,7 +9,7 @@ from rlplan.planner.search import find_plan
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.losses.registry import OWN, find_advantage
 from rlplan.spec.algorithm import ALGORITHMS
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
 from tests.factories import write_job
 

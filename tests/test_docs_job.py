@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from rlplan.errors import SpecError
 from rlplan.planner.search import find_plan
 from rlplan.runtime.data.layouts import Columns, detect, read_row
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec
 from rlplan.spec.yaml import parse_yaml
 from tests.documentation import ALL_KEYS, DOCS, EXAMPLES, keys_of, read, rows, section, words

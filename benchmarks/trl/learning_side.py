@@ -23,7 +23,8 @@ from rlplan.runtime.groups import GroupMaker
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.desk import RewardDesk
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from trl import GRPOConfig, GRPOTrainer
 
 

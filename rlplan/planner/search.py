@@ -19,7 +19,8 @@ from rlplan.planner.gpu.of_job import GpuJob
 from rlplan.planner.plan import Plan, Rejection, read_plan
 from rlplan.planner.remedies import list_remedies
 from rlplan.spec.fingerprints import take_fingerprints
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from rlplan.spec.model import ModelSpec
 from rlplan.timing.cpu import predict_job
 from rlplan.timing.job import JobTiming

@@ -1,33 +1,32 @@
-"""JobSpec: one RL job as its user says it, and how a job file becomes one.
+"""JobSpec: one RL job as its user says it.
 
-In: a YAML file and dotted overrides. Out: a frozen JobSpec whose paths are absolute in memory, or a SpecError.
-On disk, paths stand relative to the file that names them, so that a folder can be moved as a whole.
+In: the keys of a job file, checked alone and together. Out: a frozen JobSpec and what follows from its keys.
+In memory, paths are absolute; on disk they stand relative to the file that names them, so that a folder can be moved.
+Left out: reading files (job_file.py).
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rlplan.errors import SpecError
 from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
-from rlplan.spec.base import ByteCount, Spec, validate
-from rlplan.spec.declaration import read_declaration
-from rlplan.spec.environment import EnvironmentSpec
+from rlplan.spec.base import Spec
+from rlplan.spec.conduct import CheckpointsSpec, ControlsSpec, LimitsSpec, MetricsSpec, PreflightSpec
 from rlplan.spec.hardware import GpuProfile, HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.models.catalogue import load_catalogue
+from rlplan.spec.placement import HardwareSpec, PlacementSpec, RolloutSpec
 from rlplan.spec.profiles import get_gpu, get_profile, is_cpu_host
 from rlplan.spec.rewards import FunctionSpec, RewardSpec, runs_elsewhere
 from rlplan.spec.roles import RolesSpec, ValueSpec, load_role_model
 from rlplan.spec.training import TrainingSpec, check_sharing
-from rlplan.spec.workload import MAX_COUNT, WorkloadSpec
-from rlplan.spec.yaml import apply_overrides, read_yaml
-from rlplan.units import MIB, ceil_div
-from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
+from rlplan.spec.workload import WorkloadSpec
+from rlplan.units import ceil_div
+from rlplan.vocabulary import Role, Transport
 
 
 class PolicySpec(Spec):
@@ -38,164 +37,6 @@ class PolicySpec(Spec):
 
     path: str
     init: Literal["checkpoint", "random"] = "checkpoint"
-
-
-class HardwareSpec(Spec):
-    """Where the job runs: a profile by name, how many of its devices, and how much of the host's memory it may use.
-
-    profile: of a CPU host, whose devices are process slots, or of a GPU or a node of GPUs, whose devices these are.
-    num_hosts: the devices lie on so many hosts, dealt out in order and evenly. memory: of each host, on GPUs of each
-    GPU; host_memory: on GPUs of each host.
-    rendezvous_port: where the trainer's ranks meet, on the first one's host (its loopback where there is one host);
-    0 takes any free port.
-    keeps_heap: on a host without a GPU, processes use freed memory again within an action instead of giving it back at
-    once: faster passes, higher peaks.
-    """
-
-    profile: str
-    num_devices: int = Field(ge=1, le=16_384)
-    num_hosts: int = Field(default=1, ge=1, le=2048)
-    memory: ByteCount | None = None
-    host_memory: ByteCount | None = None
-    rendezvous_port: int = Field(default=0, ge=0, lt=65536)
-    keeps_heap: bool = False
-
-    @model_validator(mode="after")
-    def _every_host_has_a_device(self) -> "HardwareSpec":
-        if self.num_hosts > self.num_devices:
-            raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
-        return self
-
-    def host_of(self, device: int) -> int:
-        """The host of a device: in order, as evenly as it goes.
-
-        >>> [HardwareSpec(profile="cpu-host", num_devices=5, num_hosts=2).host_of(device) for device in range(5)]
-        [0, 0, 0, 1, 1]
-        """
-        return device * self.num_hosts // self.num_devices
-
-
-class RolloutSpec(Spec):
-    """How the rollout engines are held. kv_cache_memory: bytes of KV cache, never a guessed fraction.
-
-    num_engines: replicas; tp: tensor-parallel ranks of each. stop: texts and tokens that end a response.
-    quantization: of the weights while they are loaded. speculative_tokens: guessed at a time from what stands before.
-    On GPUs only: kv_dtype (`fp8` halves the KV cache), has_cuda_graphs, has_expert_parallel (whole experts on an
-    engine's ranks), sleep_level (of an engine that sleeps: 2 drops its weights, 1 keeps them on the host).
-    """
-
-    dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
-    num_engines: int = Field(default=1, ge=1, le=16_384)
-    tp: int = Field(default=1, ge=1, le=64)
-    stop: tuple[str | int, ...] = ()
-    quantization: Literal["none", "fp8"] = "none"
-    speculative_tokens: int = Field(default=0, ge=0, le=16)
-    environment: EnvironmentSpec = EnvironmentSpec()
-    kv_dtype: Literal["auto", "fp8"] = "auto"
-    has_cuda_graphs: bool = False
-    has_expert_parallel: bool = False
-    sleep_level: Literal[1, 2] = 2
-    kv_cache_memory: ByteCount = 64 * MIB
-    max_num_seqs: int = Field(default=256, ge=1, le=MAX_COUNT)
-    max_num_batched_tokens: int = Field(default=2048, ge=1, le=MAX_COUNT)
-    block_size: Literal[16, 32, 64, 128] = 32
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks of all engines: each is a process on a device of its own."""
-        return self.num_engines * self.tp
-
-
-class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel.
-
-    num_generation_devices, num_scoring_devices: a disaggregated placement's own groups; with 0 the frozen roles lie
-    with training. max_staleness: policy versions that a rollout may be behind; from 1 on, generation runs beside
-    training. partial_rollouts: new weights interrupt rollouts, which go on under them; otherwise these end first.
-    max_buffered_groups: prompts whose rollouts are under way or wait for a step, at most; max_groups_in_memory of those
-    that are finished wait in memory, the others on the disk; null: as many as max_staleness allows.
-    spreads_scoring: a frozen role has a process on every device of its group instead of one on the first; with
-    zero_stage 3 these share its weights. parks: where trained and frozen roles of a colocated placement go while they
-    wait. parks_only_frozen: frozen roles alone go, whatever the placement.
-    sync_senders: trainer rank `one` hands over to all, or `each` to the engine on its own device (CUDA IPC must).
-    sync_content: all weights, or what has changed since the last sync. sync_bucket: bytes that may be on their way.
-    check_sync_every: after so many syncs, what the engines were fed is compared with what the trainer holds; 0 never.
-    """
-
-    placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
-    num_generation_devices: int = Field(default=1, ge=1, le=16_384)
-    num_scoring_devices: int = Field(default=0, ge=0, le=16_384)
-    max_staleness: int = Field(default=0, ge=0, le=64)
-    partial_rollouts: bool = True
-    max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    max_groups_in_memory: int | None = Field(default=None, ge=0, le=MAX_COUNT)
-    spreads_scoring: bool = False
-    parks: Literal["none", "host", "disk"] = "none"
-    parks_only_frozen: bool = False
-    transport: Literal[
-        "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
-    ] = "auto"
-    sync_senders: Literal["one", "each"] = "one"
-    sync_content: SyncContent = SyncContent.FULL
-    sync_bucket: ByteCount = 64 * MIB
-    check_sync_every: int = Field(default=0, ge=0, le=MAX_COUNT)
-
-
-MAX_TIMEOUT_S = 7 * 24 * 3600.0
-"""A week: a longer wait for one action is a mistake."""
-
-
-class LimitsSpec(Spec):
-    """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action.
-
-    stall_timeout_s: an engine that makes no progress for so long hangs. max_restarts: how often a lost engine or scorer
-    is started anew in a run. num_reward_workers: responses judged at the same time. max_failed_rewards: share of a
-    step's rollouts that may stay without a reward before the run fails.
-    """
-
-    start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
-    action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
-    stall_timeout_s: float = Field(default=120.0, gt=0, le=MAX_TIMEOUT_S)
-    max_restarts: int = Field(default=2, ge=0, le=1000)
-    num_reward_workers: int = Field(default=2, ge=1, le=256)
-    max_failed_rewards: float = Field(default=0.1, ge=0, le=1)
-
-
-class PreflightSpec(Spec):
-    """Before step 1. rehearses: train on one micro-batch of the longest sequences, measure it, and begin anew."""
-
-    rehearses: bool = True
-
-
-class CheckpointsSpec(Spec):
-    """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
-
-    writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
-    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
-    """
-
-    every: int = Field(default=0, ge=0, le=MAX_COUNT)
-    keep_last: int = Field(default=2, ge=1, le=1000)
-    writes: Literal["auto", "beside", "waiting"] = "auto"
-
-
-class MetricsSpec(Spec):
-    """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
-
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-
-
-class ControlsSpec(Spec):
-    """Experiments that must not learn, or must show an error: they prove that the real run does neither by chance.
-
-    shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
-    forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
-    says after its end of sequence is computed but teaches nothing.
-    """
-
-    shuffle_rewards: bool = False
-    skip_sync_after_step: int | None = Field(default=None, ge=1)
-    forces_lengths: bool = False
 
 
 class JobSpec(Spec):
@@ -512,60 +353,9 @@ class JobSpec(Spec):
         return profile
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job in a YAML file, with dotted overrides laid over it. Raises: SpecError."""
-    data = apply_overrides(read_yaml(path, "the job file"), overrides)
-    if isinstance(data, dict) and "gpus" in data:
-        raise SpecError(
-            f"{path} is a budget for GPUs, not a job",
-            where=f"{path}: gpus",
-            rule="a job says what runs, with every path; a budget says what it may take",
-            way_out=f"rlplan plan, emit or run {path}; `job:` in it says what a run of it needs",
-        )
-    _take_in_the_algorithm_s_file(data, path.parent)
-    job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
-    for key, place in (
-        ("policy.path", job.policy.path),
-        *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
-        ("workload.prompts", job.workload.prompts),
-        ("workload.heldout_prompts", job.workload.heldout_prompts),
-        *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
-        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
-    ):
-        if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
-            raise SpecError(
-                f"'{place}' does not exist",
-                where=f"{path}: {key}",
-                rule="a path relative to the job file",
-                way_out="correct the path or make the file",
-            )
-    return job
-
-
 def _moved(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:
     """A reward with its file's path changed, where it has one."""
     if not isinstance(reward, FunctionSpec):
         return reward
     file, _, name = reward.path.rpartition(":")
     return reward.model_copy(update={"path": f"{change(file)}:{name}"})
-
-
-def _take_in_the_algorithm_s_file(data: Any, folder: Path) -> None:
-    """What `algorithm.path` declares becomes part of the job, so that nobody after has to read the file."""
-    part = data.get("algorithm") if isinstance(data, dict) else None
-    if isinstance(part, dict) and isinstance(part.get("path"), str):
-        part["path"], part["custom"] = read_declaration(part["path"], folder)
-        part.setdefault("name", part["custom"]["name"])
-
-
-def _is_bundled(path: Path) -> bool:
-    """Whether a folder's shape is known although it is not there."""
-    return "/".join(path.parts[-2:]) in load_catalogue()
-
-
-def _exists(path: Path) -> bool:
-    """False also for a name that the file system cannot hold."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False

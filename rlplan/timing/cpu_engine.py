@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
-from rlplan.spec.job import RolloutSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.placement import RolloutSpec
 from rlplan.timing.cost import Cost
 from rlplan.timing.cpu_host import CpuShare
 from rlplan.timing.eager import FLOAT_BYTES, PassWork, fresh_bytes, matrix_numel

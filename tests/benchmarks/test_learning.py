@@ -19,7 +19,7 @@ from benchmarks.learning_record import (
     read_curves,
     write_beside,
 )
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 
 def curve(*accuracy: float, case: str = "seed 0", algorithm: str = "grpo") -> Curve:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.trl.model import PROMPT_LEN, SIZES, write_prompts
 from benchmarks.trl_comparison import JOB, covered, phases, rate, steady
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 
 
 def test_seconds_that_overlap_count_once() -> None:

@@ -17,7 +17,7 @@ from rlplan_cli.app import app
 from rlplan.emit.bundle import read_bundle
 from rlplan.planner.plan import read_plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from rlplan.spec.profiles import get_profile, load_profiles
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Placement

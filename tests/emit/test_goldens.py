@@ -15,7 +15,7 @@ import pytest
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES, ROOT
 
 GOLDENS = ROOT / "tests" / "goldens"

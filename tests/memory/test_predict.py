@@ -18,7 +18,7 @@ from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.predict import predict_ledger
 from rlplan.memory.training import trained_rank
-from rlplan.spec.job import TrainingSpec
+from rlplan.spec.training import TrainingSpec
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile

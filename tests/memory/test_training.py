@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlplan.memory.training import trained_rank
 from rlplan.memory.zero import ZeroStates
-from rlplan.spec.job import TrainingSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.training import TrainingSpec
 from tests.factories import make_model
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan, dump_plan, read_plan, write_plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES, QUICKSTART, make_plan
 
 PLANS = {

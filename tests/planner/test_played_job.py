@@ -7,7 +7,7 @@ import pytest
 from rlplan.planner.played_job import job_setting, play_job
 from rlplan.planner.search import find_plan
 from rlplan.simulate.result import SimulationResult
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES
 
 

@@ -9,7 +9,7 @@ import pytest
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.plan import write_plan
 from rlplan.planner.search import find_plan, plan_from_file
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from rlplan.units import MIB, format_bytes
 from rlplan.vocabulary import Placement
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_plan, write_job

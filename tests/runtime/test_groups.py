@@ -8,7 +8,8 @@ from rlplan.runtime.mini_batch import deal_out, token_weights, train_sample
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES, make_job
 
 PROMPT = Prompt("1", "Sort: 21345", "12345", (5, 8, 7))

@@ -14,7 +14,8 @@ from benchmarks.learning_against_trl import AS_TRL, run_trl
 from benchmarks.learning_in_process import run
 from benchmarks.learning_record import CONTROLS, LEARNING_RATE_0, SHUFFLED, TARGET
 from rlplan.spec.algorithm import ALGORITHMS
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES
 
 QUICK = ("algorithm.learning_rate=1e-4", "workload.num_heldout_prompts=128", "workload.mini_batch_size=128")

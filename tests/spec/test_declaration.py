@@ -10,7 +10,7 @@ from rlplan.planner.plan import dump_plan, read_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.spec.declaration import Algorithm, read_declaration
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from rlplan.vocabulary import Role
 from tests.factories import ROOT, make_job, write_job
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, validate
-from rlplan.spec.job import JobSpec, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job

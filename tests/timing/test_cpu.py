@@ -8,7 +8,7 @@ import pytest
 from rlplan.dataflow.schedule import Schedule
 from rlplan.planner.plan import Plan
 from rlplan.spec.hardware import CpuLatencies
-from rlplan.spec.job import load_job
+from rlplan.spec.job_file import load_job
 from rlplan.spec.profiles import get_profile
 from rlplan.timing.cost import Resource
 from rlplan.timing.cpu import CpuTimes, action_costs, predict_job
