@@ -130,7 +130,7 @@ def test_a_malformed_row_is_named_by_its_line(run_job: Runner, tmp_path: Path) -
     run = run_job(QUICKSTART, f"workload.prompts={tmp_path / 'train.jsonl'}")
     assert run.exit_code == 2
     _assert_one_message(run)
-    assert "line 17" in run.stderr
+    assert "row 17: the line is not JSON" in run.stderr
 
 
 def test_a_run_folder_is_not_used_twice(tmp_path: Path) -> None:

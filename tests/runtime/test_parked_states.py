@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlplan.errors import HostError
-from rlplan.runtime.workers.memory_meter import resident_bytes
+from rlplan.runtime.workers.memory_meter import resident_bytes, touched_bytes
 from rlplan.runtime.workers.parked_states import ParkedStates
 
 
@@ -29,6 +29,17 @@ def test_parking_gives_the_memory_back_to_the_system() -> None:
     assert before - resident_bytes() >= 0.9 * 64_000_000
     parked.bring_back()
     assert float(tensor.sum()) == 16_000_000
+
+
+def test_memory_that_was_never_written_to_does_not_come_back_as_memory_that_is_held() -> None:
+    """100 MB: glibc maps tensors of more than 32 MiB anew, whatever was freed before."""
+    bucket = torch.empty(100_000_000, dtype=torch.uint8)
+    bucket[:5000] = 7
+    parked = ParkedStates()
+    parked.park([bucket.untyped_storage()])
+    parked.bring_back()
+    assert touched_bytes(bucket.data_ptr(), 100_000_000) < 5_000_000, "a huge page or two"
+    assert int(bucket[:5000].sum()) == 35_000
 
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

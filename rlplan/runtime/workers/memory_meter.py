@@ -109,6 +109,17 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
+def touched_length(address: int, num_bytes: int) -> int:
+    """Bytes of a piece of memory up to the end of its last resident page: what lies behind was never written to.
+
+    Raises: OSError.
+    """
+    first = address // _PAGE
+    seen = _residency(first, -(-(address + num_bytes) // _PAGE))
+    last = max((index for index, page in enumerate(seen) if page & 1), default=-1)
+    return max(0, min(num_bytes, (first + last + 1) * _PAGE - address))
+
+
 def touched_bytes(address: int, num_bytes: int) -> int:
     """Bytes of a piece of memory whose pages are resident: memory that nobody has written to is none.
 
@@ -118,13 +129,18 @@ def touched_bytes(address: int, num_bytes: int) -> int:
     first, end = -(-address // _PAGE), (address + num_bytes) // _PAGE
     if end <= first:
         return num_bytes
+    count = sum(page & 1 for page in _residency(first, end))
+    ends = num_bytes - (end - first) * _PAGE
+    return count * _PAGE + (ends if count else 0)
+
+
+def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
+    """mincore's byte for each page from `first` up to `end`."""
     seen = (ctypes.c_ubyte * (end - first))()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mincore(ctypes.c_void_p(first * _PAGE), ctypes.c_size_t((end - first) * _PAGE), seen):
         raise OSError(ctypes.get_errno(), "mincore")
-    count = sum(page & 1 for page in seen)
-    ends = num_bytes - (end - first) * _PAGE
-    return count * _PAGE + (ends if count else 0)
+    return seen
 
 
 def give_memory_back() -> None:

@@ -5,8 +5,9 @@ In: storages. Out: the same storages, empty, then full again. Left out: which te
 The file has no name from the moment it is made, so nothing stays behind however the process ends. It lies where
 temporary files lie (TMPDIR); on a file system in memory it would free nothing. On a CPU host this is what frees memory:
 there is no other memory to go to. From a GPU storages go to pinned memory of the host, or through it to the file; that
-has not run on a GPU yet. DeepSpeed's own `offload_states` is not used: it knows stages 1 to 3 alone, in ZeRO-3 only
-beside its own optimizers, and what it moves has other addresses afterwards.
+has not run on a GPU yet. What was never written to is not parked: it would come back as memory that is held.
+DeepSpeed's own `offload_states` is not used: it knows stages 1 to 3 alone, in ZeRO-3 only beside its own optimizers,
+and what it moves has other addresses afterwards.
 """
 
 import ctypes
@@ -18,9 +19,12 @@ from pathlib import Path
 import torch
 
 from rlplan.errors import HostError, RunError
+from rlplan.runtime.workers.memory_meter import touched_length
 
 CHUNK_BYTES = 1 << 28
 """What is written or read in one call; the system takes less than 2 GiB at a time."""
+MAPPED_BYTES = 1 << 20
+"""Storages from here on come back as memory that is mapped anew and held by nobody until written to (emit/ray.py)."""
 
 
 class ParkedStates:
@@ -29,6 +33,7 @@ class ParkedStates:
     def __init__(self) -> None:
         self._file: int | None = None
         self._copies: list[torch.Tensor] = []
+        self._lengths: list[int] = []
         self._sizes: list[tuple[torch.UntypedStorage, int]] = []
 
     @property
@@ -56,7 +61,8 @@ class ParkedStates:
         Path(path).unlink()
         try:
             for storage in storages:
-                _write(self._file, _bytes_of(_on_host(storage)))
+                self._lengths.append(_length_of(storage))
+                _write(self._file, _bytes_of(_on_host(storage))[: self._lengths[-1]])
         except OSError as error:
             self._forget()
             raise HostError(
@@ -75,13 +81,13 @@ class ParkedStates:
             if self._file is None:
                 _whole(storage).copy_(self._copies[index])
             else:
-                _read_into(storage, self._file)
+                _read_into(storage, self._file, self._lengths[index])
         self._forget()
 
     def _forget(self) -> None:
         if self._file is not None:
             os.close(self._file)
-        self._file, self._sizes, self._copies = None, [], []
+        self._file, self._sizes, self._copies, self._lengths = None, [], [], []
 
 
 def _whole(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -100,9 +106,16 @@ def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage if storage.device.type == "cpu" else _copy_of(storage).untyped_storage()
 
 
-def _read_into(storage: torch.UntypedStorage, descriptor: int) -> None:
+def _length_of(storage: torch.UntypedStorage) -> int:
+    """Bytes of a storage up to the last one that was ever written to."""
+    if storage.device.type != "cpu" or storage.nbytes() < MAPPED_BYTES:
+        return storage.nbytes()
+    return touched_length(storage.data_ptr(), storage.nbytes())
+
+
+def _read_into(storage: torch.UntypedStorage, descriptor: int, num_bytes: int) -> None:
     if storage.device.type == "cpu":
-        _read(descriptor, _bytes_of(storage))
+        _read(descriptor, _bytes_of(storage)[:num_bytes])
         return
     copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
     _read(descriptor, _bytes_of(copy.untyped_storage()))
