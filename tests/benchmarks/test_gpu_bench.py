@@ -49,6 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_every_case_is_measured_or_says_that_it_needs_cuda(trained: Path) -> None:
     results = [line for line in lines_of(trained) if line["record"] == "result"]
     assert [line["id"] for line in results] == [
@@ -59,6 +60,7 @@ def test_every_case_is_measured_or_says_that_it_needs_cuda(trained: Path) -> Non
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_every_prediction_is_written_before_its_measurement(trained: Path) -> None:
     seen = set()
     for line in lines_of(trained):
@@ -69,6 +71,7 @@ def test_every_prediction_is_written_before_its_measurement(trained: Path) -> No
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_tiny_training_steps_take_what_was_predicted(trained: Path) -> None:
     predicted = {line["id"]: line["predicted"] for line in lines_of(trained) if line["record"] == "prediction"}
     for line in lines_of(trained):
@@ -80,6 +83,7 @@ def test_tiny_training_steps_take_what_was_predicted(trained: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.nightly
 def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Path) -> None:
     points = json.loads((trained / "points.json").read_text("utf-8"))["points"]
     assert {"train_peak", "train_steady", "logprob_peak"} <= {point["kind"] for point in points}

@@ -38,6 +38,7 @@ SHARED_LAYERS = {
 }
 """Processes of their own: DeepSpeed keeps AutoTP's groups."""
 ALL_CASES = {**CASES, **SHARED_LAYERS}
+EACH = [*CASES, *(pytest.param(name, marks=pytest.mark.nightly) for name in SHARED_LAYERS)]
 OWN_RANKS = "8 bits"
 """Cases whose checkpoints are read by the ranks that wrote them."""
 
@@ -51,8 +52,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
-        plain = exercise(2, CASES, tmp_path_factory.mktemp("ranks"))
-        return plain | exercise(2, SHARED_LAYERS, tmp_path_factory.mktemp("shared"))
+        return exercise(2, CASES, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
+        return exercise(2, SHARED_LAYERS, tmp_path_factory.mktemp("shared"))
+
+
+def ranks_of(name: str, request: pytest.FixtureRequest) -> list[Any]:
+    """What each rank gave in a case."""
+    answers: dict[str, list[Any]] = request.getfixturevalue("found" if name in CASES else "shared")
+    return answers[name]
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +85,22 @@ def on_one_rank(found: Any, folder: Path, tmp_path_factory: pytest.TempPathFacto
         return exercise(1, cases, tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("name", ALL_CASES)
-def test_training_goes_on_to_the_bit(found: dict[str, list[Any]], name: str) -> None:
-    for rank in found[name]:
+@pytest.mark.parametrize("name", EACH)
+def test_training_goes_on_to_the_bit(name: str, request: pytest.FixtureRequest) -> None:
+    for rank in ranks_of(name, request):
         assert rank["loaded"] == rank["saved"]
         assert rank["again"] == rank["log"][2:]
         assert rank["resumed"] == rank["went_on"]
         assert rank["went_on"]["steps"] - rank["saved"]["steps"] == 2
 
 
-@pytest.mark.parametrize("name", ALL_CASES)
-def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(found: dict[str, list[Any]], name: str) -> None:
+@pytest.mark.parametrize("name", EACH)
+def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     plan = plan_of(2, ALL_CASES[name])
     layout, writes = plan.schedule.layout("policy_trainer"), plan.job.checkpoints.writes
-    for number, rank in enumerate(found[name]):
+    for number, rank in enumerate(ranks_of(name, request)):
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)
         predicted = saved_bytes(forecast.states)
         assert rank["held"]["components"]["checkpoint_staging"] == (predicted if writes == "beside" else 0)
