@@ -79,7 +79,7 @@ def forward_work(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool 
     """Work of a forward pass to log-probs.
 
     Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q a token and layer (half of 4 s q: causal). Fresh floats of a
-    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of at most 256 rows: one of
+    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of 128 rows at most: one of
     the log-probs' logsumexp, four more of the entropy. Weights are read once, operands as `forward_operands` says.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
