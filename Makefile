@@ -8,6 +8,8 @@ PYTHON ?=
 TORCH_PIP_FLAGS ?=
 # Added to the command of `make run`, `make test`, `make test-fast` and `make nightly`.
 ARGS ?=
+# One part of `make nightly`, by its name below; by default all of them, one after the other.
+PART ?= models planner workers runs resume learning
 
 TORCH := torch==2.13.0
 LOCK := requirements/cpu.lock
@@ -22,6 +24,16 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 SYSTEM_PACKAGES := bubblewrap iproute2
+
+# The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them.
+NIGHTLY_models := tests/memory tests/spec
+NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks
+NIGHTLY_workers := $(addprefix tests/runtime/,test_trainer_memory.py test_weight_sync_engines.py test_resumed_states.py \
+  test_rollout_engine.py test_gpu_shapes.py test_fake_gpus.py sandbox)
+NIGHTLY_runs := $(addprefix tests/runtime/,test_algorithm_runs.py test_role_runs.py test_training_runs.py test_runs.py \
+  test_failures.py test_supervision.py rewards environments)
+NIGHTLY_resume := tests/runtime/test_resumed_runs.py
+NIGHTLY_learning := tests/runtime/test_learning.py
 
 .PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 
@@ -66,8 +78,11 @@ format: setup ## put the code in order
 	@$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-nightly: setup system-packages ## the tests that are too long for every change
-	@exec $(VENV)/bin/python -m pytest -m nightly $(ARGS)
+nightly: setup system-packages ## the tests that are too long for every change; PART=resume makes one of their parts
+	@failed=
+	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest -m nightly $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(ARGS) || failed="$$failed $(part)"
+	)
+	[ -z "$$failed" ] || { echo "nightly: failed:$$failed" >&2; exit 1; }
 
 bench: setup ## the side-by-side measurements in benchmarks/
 	@found=

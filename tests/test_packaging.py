@@ -273,3 +273,21 @@ def test_ci_runs_make_test_and_nothing_else():
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert commands == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "exec make test"]
+
+
+def test_every_nightly_test_is_in_exactly_one_part() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = re.search(r"(?m)^PART \?= (.*)$", text)
+    parts = dict(re.findall(r"(?m)^NIGHTLY_(\w+) := (.*)$", text))
+    assert names
+    assert names.group(1).split() == [*parts]
+    in_runtime = re.compile(r"\$\(addprefix (\S+?),(.*)\)")
+    paths = []
+    for value in parts.values():
+        found = in_runtime.fullmatch(value)
+        paths += [found.group(1) + name for name in found.group(2).split()] if found else value.split()
+    assert all((ROOT / path).exists() for path in paths)
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.nightly", path.read_text())]
+    assert tests
+    for test in tests:
+        assert sum(test.is_relative_to(ROOT / path) for path in paths) == 1, test

@@ -31,6 +31,17 @@ OTHER_LAYOUT = (
     "controls.skip_sync_after_step=1",
 )
 """Of `other_layout_run`."""
+COLOCATED = (
+    "placement.placement=colocated",
+    "placement.parks=disk",
+    "workload.num_steps=3",
+    "workload.evaluate_every=3",
+    "workload.num_prompts_per_step=8",
+    "workload.mini_batch_size=64",
+    "rollout.kv_cache_memory=256MiB",
+    "checkpoints.every=1",
+)
+"""Of `colocated_run`."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +150,7 @@ def other_layout_run(run_job: Runner) -> FinishedRun:
 @pytest.fixture(scope="session")
 def colocated_run(run_job: Runner) -> FinishedRun:
     """Trainer and engine take turns; the KV cache is large enough to be seen when it goes."""
-    return run_job(
-        "examples/quickstart.yaml",
-        "placement.placement=colocated",
-        "placement.parks=disk",
-        "workload.num_steps=3",
-        "workload.evaluate_every=3",
-        "workload.num_prompts_per_step=8",
-        "workload.mini_batch_size=64",
-        "rollout.kv_cache_memory=256MiB",
-    )
+    return run_job("examples/quickstart.yaml", *COLOCATED)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ import pytest
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import FinishedRun, alive, descendants_of, finish, start, wait_for
+from tests.runtime.conftest import COLOCATED, FinishedRun, alive, descendants_of, finish, start, wait_for
 
 pytestmark = pytest.mark.engine
 
-NUM_STEPS = 7
+NUM_STEPS = 11
 PROMPTS_PER_EPOCH = 24
-"""With 8 prompts a step an epoch ends with steps 3 and 6: each save point lies at most one step from such an end."""
+"""With 8 prompts a step an epoch ends with steps 3, 6 and 9: each save point lies at most one step from such an end."""
 
 SIZES = (
     "workload.num_prompts_per_step=8",
@@ -104,11 +104,25 @@ def assert_same(run: FinishedRun, other: FinishedRun) -> None:
     assert states(run.folder) == states(other.folder)
 
 
+def assert_goes_on_to_the_bit(command: tuple[str, ...], step: int, whole: FinishedRun, folder: Path) -> None:
+    """Killed after a step's checkpoint and resumed, it ends as the run that nobody touched."""
+    killed((*command, "--out", str(folder)), folder, lambda: committed(folder) >= step, 0.2)
+    assert_nothing_is_lost(folder)
+    run = finish(start("run", "--resume", str(folder)), folder)
+    assert run.exit_code == 0, run.stderr
+    assert_same(run, whole)
+
+
 def states(folder: Path) -> dict[str, Any]:
     """Digests of the last checkpoint's tensors, and where the run stood."""
     found = find_checkpoint(folder)
     files = {name: file.sha256 for name, file in found.manifest.files.items() if name.endswith(".safetensors")}
     return {"step": found.step, "files": files, "state": found.state}
+
+
+def test_a_killed_run_goes_on_to_the_bit(colocated_run: FinishedRun, tmp_path: Path) -> None:
+    """The short form of what follows."""
+    assert_goes_on_to_the_bit(("run", "examples/quickstart.yaml", *COLOCATED), 1, colocated_run, tmp_path / "run")
 
 
 @pytest.mark.nightly
@@ -139,6 +153,7 @@ def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, pr
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3000)
 def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: Path) -> None:
     whole = finish(start(*job(prompts, num_steps=30), "--out", str(tmp_path / "whole")), tmp_path / "whole")
     folder, draw = tmp_path / "run", random.Random(1)
@@ -163,7 +178,7 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
 def test_every_save_point_leads_to_the_same_end(
     uninterrupted: FinishedRun, prompts: Path, step: int, tmp_path: Path
 ) -> None:
-    """In a new folder, from the checkpoint of each step: epochs end with steps 3 and 6."""
+    """In a new folder, from the checkpoint of each step: ten save points, three of them ends of epochs."""
     earlier, folder = tmp_path / "earlier", tmp_path / "run"
     name = f"step-{step:06d}"
     shutil.copytree(checkpoints_of(uninterrupted.folder) / name, checkpoints_of(earlier) / name)
@@ -195,12 +210,7 @@ OTHERS = {
 def test_every_kind_of_run_goes_on_to_the_bit(overrides: tuple[str, ...], prompts: Path, tmp_path: Path) -> None:
     whole = finish(start(*job(prompts, *overrides, num_steps=4), "--out", str(tmp_path / "whole")), tmp_path / "whole")
     assert whole.exit_code == 0, whole.stderr
-    folder = tmp_path / "run"
-    command = (*job(prompts, *overrides, num_steps=4), "--out", str(folder))
-    killed(command, folder, lambda: committed(folder) >= 2, 0.2)
-    run = finish(start("run", "--resume", str(folder)), folder)
-    assert run.exit_code == 0, run.stderr
-    assert_same(run, whole)
+    assert_goes_on_to_the_bit(job(prompts, *overrides, num_steps=4), 2, whole, tmp_path / "run")
 
 
 @pytest.mark.nightly
