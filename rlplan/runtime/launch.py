@@ -224,7 +224,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
             crew.close()
             if runner is not None:
                 runner.close()
-                recorder.write_lengths(runner.lengths.as_json())
+                recorder.write_lengths(runner.collector.lengths.as_json())
 
 
 class _Player:
@@ -258,7 +258,7 @@ class _Player:
             return self.recorder.write_preflight(as_json((), changes, "phases share memory in turn: step 1 shows it"))
         self.listener(RunEvent("action", 0, "rehearse"))
         actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
-        rehearsed = compare(self.ledger, self.runner.rehearse(), actions)
+        rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
         self.recorder.write_preflight(as_json(rehearsed, changes))
         return check_fits(self.ledger, rehearsed, self.recorder.resident)
 
@@ -281,7 +281,7 @@ class _Player:
         if len(learning) > 1:
             self.recorder.write_metrics(learning)
         self.recorder.write_timings(timings)
-        for rollout in self.runner.rollouts[: SAMPLES_PER_STEP if step > 0 else 0]:
+        for rollout in self.runner.collector.rollouts[: SAMPLES_PER_STEP if step > 0 else 0]:
             self.recorder.write_sample(
                 {
                     "step": step,

@@ -1,8 +1,8 @@
 """RolloutStream: generation that goes on by itself, and what it has made, until a step takes it.
 
 In: how to ask for the n-th prompt's rollouts, and a Lead. Out: the oldest complete groups, and measurements.
-Left out: what becomes of them (steps.py). Which may be begun and which must be waited for is simulate/staleness.py's
-rule, so that a run does what was simulated.
+Left out: what becomes of them (collector.py). Which may be begun and which must be waited for is a rule of
+simulate/staleness.py, so that a run does what was simulated.
 """
 
 import threading

@@ -6,7 +6,7 @@ from pathlib import Path
 from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.preflight import PromptSets
-from rlplan.runtime.requests import RequestMaker
+from rlplan.runtime.requests import RequestMaker, order_of
 from tests.factories import make_job
 
 PROMPTS = PromptSets(
@@ -62,3 +62,10 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert end_tokens(tmp_path) == {2, 7}
+
+
+def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
+    first, second, other_seed = order_of(0, 0, 50), order_of(0, 1, 50), order_of(1, 0, 50)
+    assert sorted(first) == sorted(second) == sorted(other_seed) == list(range(50))
+    assert len({tuple(order) for order in (first, second, other_seed)}) == 3
+    assert order_of(0, 0, 50) == first

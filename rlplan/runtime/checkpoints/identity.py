@@ -22,6 +22,7 @@ def identity_of(job: JobSpec) -> dict[str, str]:
         "policy.init": job.policy.init,
         "workload.prompts": _digest(Path(job.workload.prompts)),
         "workload.num_prompts_per_step": str(job.workload.num_prompts_per_step),
+        "workload.num_samples_per_prompt": str(job.workload.num_samples_per_prompt),
         "seed": str(job.seed),
         "training.lora": job.training.lora.model_dump_json() if job.training.trains_adapters else "none",
         "algorithm's trained roles": ", ".join(job.trained_roles),
@@ -37,7 +38,7 @@ def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> None:
             raise SpecError(
                 f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {found.get(key, 'not said')}",
                 where=str(where),
-                rule="model, adapters, prompts, prompts a step, seed, optimizer and tp stay the same in a resumed run",
+                rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
                 way_out="resume with the job that made the checkpoint, or start anew without --resume",
             )
 

@@ -5,22 +5,20 @@ In: one line a question, {"messages": [...], "answer": "..."}. Out: one line an 
 What the function prints goes to the run's log. It is the job's own code, and runs with the user's rights.
 """
 
-import ctypes
 import importlib.util
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from rlplan.runtime.orphans import die_with_parent
 
 
 def main(file: str, function: str) -> None:
     """Answer questions until there are no more."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the function prints is no answer
     answer, error = _found(file, function)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.orphans import die_with_parent
+
 MAX_ANSWER = 4096
 """Bytes of an answer."""
 VERL = ("data_source", "solution_str", "ground_truth")
@@ -141,6 +143,7 @@ def _answer(call: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any
 
 def main() -> None:
     """Load what the first line names, say so, then answer."""
+    die_with_parent()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -6,10 +6,8 @@ neither torch nor an engine.
 In: the name of a method and its arguments. Out: the method's result and a Measurement.
 """
 
-import ctypes
 import importlib
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
+from rlplan.runtime.orphans import die_with_parent
 from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 from rlplan.runtime.workers.network import Hello, join_network
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Worker:
@@ -73,7 +70,7 @@ class WorkerProcess:
 
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
         """Open the process's log, then load the class: what it says while it is imported belongs there too."""
-        _die_with_parent()
+        die_with_parent()  # Ray's node manager: no orphan holds memory
         self.address = join_network()
         _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")
         print(f"{process} is process {os.getpid()} on host {self.address}", flush=True)
@@ -121,8 +118,3 @@ def _write_output_to(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when Ray's node manager, its parent, is gone: no orphan holds memory."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,5 +1,7 @@
 """Rewards that go wrong: each is a failure with a reason, none is a silent 0, and a hang costs its timeout."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,6 +84,28 @@ def test_after_a_hang_the_next_response_is_judged_and_nothing_is_left() -> None:
     assert judge.judge(response).failure == "function: timeout after 0.3 s"
     judge.close()
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+JUDGE_A_TOWER = """
+import sys
+from rlplan.runtime.rewards.processes import RewardProcess
+process = RewardProcess("tower", {"kind": "function", "path": sys.argv[1], "signature": "auto", "memory": 1 << 30}, 60)
+process.start()
+print(process._process.pid, flush=True)
+process.ask({"prompt": "p", "text": "12", "tokens": [1], "answer": "12", "columns": {}})
+"""
+
+
+def test_a_reward_that_hangs_does_not_outlive_a_run_that_is_killed() -> None:
+    """It computes and never reads that there is nothing more to judge."""
+    command = [sys.executable, "-c", JUDGE_A_TOWER, f"{FAULTY}:tower"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        reward = psutil.Process(int(run.stdout.readline()))
+        time.sleep(0.5)
+        assert reward.is_running()
+        run.kill()
+    assert psutil.wait_procs([reward], timeout=5)[1] == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("good", 1.0), ("good_as_verl", 1.0), ("tensor", 0.5)])

@@ -1,0 +1,128 @@
+"""Learner: what a step makes of its rollouts: scores, advantages, gradients, one optimizer step after the other.
+
+In: rollouts that have their rewards. Out: measurements; numbers of what was learned, to the step's metrics.
+Left out: where rollouts come from (collector.py).
+"""
+
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
+from rlplan.runtime.calls import Calls
+from rlplan.runtime.experience import Rollout
+from rlplan.runtime.losses.registry import find_advantage
+from rlplan.runtime.mini_batch import deal_out, train_sample
+from rlplan.runtime.rewards.total import finish_rewards
+from rlplan.runtime.role_tokenizers import RoleReaders
+from rlplan.runtime.step_metrics import StepMetrics
+from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Role
+
+LOGPROB_TOLERANCE = {2: 0.25, 4: 1e-3}
+"""Rounding between two implementations, by bytes of the coarser one's numbers: 1e-5 to 1e-4 was seen in fp32, up to
+2e-2 in bf16; stale weights differ by far more."""
+
+
+class Learner:
+    """See the module docstring."""
+
+    def __init__(self, spec: ExecutionSpec, calls: Calls, metrics: StepMetrics) -> None:
+        self.job, self.calls, self.metrics = spec.job, calls, metrics
+        self._layouts = spec.schedule.layouts
+        self._readers = RoleReaders(spec.job)
+
+    def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
+        """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
+        ways = self._ranks_per_pass(action)
+        shares = _contiguous(wanted, len(action.processes) // ways)
+
+        def call(rank: int) -> tuple[Any, ...]:
+            return (
+                "score",
+                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ways]],
+                action.role.value,
+            )
+
+        results, measurements = self.calls.everywhere(action, call)
+        for share, scores in zip(shares, results[::ways], strict=True):
+            for rollout, score in zip(share, scores, strict=True):
+                rollout.scores[action.role] = score
+        return measurements
+
+    def compute_advantages(self, rollouts: list[Rollout], baselines: list[Rollout], step: int) -> None:
+        """Final rewards, and what each rollout's tokens are worth."""
+        finish_rewards(rollouts, baselines, self.job, step)
+        _check_any(rollouts, self.job, step)
+        self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
+        compute = find_advantage(self.job.algorithm)
+        for rollout, judged in zip(rollouts, compute(rollouts, self.job.algorithm), strict=True):
+            rollout.advantage, rollout.advantages, rollout.returns = judged.whole, judged.advantages, judged.returns
+        self.metrics.add_rewards(rollouts)
+
+    def train_forward_backward(
+        self, action: Action, step: int, rollouts: list[Rollout], engine_held_the_policy: bool
+    ) -> list[Measurement]:
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        engine_held_the_policy: whether the rollouts were made by the weights that the first mini-batch trains.
+        """
+        size = self.job.workload.mini_batch_size
+        batch = [train_sample(rollout) for rollout in rollouts[(action.mini_batch or 0) * size :][:size]]
+        ways = self._ranks_per_pass(action)
+        shares = deal_out(batch, self.job, len(action.processes) // ways)
+
+        def call(rank: int) -> tuple[Any, ...]:
+            mine = shares[rank // ways]
+            return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
+
+        results, measurements = self.calls.everywhere(action, call)
+        results = results[::ways]  # ranks that share a pass all give the numbers of the whole
+        if action.role is not Role.POLICY:
+            self.metrics.add_value_training(results)
+            return measurements
+        self.metrics.add_training(results, is_first=not action.mini_batch)
+        if not action.mini_batch and engine_held_the_policy:
+            coarser = min(self.job.training.dtype.num_bytes, self.job.rollout.dtype.num_bytes)
+            tolerance = LOGPROB_TOLERANCE[coarser]
+            _check_agreement(max(result["logprob_difference_max"] for result in results), tolerance, step)
+        return measurements
+
+    def optimizer_step(self, action: Action) -> list[Measurement]:
+        """On every rank of the action's role."""
+        results, measurements = self.calls.everywhere(action, lambda rank: ("optimizer_step",))
+        self.metrics.add_optimizer_step(results[0], action.role)
+        return measurements
+
+    def _ranks_per_pass(self, action: Action) -> int:
+        """How many neighbours among an action's processes compute each pass together."""
+        return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
+
+
+def _check_any(rollouts: list[Rollout], job: JobSpec, step: int) -> None:
+    """Raises: RunError when nothing is left to learn from."""
+    failed = [rollout.failure for rollout in rollouts if rollout.has_failed]
+    if len(failed) == len(rollouts):
+        raise RunError(
+            f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
+            where=f"step {step}, " + ("rollout.environment" if job.has_turns else "rewards"),
+            rule="environments answer and rewards judge",
+            way_out="read logs/environment.log and failures.jsonl in the run folder",
+        )
+
+
+def _check_agreement(difference: float, tolerance: float, step: int) -> None:
+    """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
+    if difference > tolerance:
+        raise RunError(
+            f"engine and trainer differ by {difference:.3g} in the log-prob of a sampled token",
+            where=f"step {step}, train_forward_backward",
+            rule=f"at most {tolerance} when both hold the same weights",
+            way_out="the engine's weights are stale or wrong: report it with the run folder",
+        )
+
+
+def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:
+    size = -(-len(rollouts) // num_shares)
+    return [rollouts[index * size : (index + 1) * size] for index in range(num_shares)]
