@@ -7,10 +7,9 @@ Events for a display go to a listener; this module prints nothing.
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
@@ -24,10 +23,10 @@ from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
-from rlplan.runtime.leaks import LeakWatch
-from rlplan.runtime.preflight import PromptSets, check_host, check_plan, load_prompts
+from rlplan.runtime.player import Player, Task
+from rlplan.runtime.preflight import check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
-from rlplan.runtime.rehearsal import MisfitError, as_json, check_fits, compare
+from rlplan.runtime.rehearsal import MisfitError
 from rlplan.runtime.resuming import (
     check_resumable,
     go_back,
@@ -40,14 +39,8 @@ from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
-from rlplan.runtime.supervision import FREEING, LostGroupError, Restart, check_freed
+from rlplan.runtime.supervision import LostGroupError
 from rlplan.spec.base import writing
-from rlplan.vocabulary import ActionKind
-
-REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
-
-SAMPLES_PER_STEP = 2
-"""Rollouts of each step that are written out to be read."""
 
 
 def prepare_run_folder(plan: Plan, run_folder: Path, address: str | None = None) -> Path:
@@ -63,20 +56,6 @@ def prepare_run_folder(plan: Plan, run_folder: Path, address: str | None = None)
     bundle = run_folder / "bundle"
     write_bundle(plan, bundle)
     return bundle
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What runs, what it is compared with, on what it trains, and where. changes: since it was asked for."""
-
-    spec: ExecutionSpec
-    plan: Plan
-    prompts: PromptSets
-    address: str | None
-    desk: RewardDesk
-    followers: Followers | None = None
-    changes: tuple[str, ...] = ()
-    resumption: Resumption | None = None
 
 
 def run_bundle(
@@ -104,12 +83,12 @@ def run_bundle(
     desk = RewardDesk(spec.job, sandbox)
     try:
         desk.start()
-        _run_recorded(_Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
+        _run_recorded(Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
     finally:
         desk.close()
 
 
-def _run_recorded(task: _Task, run_folder: Path, listener: Listener) -> None:
+def _run_recorded(task: Task, run_folder: Path, listener: Listener) -> None:
     """Run, and leave how it ended in the run folder."""
     spec, plan, resumption = task.spec, task.plan, task.resumption
     with writing(run_folder):
@@ -154,7 +133,7 @@ def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> No
         listener(RunEvent("alarm", 0, text))
 
 
-def _run_to_the_end(task: _Task, recorder: Recorder, listener: Listener) -> None:
+def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
     """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
     num_losses = 0
     while True:
@@ -169,7 +148,7 @@ def _run_to_the_end(task: _Task, recorder: Recorder, listener: Listener) -> None
             task = replace(task, resumption=go_back(error, recorder, listener))
 
 
-def _next_rung(task: _Task, error: MisfitError, recorder: Recorder, listener: Listener) -> _Task:
+def _next_rung(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:
     """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
     step = next_plan(task.plan) if len(task.changes) < MAX_RUNGS else None
     if step is None:
@@ -188,7 +167,7 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
     return (dump_plan(plan, folder) + "\n").encode()
 
 
-def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
+def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
     spec = task.spec
     listener(
         RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
@@ -199,7 +178,7 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
     try:
         crew.start()
         listen_for_signals()  # Ray has put its own handler in place
-        play = _Player(recorder, crew, listener, task)
+        play = Player(recorder, crew, listener, task)
         resumption = task.resumption
         runner = play.runner = ActionRunner(
             spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk, resumption
@@ -225,74 +204,6 @@ def _run(task: _Task, recorder: Recorder, listener: Listener) -> None:
             if runner is not None:
                 runner.close()
                 recorder.write_lengths(runner.collector.lengths.as_json())
-
-
-class _Player:
-    """Joins the runner with the recorder and the listener."""
-
-    runner: ActionRunner
-
-    def __init__(self, recorder: Recorder, crew: Crew, listener: Listener, task: _Task) -> None:
-        self.recorder, self.crew, self.listener, self.task = recorder, crew, listener, task
-        self.ledger = task.plan.ledger
-        self.leaks = LeakWatch()
-
-    def perform(self, action: Action, step: int) -> None:
-        self.listener(RunEvent("action", step, action.id))
-        before = self.recorder.held()
-        self.runner.perform(action, step)
-        check_freed(self.ledger, action, step, before, self.recorder.held())
-
-    def announce(self, restart: Restart) -> None:
-        """A process is about to be started anew."""
-        self.leaks.forget(restart.process)
-        self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
-        self.listener(RunEvent("alarm", restart.step, restart.text()))
-
-    def rehearse(self) -> None:
-        """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
-        schedule, changes = self.task.spec.schedule, list(self.task.changes)
-        if not self.task.spec.job.preflight.rehearses:
-            return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
-        if any(action.kind.value in FREEING for action in schedule.step):
-            return self.recorder.write_preflight(as_json((), changes, "phases share memory in turn: step 1 shows it"))
-        self.listener(RunEvent("action", 0, "rehearse"))
-        actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
-        rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
-        self.recorder.write_preflight(as_json(rehearsed, changes))
-        return check_fits(self.ledger, rehearsed, self.recorder.resident)
-
-    def finish_step(self, step: int) -> None:
-        self.recorder.record_host(step, self.crew.system_bytes())
-        if step == 0 and self.task.resumption is not None:
-            self.runner.metrics.take_rows(step)  # the run's start is on record
-            return
-        if step == 0:
-            self.rehearse()
-        learning, timings = self.runner.metrics.take_rows(step)
-        for leak in self.leaks.observe(step, self.recorder.resident):
-            self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
-            self.listener(RunEvent("alarm", step, leak.text()))
-        for line in self.task.followers.take_dead() if self.task.followers else ():
-            self.recorder.write_alarm(step, "sink", line)
-            self.listener(RunEvent("alarm", step, line))
-        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
-        timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
-        if len(learning) > 1:
-            self.recorder.write_metrics(learning)
-        self.recorder.write_timings(timings)
-        for rollout in self.runner.collector.rollouts[: SAMPLES_PER_STEP if step > 0 else 0]:
-            self.recorder.write_sample(
-                {
-                    "step": step,
-                    "prompt": rollout.prompt.text,
-                    "response": rollout.text,
-                    "reward": rollout.reward,
-                    "answer": rollout.prompt.answer,
-                }
-            )
-        self.runner.finish_step(step)
-        self.listener(RunEvent("step", step, "", learning, timings))
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
