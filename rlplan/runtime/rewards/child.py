@@ -2,17 +2,19 @@
 
 In: JSON lines on the standard input. Out: JSON lines on the descriptor that was the standard output; what the reward
 itself prints goes nowhere. Started by `processes.py`; deadlines are kept there, for here nothing can be trusted to.
+Before the first answer comes `{"ready": pid}`, of a process that may be killed alone, or 0; or `{"unable": why}`.
 """
 
 import importlib.util
 import inspect
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlplan.runtime.orphans import die_with_parent
 
@@ -20,6 +22,18 @@ MAX_ANSWER = 4096
 """Bytes of an answer."""
 VERL = ("data_source", "solution_str", "ground_truth")
 """Parameters of a reward function of verl's."""
+
+
+class Noted(float):
+    """A reward with a note of something that is no failure."""
+
+    note: str
+
+    def __new__(cls, value: float, note: str) -> "Noted":
+        """value: the reward. note: a word."""
+        noted = super().__new__(cls, value)
+        noted.note = note
+        return noted
 
 
 def load_function(path: str, signature: str) -> Callable[[dict[str, Any]], Any]:
@@ -91,17 +105,39 @@ def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
 
 
 def load_math() -> Callable[[dict[str, Any]], Any]:
-    """Compares mathematics: the answer is parsed as what is right, then the response. Deadlines are the parent's."""
+    """Compares mathematics: the answer is parsed as what is right, then the response. Deadlines are the parent's.
+
+    A response that cannot be read as mathematics is wrong, and noted; two that cannot be compared are a failure.
+    """
     from math_verify import parse, verify
 
-    def call(request: dict[str, Any]) -> bool:
-        right = parse(f"${request['answer']}$", parsing_timeout=None) or parse(request["answer"], parsing_timeout=None)
+    def read(text: str) -> Any:
+        text = text.replace("**", "^")  # Python's power, of which LaTeX would read the first factor alone
+        if _POWER_OF_POWERS.search(text):
+            raise ValueError(f"{text[:80]!r} does not say which power comes first")
+        options = {"parsing_timeout": None, "raise_on_error": True}
+        return parse(f"${text}$", **options) or parse(text, **options)
+
+    def call(request: dict[str, Any]) -> Any:
+        right = read(request["answer"])
         if not right:
             raise ValueError(f"the row's answer {request['answer'][:80]!r} is no mathematics")
-        said = parse(f"${request['text']}$", parsing_timeout=None) or parse(request["text"], parsing_timeout=None)
-        return bool(said) and bool(verify(right, said, timeout_seconds=None))
+        try:
+            said = read(request["text"])
+        except MemoryError:
+            raise
+        except Exception:
+            said = []
+        if verify(right, said, timeout_seconds=None):  # also when one of several readings cannot be compared
+            return True
+        if all(isinstance(reading, str) for reading in said):
+            return Noted(0.0, "unreadable")
+        return bool(verify(right, said, timeout_seconds=None, raise_on_error=True))
 
     return call
+
+
+_POWER_OF_POWERS = re.compile(r"\^[\w.]+\^")
 
 
 def keep_to_mathematics() -> None:
@@ -130,7 +166,7 @@ def _number(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, bool | int | float | str) and callable(getattr(value, "item", None)):
         value = value.item()
     if isinstance(value, bool | int | float):
-        return {"value": float(value).hex()}
+        return {"value": float(value).hex(), **({"note": value.note} if isinstance(value, Noted) else {})}
     return {"failure": f"it gave {'None' if value is None else type(value).__name__}, not a number"}
 
 
@@ -139,6 +175,31 @@ def _answer(call: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any
         return _number(call(json.loads(line)))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the run decides when this process ends
         return {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
+
+
+def _serve(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, answers: int) -> None:
+    for line in requests:
+        _say(answers, _answer(call, line))
+
+
+def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, answers: int) -> None:
+    """Answer in a copy of this process: one that hangs is killed, and the next has nothing to import again."""
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            keep_to_mathematics()
+            _say(answers, {"ready": os.getpid()})
+            _serve(call, requests, answers)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code == 0:
+            return
+        _say(answers, {"ended": code})
+
+
+def _say(answers: int, what: dict[str, Any]) -> None:
+    os.write(answers, json.dumps(what).encode()[:MAX_ANSWER] + b"\n")
 
 
 def main() -> None:
@@ -151,21 +212,17 @@ def main() -> None:
     setting = json.loads(requests.readline())
     resource.setrlimit(resource.RLIMIT_DATA, (setting["memory"], setting["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    is_math = setting["kind"] == "math"
     try:
-        if setting["kind"] == "math":
-            call = load_math()
+        call = load_math() if is_math else load_function(setting["path"], setting["signature"])
+        if is_math:
             call({"text": "1", "answer": "2"})  # loads what is loaded late
-            keep_to_mathematics()
-        else:
-            call = load_function(setting["path"], setting["signature"])
-        said: dict[str, Any] = {"ready": True}
     except BaseException as error:
-        said = {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
-    os.write(answers, json.dumps(said).encode()[:MAX_ANSWER] + b"\n")
-    if "failure" in said:
-        return
-    for line in requests:
-        os.write(answers, json.dumps(_answer(call, line)).encode()[:MAX_ANSWER] + b"\n")
+        return _say(answers, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
+    if is_math:
+        return _serve_in_forks(call, requests, answers)
+    _say(answers, {"ready": 0})
+    return _serve(call, requests, answers)
 
 
 if __name__ == "__main__":

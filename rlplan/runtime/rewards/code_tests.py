@@ -3,10 +3,12 @@
 In: a row's answer: {"inputs": [...], "outputs": [...]} as verl has them (with "fn_name" for calls), assert statements
 as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases, and what is right for each.
 Assertions are taken apart, never executed: `f(x) == literal`, `f(x)`, `not f(x)`, `f(x) is None`, and closeness by
-`abs(f(x) - literal) < literal` or `math.isclose(f(x), literal)`. Any other shape is an error of the row.
+`abs(f(x) - literal) < literal` or `math.isclose(f(x), literal)`. Any other shape is an error of the row, and so is what
+would have to be executed first: loops, branches, and variables or modules of the tests in what a function is given.
 """
 
 import ast
+import builtins
 import json
 import math
 from dataclasses import dataclass
@@ -104,8 +106,49 @@ def _of_assertions(source: str, candidate: str = "candidate") -> list[Check]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "candidate":
             node.id = candidate
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-    return [_assertion(each.test) for each in tests]
+    tests = [each.test for each in _asserts(tree.body)]
+    checks = [_assertion(test) for test in tests if not (isinstance(test, ast.Constant) and test.value)]
+    own = {name for node in ast.walk(tree) for name in _bound(node)}
+    for check in checks:
+        _check_names(str(check.case.call), own)
+    return checks
+
+
+def _asserts(body: list[ast.stmt], *, is_inside: bool = False) -> list[ast.Assert]:
+    """Those of a module and of HumanEval's `def check(candidate)`; the rest is what has no say in them."""
+    found = []
+    for node in body:
+        if isinstance(node, ast.Assert):
+            found.append(node)
+        elif isinstance(node, ast.FunctionDef) and not is_inside:
+            found += _asserts(node.body, is_inside=True)
+        elif not isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.Pass):
+            raise UnreadableTestsError(f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed")
+    return found
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Names to which a statement of the tests gives a value."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [(each.asname or each.name).partition(".")[0] for each in node.names]
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    return [node.name] if isinstance(node, ast.FunctionDef) else []
+
+
+def _check_names(call: str, own: set[str]) -> None:
+    """Raises: UnreadableTestsError for a name in a call that has no value where the program alone is there.
+
+    own: names of the tests themselves. What is called may be the program's, for it may define classes of its own.
+    """
+    nodes = list(ast.walk(ast.parse(call, mode="eval")))
+    inside = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    inside |= {each.arg for each in nodes if isinstance(each, ast.arg)} | set(dir(builtins))
+    called = {id(each.func) for each in nodes if isinstance(each, ast.Call)}
+    for each in nodes:
+        if isinstance(each, ast.Name) and each.id not in inside and (id(each) not in called or each.id in own):
+            raise UnreadableTestsError(f"`{call[:80]}` needs `{each.id}`, which would have to be executed first")
 
 
 def _assertion(test: ast.expr) -> Check:

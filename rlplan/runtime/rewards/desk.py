@@ -55,7 +55,8 @@ class RewardDesk:
     def begin(self, key: str, response: Response) -> None:
         """Judge a response beside whatever else goes on; one that was begun already is not begun again."""
         with self._lock:
-            if self.is_early and self._begun.get(key, ("",))[0] != response.text:
+            begun = self._begun.get(key)
+            if self.is_early and (begun is None or begun[0] != response.text):
                 self._begun[key] = (response.text, self._pool.submit(self._judge, response))
 
     def judge(self, rollouts: Sequence[Rollout]) -> None:

@@ -79,19 +79,24 @@ class Judge:
     def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float:
         compute: dict[type, Callable[[], float]] = {
             FormatCheckerSpec: lambda: check_format(spec, response.text),  # type: ignore[arg-type]
-            AnswerMatcherSpec: lambda: self._matches(spec, response),  # type: ignore[arg-type]
+            AnswerMatcherSpec: lambda: self._matches(spec, response, notes),  # type: ignore[arg-type]
             CodeExecutorSpec: lambda: self._passes(spec, response, notes),  # type: ignore[arg-type]
-            FunctionSpec: lambda: self._processes[spec.label].ask(_request(response)),
+            FunctionSpec: lambda: self._processes[spec.label].ask(_request(response))[0],
         }
         return compute[type(spec)]()
 
-    def _matches(self, spec: AnswerMatcherSpec, response: Response) -> float:
+    def _matches(self, spec: AnswerMatcherSpec, response: Response, notes: dict[str, int]) -> float:
         if spec.compares == "text":
             return match_answer(spec, response.text, response.prompt.answer)
         said, right = answer_in(spec, response.text), response.prompt.answer.strip()
-        if not said or len(said) > MAX_MATH_TEXT:
-            return 0.0
-        return 1.0 if said == right else self._processes[spec.label].ask({"text": said, "answer": right})
+        if not said or said == right:
+            return float(bool(said))
+        value, note = 0.0, "too_long"
+        if len(said) <= MAX_MATH_TEXT:
+            value, note = self._processes[spec.label].ask({"text": said, "answer": right})
+        if note:
+            notes[f"{spec.label}/{note}"] = 1
+        return value
 
     def _passes(self, spec: CodeExecutorSpec, response: Response, notes: dict[str, int]) -> float:
         assert self.sandbox is not None, "a sandbox was opened"

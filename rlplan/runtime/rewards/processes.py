@@ -19,6 +19,8 @@ from rlplan.runtime.rewards.verdict import RewardFailure, finite
 
 START_S = 60.0
 """For a process to import what it needs."""
+ANSWERS = {"value", "failure", "ready", "unable", "ended"}
+OWN_PIPE = "it wrote into the run's own pipe"
 
 
 class RewardProcess:
@@ -27,11 +29,40 @@ class RewardProcess:
     def __init__(self, label: str, setting: dict[str, Any], timeout_s: float) -> None:
         self.label, self.setting, self.timeout_s = label, setting, timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready, self._fork, self._unread = False, 0, b""
 
     def start(self) -> None:
         """Start it, unless it runs. Raises: SpecError when it cannot do its work at all."""
-        if self._process is not None:
-            return
+        try:
+            self._be_ready()
+        except RewardFailure as error:
+            raise SpecError(
+                f"the reward {self.label} cannot be computed: {error.reason}",
+                where=f"rewards: {self.label}",
+                rule="a reward's process starts, and its function has the parameters of TRL's or of verl's",
+                way_out="mend the function, or install what it imports",
+            ) from None
+
+    def ask(self, request: dict[str, Any]) -> tuple[float, str]:
+        """(reward, note of what is no failure). Raises: RewardFailure."""
+        self._be_ready()
+        deadline, is_alone = time.monotonic() + self.timeout_s, False
+        try:
+            self._say(request, deadline)
+            is_alone = True  # in what it does now: the pipes are in order
+            said = self._hear(deadline)
+            if "ended" in said:
+                raise RewardFailure(_ended(int(said["ended"])))
+            if self._unread:
+                raise RewardFailure(OWN_PIPE)
+        except RewardFailure as error:
+            self._replace(by_a_fork=is_alone and error.reason != OWN_PIPE)
+            raise
+        if "failure" in said:
+            raise RewardFailure(str(said["failure"]))
+        return finite(float.fromhex(str(said["value"]))), str(said.get("note", ""))
+
+    def _launch(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rlplan.runtime.rewards.child"],
             stdin=subprocess.PIPE,
@@ -40,37 +71,45 @@ class RewardProcess:
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        try:
-            self._say(self.setting, time.monotonic() + START_S)
-            said = self._hear(time.monotonic() + START_S)
-        except RewardFailure as error:
-            said = {"failure": error.reason}
-        if "failure" in said:
-            self.close()
-            raise SpecError(
-                f"the reward {self.label} cannot be computed: {said['failure']}",
-                where=f"rewards: {self.label}",
-                rule="a reward's process starts, and its function has the parameters of TRL's or of verl's",
-                way_out="mend the function, or install what it imports",
-            )
+        self._say(self.setting, time.monotonic() + START_S)
 
-    def ask(self, request: dict[str, Any]) -> float:
-        """The reward. Raises: RewardFailure."""
-        self.start()
-        deadline = time.monotonic() + self.timeout_s
+    def _be_ready(self) -> None:
+        """Raises: RewardFailure when there is no process that could be asked."""
+        if self._is_ready:
+            return
+        deadline = time.monotonic() + START_S
         try:
-            self._say(request, deadline)
+            if self._process is None:
+                self._launch()
             said = self._hear(deadline)
+            while "ready" not in said and "unable" not in said:  # last words of the one before
+                said = self._hear(deadline)
         except RewardFailure:
             self.close()
             raise
-        if "failure" in said:
-            raise RewardFailure(str(said["failure"]))
-        return finite(float.fromhex(str(said["value"])))
+        if "unable" in said:
+            self.close()
+            raise RewardFailure(str(said["unable"]))
+        self._is_ready, self._fork = True, int(said["ready"])
+
+    def _replace(self, *, by_a_fork: bool) -> None:
+        """End the one that failed, and begin the next at once: it gets ready while others are asked.
+
+        by_a_fork: it may be a copy of the process that it was a copy of.
+        """
+        if by_a_fork and self._fork:
+            self._is_ready = False
+            with contextlib.suppress(OSError):
+                os.kill(self._fork, signal.SIGKILL)
+            return
+        self.close()
+        with contextlib.suppress(RewardFailure):
+            self._launch()
 
     def close(self) -> None:
         """End it with everything that it started in its group."""
         process, self._process = self._process, None
+        self._is_ready, self._fork, self._unread = False, 0, b""
         if process is None:
             return
         with contextlib.suppress(OSError):
@@ -87,7 +126,7 @@ class RewardProcess:
         pipe, left = self._process.stdin.fileno(), memoryview(json.dumps(request).encode() + b"\n")
         os.set_blocking(pipe, False)
         while left:
-            if not _is_ready(pipe, select.POLLOUT, deadline):
+            if not _can(pipe, select.POLLOUT, deadline):
                 raise RewardFailure("timeout")
             try:
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
@@ -97,33 +136,37 @@ class RewardProcess:
     def _hear(self, deadline: float) -> dict[str, Any]:
         assert self._process is not None, "it was started"
         assert self._process.stdout is not None, "a pipe"
-        pipe, heard = self._process.stdout.fileno(), b""
-        while not heard.endswith(b"\n"):
-            if not _is_ready(pipe, select.POLLIN, deadline):
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            if not _can(pipe, select.POLLIN, deadline):
                 raise RewardFailure(f"timeout after {self.timeout_s:g} s")
             piece = os.read(pipe, MAX_ANSWER)
             if not piece:
                 raise RewardFailure(self._death())
-            heard += piece
-            if len(heard) > 2 * MAX_ANSWER:
-                raise RewardFailure("it wrote into the run's own pipe")
+            self._unread += piece
+            if len(self._unread) > 3 * MAX_ANSWER:
+                raise RewardFailure(OWN_PIPE)
+        line, _, self._unread = self._unread.partition(b"\n")
         try:
-            said = json.loads(heard)
+            said = json.loads(line)
         except ValueError:
-            raise RewardFailure("it wrote into the run's own pipe") from None
-        if not isinstance(said, dict) or not {"value", "failure", "ready"} & set(said):
-            raise RewardFailure("it wrote into the run's own pipe")
+            raise RewardFailure(OWN_PIPE) from None
+        if not isinstance(said, dict) or not ANSWERS & set(said):
+            raise RewardFailure(OWN_PIPE)
         return said
 
     def _death(self) -> str:
         assert self._process is not None, "it was started"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
-            return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+            return _ended(self._process.wait(1.0))
         return "its process closed its output"
 
 
-def _is_ready(pipe: int, event: int, deadline: float) -> bool:
+def _ended(code: int) -> str:
+    return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+def _can(pipe: int, event: int, deadline: float) -> bool:
     poll = select.poll()
     poll.register(pipe, event)
     return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))

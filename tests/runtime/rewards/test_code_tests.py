@@ -57,10 +57,29 @@ def test_a_human_eval_test_names_its_function() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("assert f([Pair(5, 24)], 4) == 3", "f([Pair(5, 24)], 4)"),
+        ("assert f([x * 2 for x in range(3)]) == 6", "f([x * 2 for x in range(3)])"),
+        ("assert f(lambda x: x + 1) == 6", "f(lambda x: x + 1)"),
+        ("assert Solution().f(int('3')) == 6", "Solution().f(int('3'))"),
+        ("assert True, 'for debugging'\nassert f(1) == 1", "f(1)"),
+        ("import math\nassert math.isclose(f(1), 1.5)", "f(1)"),
+    ],
+)
+def test_calls_may_name_what_is_python_s_or_the_program_s(line: str, call: str) -> None:
+    (check,) = read_tests(line)
+    assert check.case.call == call
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "", "12", "{}", "[1]", '{"inputs": ["1"], "outputs": []}', '{"inputs": [1], "outputs": [2]}', "assert f(",
         "assert f(1) == g(2)", "assert sorted(x) == x", "assert f(1) < 3", "assert __import__('os') == 1 == 2",
+        "for i in range(3): assert f(i) == 1", "if False: assert f(1) == 2", "import math\nassert f(math.pi) == 3",
+        "root = Node(1)\nassert f(root) == 3", "assert max_height(root) == 3", "def g(): return 1\nassert f(g()) == 1",
+        "def check(f):\n    def inner():\n        assert f(1) == 1\n", "assert True",
         '{"inputs": [], "outputs": []}', '{"inputs": ["x"], "outputs": ["1"], "fn_name": "g"}', "[" * 10_000,
     ],
 )  # fmt: skip
