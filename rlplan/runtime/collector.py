@@ -27,7 +27,7 @@ from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.desk import RewardDesk, failures_of
 from rlplan.runtime.rewards.judge import Response
-from rlplan.runtime.rewards.total import add_environment
+from rlplan.runtime.rewards.total import add_environment, finish_rewards
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from rlplan.runtime.sample_watch import SampleWatch
 from rlplan.runtime.step_metrics import StepMetrics
@@ -105,7 +105,15 @@ class Collector:
         self.desk.check_failures(everything, step)
         return []
 
-    def watch_environment(self, step: int) -> None:
+    def finish_rewards(self, step: int) -> None:
+        """Now that environment and reward model have spoken. Raises: RunError when too many rewards have failed."""
+        self._watch_environment(step)
+        failed = finish_rewards(self.rollouts, self.baselines, self.job, step)
+        if failed:
+            self.recorder.write_failures(failures_of(failed, step))
+            self.desk.check_failures([each for each in self.rollouts if not each.completion.failure], step)
+
+    def _watch_environment(self, step: int) -> None:
         """Note what its processes hold. Masked rollouts must not go unseen."""
         if isinstance(self.generation, Conversations):
             self.recorder.record_beside("environment", step, self.generation.pool.resident_bytes())

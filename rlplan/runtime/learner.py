@@ -4,6 +4,7 @@ In: rollouts that have their rewards. Out: measurements; numbers of what was lea
 Left out: where rollouts come from (collector.py).
 """
 
+import math
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
@@ -13,7 +14,6 @@ from rlplan.runtime.calls import Calls
 from rlplan.runtime.experience import Rollout
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.mini_batch import deal_out, train_sample
-from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -51,9 +51,8 @@ class Learner:
                 rollout.scores[action.role] = score
         return measurements
 
-    def compute_advantages(self, rollouts: list[Rollout], baselines: list[Rollout], step: int) -> None:
-        """Final rewards, and what each rollout's tokens are worth."""
-        finish_rewards(rollouts, baselines, self.job, step)
+    def compute_advantages(self, rollouts: list[Rollout], step: int) -> None:
+        """What each rollout's tokens are worth."""
         _check_any(rollouts, self.job, step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
         compute = find_advantage(self.job.algorithm)
@@ -82,16 +81,20 @@ class Learner:
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
             return measurements
+        _check_finite([result["loss"] for result in results], step)
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and engine_held_the_policy:
             coarser = min(self.job.training.dtype.num_bytes, self.job.rollout.dtype.num_bytes)
             tolerance = LOGPROB_TOLERANCE[coarser]
-            _check_agreement(max(result["logprob_difference_max"] for result in results), tolerance, step)
+            for result in results:
+                _check_agreement(result["logprob_difference_max"], tolerance, step)
         return measurements
 
-    def optimizer_step(self, action: Action) -> list[Measurement]:
-        """On every rank of the action's role."""
+    def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
+        """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
         results, measurements = self.calls.everywhere(action, lambda rank: ("optimizer_step",))
+        if not results[0].get("is_skipped"):
+            _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)
         return measurements
 
@@ -112,9 +115,21 @@ def _check_any(rollouts: list[Rollout], job: JobSpec, step: int) -> None:
         )
 
 
+def _check_finite(values: list[float], step: int) -> None:
+    """Raises: RunError for a loss or a gradient that is no number: one such step, and the policy is none either."""
+    for value in values:
+        if not math.isfinite(value):
+            raise RunError(
+                f"the loss or its gradient is {value}",
+                where=f"step {step}, training",
+                rule="losses and gradients are finite numbers",
+                way_out="lower algorithm.learning_rate, or train in float32; then go on from a checkpoint before it",
+            )
+
+
 def _check_agreement(difference: float, tolerance: float, step: int) -> None:
     """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
-    if difference > tolerance:
+    if not difference <= tolerance:  # also when it is no number
         raise RunError(
             f"engine and trainer differ by {difference:.3g} in the log-prob of a sampled token",
             where=f"step {step}, train_forward_backward",

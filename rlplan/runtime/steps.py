@@ -101,7 +101,7 @@ class ActionRunner:
             ActionKind.SCORE: self._score,
             ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
             ActionKind.TRAIN_FORWARD_BACKWARD: self._train_forward_backward,
-            ActionKind.OPTIMIZER_STEP: lambda action, step: self.learner.optimizer_step(action),
+            ActionKind.OPTIMIZER_STEP: self.learner.optimizer_step,
             ActionKind.SYNC_WEIGHTS: self._sync_weights,
             ActionKind.EVALUATE: collector.evaluate,
             ActionKind.SAVE_STATES: self._save_states,
@@ -170,8 +170,8 @@ class ActionRunner:
         return self.learner.score(action, [*self.collector.rollouts, *baselines])
 
     def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
-        self.collector.watch_environment(step)
-        self.learner.compute_advantages(self.collector.rollouts, self.collector.baselines, step)
+        self.collector.finish_rewards(step)
+        self.learner.compute_advantages(self.collector.rollouts, step)
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:

@@ -1,6 +1,7 @@
 """Groups that teach nothing are replaced, up to a number of times, and a step always has as many groups."""
 
 import json
+import math
 
 from rlplan.runtime.experience import Completion, Prompt, Rollout, WeightSpan
 from rlplan.runtime.groups import Group, GroupMaker, gather
@@ -10,6 +11,7 @@ from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.vocabulary import Role
 from tests.factories import EXAMPLES, make_job
 
 PROMPT = Prompt("1", "Sort: 21345", "12345", (5, 8, 7))
@@ -88,6 +90,22 @@ def test_a_greedy_answer_s_reward_is_its_group_s_baseline() -> None:
     job, step = make_job(**{"algorithm.name": "remax"}), [rollout(1.0), rollout(0.0, group=1)]
     finish_rewards(step, [rollout(0.25), rollout(0.75, group=1)], job, 1)
     assert [each.baseline for each in step] == [0.25, 0.75]
+
+
+def test_a_reward_model_s_score_that_is_no_number_is_a_failure_and_its_group_s_alone() -> None:
+    job, step = make_job(**{"roles.reward.path": ".", "roles.reward.weight": 2.0}), [rollout(1.0), rollout(0.0)]
+    for each, score in zip(step, (math.nan, 0.5), strict=True):
+        each.scores[Role.REWARD] = (score,)
+    assert finish_rewards(step, [], job, 1) == [step[0]]
+    assert (step[0].has_failed, step[0].failure, step[0].reward) == (True, "reward_model: it gave nan", 0.0)
+    assert (step[1].has_failed, step[1].reward) == (False, 1.0)
+
+
+def test_rollouts_whose_baseline_has_no_reward_fail_with_it() -> None:
+    job, step, baseline = make_job(**{"algorithm.name": "remax"}), [rollout(1.0)], rollout(0.0)
+    baseline.has_failed = True
+    assert finish_rewards(step, [baseline], job, 1) == step
+    assert step[0].failure == "its baseline has no reward"
 
 
 def weights(job: JobSpec, *rollouts: Rollout) -> list[float]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 from rlplan.runtime.experience import Rollout
+from rlplan.runtime.rewards.verdict import RewardFailure, finite
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Role
 
@@ -39,18 +40,29 @@ def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
             rollout.failure = rollout.failure or rollout.completion.failure
 
 
-def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: JobSpec, step: int) -> None:
+def _add_score(rollout: Rollout, job: JobSpec) -> bool:
+    """Add what the reward model said; whether it said a number."""
+    try:
+        rollout.rewards[REWARD_MODEL] = finite(rollout.scores[Role.REWARD][0])
+    except RewardFailure as error:
+        rollout.has_failed, rollout.failure, rollout.reward = True, f"{REWARD_MODEL}: {error.reason}", 0.0
+        return False
+    rollout.reward += job.roles.reward.weight * rollout.rewards[REWARD_MODEL]
+    return True
+
+
+def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: JobSpec, step: int) -> list[Rollout]:
     """Add what environment and reward model said and what is taken off long answers; then compare with the baselines.
 
-    Rewards are dealt out anew where the job's controls say so.
+    Rewards are dealt out anew where the job's controls say so. Returns: rollouts that have failed only now.
     """
     add_environment((*rollouts, *baselines), job)
+    had_failed = {id(rollout) for rollout in (*rollouts, *baselines) if rollout.has_failed}
     for rollout in (*rollouts, *baselines):
         if rollout.has_failed:
             continue
-        if Role.REWARD in job.scored_roles:
-            rollout.rewards[REWARD_MODEL] = rollout.scores[Role.REWARD][0]
-            rollout.reward += job.roles.reward.weight * rollout.rewards[REWARD_MODEL]
+        if Role.REWARD in job.scored_roles and not _add_score(rollout, job):
+            continue
         if job.algorithm.overlong_buffer:
             rollout.rewards[OVERLONG] = overlong_penalty(rollout, job)
             rollout.reward += rollout.rewards[OVERLONG]
@@ -61,8 +73,9 @@ def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], jo
         if baseline is not None and baseline.has_failed:
             rollout.has_failed, rollout.failure = True, rollout.failure or "its baseline has no reward"
     if job.controls.shuffle_rewards:
-        rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
-        rewards = [rollout.reward for rollout in rollouts]
+        judged = [rollout for rollout in rollouts if not rollout.has_failed]
+        rewards = [rollout.reward for rollout in judged]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
-        for rollout, reward in zip(rollouts, rewards, strict=True):
+        for rollout, reward in zip(judged, rewards, strict=True):
             rollout.reward = reward
+    return [each for each in (*rollouts, *baselines) if each.has_failed and id(each) not in had_failed]
