@@ -77,7 +77,7 @@ def run_bundle(
     check_host(spec, plan.ledger)
     prompts = load_prompts(spec.job)
     if resumption is not None:
-        check_resumable(spec.job, resumption)
+        resumption = replace(resumption, changes=check_resumable(spec.job, resumption))
         if spec.schedule.lead is None:
             check_order(resumption, spec.job.workload.num_prompts_per_step)
     desk = RewardDesk(spec.job, sandbox)

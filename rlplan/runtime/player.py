@@ -103,7 +103,10 @@ class Player:
         self.listener(RunEvent("step", step, "", learning, timings))
 
     def _write_samples(self, step: int) -> None:
-        for rollout in self.runner.collector.rollouts[:SAMPLES_PER_STEP]:
+        rollouts = self.runner.collector.rollouts
+        by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
+        self.recorder.write_prompts(step, [*by_group.values()])
+        for rollout in rollouts[:SAMPLES_PER_STEP]:
             self.recorder.write_sample(
                 {
                     "step": step,

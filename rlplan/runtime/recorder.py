@@ -4,6 +4,7 @@
     metrics.jsonl   learning only: two seeded runs agree bit for bit
     timings.jsonl   seconds, tokens/s and memory of each step
     samples.jsonl   some rollouts of each step, to read
+    prompts.jsonl   the prompts that each step was trained on
     failures.jsonl  rollouts that have no reward, and why
     alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
     status.json     how the run stands; written atomically
@@ -27,7 +28,7 @@ from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
 from rlplan.vocabulary import Role
 
-LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "failures.jsonl")
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prompts.jsonl", "failures.jsonl")
 """Files of lines that each belong to a step."""
 
 
@@ -164,6 +165,10 @@ class Recorder:
     def write_sample(self, row: dict[str, Any]) -> None:
         """One rollout to read."""
         self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
+
+    def write_prompts(self, step: int, ids: Sequence[str]) -> None:
+        """Which prompts a step was trained on, by their ids and in order."""
+        self._write("prompts.jsonl", json.dumps({"step": step, "prompts": [*ids]}, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Rollouts without a reward."""

@@ -6,6 +6,7 @@ Left out: what is in a checkpoint (checkpoints/), and starting processes (launch
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
@@ -59,9 +60,9 @@ def bundle_of(run_folder: Path) -> Path:
     return run_folder / "bundle"
 
 
-def check_resumable(job: JobSpec, found: Resumption) -> None:
-    """Raises: SpecError when the checkpoint is another job's, or nothing is left to do after it."""
-    check_identity(job, found.manifest.identity, found.folder)
+def check_resumable(job: JobSpec, found: Resumption) -> tuple[str, ...]:
+    """What is otherwise from here on. Raises: SpecError when it is another job's, or nothing is left to do after it."""
+    changes = tuple(check_identity(job, found.manifest.identity, found.folder))
     if found.step > job.workload.num_steps:
         raise SpecError(
             f"the checkpoint is of step {found.step}, the job has {job.workload.num_steps} steps",
@@ -69,6 +70,7 @@ def check_resumable(job: JobSpec, found: Resumption) -> None:
             rule="a run goes on after the step of its checkpoint",
             way_out=f"workload.num_steps={found.step + 1} or more, with the job file",
         )
+    return changes
 
 
 def take_along(found: Resumption, run_folder: Path) -> Resumption:
@@ -83,7 +85,7 @@ def take_along(found: Resumption, run_folder: Path) -> Resumption:
         shutil.copytree(found.folder, root / f".{target.name}", copy_function=_link_or_copy)
         (root / f".{target.name}").rename(target)
         sync_folder(root)
-    return Resumption(target, found.manifest, found.state, found.problems)
+    return replace(found, folder=target)
 
 
 def say_resumed(found: Resumption, recorder: Recorder, listener: Listener) -> None:
@@ -91,6 +93,8 @@ def say_resumed(found: Resumption, recorder: Recorder, listener: Listener) -> No
     shutil.rmtree(recorder.folder / "weights", ignore_errors=True)  # of engines that are gone
     for problem in found.problems:
         _say(f"{problem}; it is left alone", found.step, recorder, listener, kind="checkpoint")
+    for change in found.changes:
+        _say(change, found.step, recorder, listener, kind="change")
     _say(f"going on after step {found.step}, from {found.folder.name}", found.step, recorder, listener, kind="resume")
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
-from rlplan.runtime.checkpoints.identity import check_identity, identity_of
+from rlplan.runtime.checkpoints.identity import MAY_CHANGE, check_identity, identity_of
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.resuming import bundle_of, check_resumable, latest_run, resumable, take_along
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.trace import Trace
-from tests.factories import make_job, make_plan
+from tests.factories import EXAMPLES, make_job, make_plan
 from tests.runtime.checkpoints.test_folder import save
 
 
@@ -102,6 +102,7 @@ def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resum
     [
         ("seed", {"seed": 5}),
         ("workload.num_prompts_per_step", {"workload.num_prompts_per_step": 2, "workload.mini_batch_size": 8}),
+        ("workload.num_samples_per_prompt", {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}),
         ("training.lora", {"training.lora": {"rank": 4}}),
         ("algorithm's trained roles", {"algorithm": {"name": "ppo"}}),
         ("training.tp", {"training.tp": 2}),
@@ -115,6 +116,28 @@ def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str
     check_identity(same, identity_of(make_job()), Path("x"))
     older = {key: value for key, value in identity_of(make_job()).items() if not key.startswith("training.")}
     check_identity(same, {**older, "training.lora": "none"}, Path("x"))
+
+
+def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
+    other = make_job(**{"workload.temperature": 0.5, "algorithm.name": "rloo", "algorithm.learning_rate": 1e-3})
+    assert check_identity(other, identity_of(make_job()), Path("x")) == [
+        "algorithm is rloo from here on, and was grpo",
+        "workload.temperature is 0.5 from here on, and was 1.0",
+    ]
+    older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
+    assert check_identity(other, older, Path("x")) == []
+
+
+def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
+    rows = tmp_path / "prompts"
+    rows.mkdir()
+    source = (EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes()
+    (rows / "train.jsonl").write_bytes(source)
+    job = make_job(**{"workload.prompts": str(rows)})
+    before = identity_of(job)
+    (rows / "train.jsonl").write_bytes(source.replace(b"1", b"2", 1))
+    with pytest.raises(SpecError, match=r"another job: workload\.prompts"):
+        check_identity(job, before, Path("x"))
 
 
 def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
 
 POLL_S = 0.05
+SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 SETTLE_S = 10.0
 """How long a run that ends waits for a checkpoint that is being written."""
 
@@ -50,7 +51,8 @@ class Checkpointer:
         self._ranks: dict[str, list[Path]] = {}
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._identity: dict[str, str] | None = None
+        saves = any(action.kind in SAVING for action in spec.schedule.step)
+        self._identity = identity_of(spec.job) if saves else {}  # of the files as they are read now
 
     def prepare(self, action: Action, resumption: Resumption | None, timeout_s: float) -> list[Measurement]:
         """After a role's trainer has started: bring back its states, and take the memory of the copy."""
@@ -133,8 +135,6 @@ class Checkpointer:
                 for role, paths in ranks.items()
                 for path, receipt in zip(paths, receipts[role], strict=True)
             }
-            if self._identity is None:
-                self._identity = identity_of(self.spec.job)
             write_durably(staged / RUN, state)
             write_text_durably(staged / EXPERIENCE, json.dumps(experience))
             for name in (RUN, EXPERIENCE):
@@ -146,9 +146,9 @@ class Checkpointer:
             self.recorder.sync()  # the step's own lines come before the checkpoint that says that it has ended
             if not self._is_closed:
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts))
-        except (OSError, _UnwrittenError) as error:
+        except Exception as error:  # in a thread of its own, where nobody else would hear of it
             if not self._is_closed:
-                self._alarm(state.step, f"no checkpoint of step {state.step}: {error}")
+                self._alarm(state.step, f"no checkpoint of step {state.step}: {error or type(error).__name__}")
 
     def _manifest(
         self,
@@ -165,7 +165,6 @@ class Checkpointer:
             )
             for role, paths in ranks.items()
         }
-        assert self._identity is not None
         return Manifest(job=self.spec.job.name, step=step, identity=self._identity, files=files, roles=roles)
 
     def _receipts(self, paths: list[Path]) -> list[dict[str, Any]]:

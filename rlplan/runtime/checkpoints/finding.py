@@ -30,12 +30,16 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 @dataclass(frozen=True)
 class Resumption:
-    """A whole checkpoint. problems: of newer ones that were passed over, a line each."""
+    """A whole checkpoint. problems: of newer ones that were passed over, a line each.
+
+    changes: what the run that goes on does otherwise, a line each.
+    """
 
     folder: Path
     manifest: Manifest
     state: RunState
     problems: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:

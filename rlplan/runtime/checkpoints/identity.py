@@ -1,6 +1,6 @@
-"""Identity: what must be the same in two runs of which one goes on where the other stopped.
+"""Identity: what must be the same in two runs of which one goes on where the other stopped, and what is said if not.
 
-In: a job. Out: short texts by key, compared one by one. Left out: what may change between them: devices, ZeRO stage,
+In: a job. Out: short texts by key, compared one by one. Left out: what may change without a word: devices, ZeRO stage,
 placement, learning rate, number of steps.
 """
 
@@ -13,6 +13,11 @@ from rlplan.spec.job import JobSpec
 
 OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw"}
 """What a checkpoint that does not say it has: others were not saved then."""
+MAY_CHANGE = (
+    "algorithm", "rewards", "roles", "rollout.environment", "workload.prompt_column", "workload.answer_column",
+    "workload.temperature", "workload.max_response_len",
+)  # fmt: skip
+"""What may change on purpose: a run that goes on says that it has."""
 
 
 def identity_of(job: JobSpec) -> dict[str, str]:
@@ -28,27 +33,62 @@ def identity_of(job: JobSpec) -> dict[str, str]:
         "algorithm's trained roles": ", ".join(job.trained_roles),
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
+        **_said(job),
     }
 
 
-def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> None:
-    """Raises: SpecError that names the first key that differs."""
+def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> list[str]:
+    """Texts on what is not as it was and may be otherwise. Raises: SpecError that names the first key that must not."""
+    texts = []
     for key, mine in identity_of(job).items():
-        if found.get(key, OF_OLDER.get(key)) != mine:
+        theirs = found.get(key, OF_OLDER.get(key))
+        if theirs == mine:
+            continue
+        if key not in MAY_CHANGE:
             raise SpecError(
-                f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {found.get(key, 'not said')}",
+                f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {theirs or 'not said'}",
                 where=str(where),
                 rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
                 way_out="resume with the job that made the checkpoint, or start anew without --resume",
             )
+        if theirs is not None:
+            texts.append(f"{key} is {mine} from here on, and was {theirs}")
+    return texts
+
+
+def _said(job: JobSpec) -> dict[str, str]:
+    """What may change: in words where they are few, else a digest."""
+    work, algorithm = job.workload, job.algorithm
+    said = {
+        "algorithm": algorithm.name
+        if algorithm.custom is None
+        else f"{algorithm.name} {_short(str(algorithm.custom))}",
+        "rewards": ", ".join(f"{spec.label} {_short(spec.model_dump_json())}" for spec in job.rewards),
+        "roles": ", ".join(f"{role} {_model(path)}" for role, path in job.roles.paths.items()),
+        "workload.prompt_column": str(work.prompt_column),
+        "workload.answer_column": str(work.answer_column),
+        "workload.temperature": str(work.temperature),
+        "workload.max_response_len": str(work.max_response_len),
+        "rollout.environment": _short(job.rollout.environment.model_dump_json()),
+    }
+    return {key: value or "none" for key, value in said.items()}
+
+
+def _model(path: str) -> str:
+    return model_fingerprint(Path(path)) if Path(path).exists() else "absent"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _digest(path: Path) -> str:
-    """Of a file's bytes; of a folder's file names and sizes."""
+    """Of a file's bytes; of a folder's files by name and bytes."""
     digest = hashlib.sha256()
-    if path.is_dir():
-        for part in sorted(part for part in path.rglob("*") if part.is_file()):
+    for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
+        if part != path:
             digest.update(f"{part.relative_to(path)}\0{part.stat().st_size}\0".encode())
-    else:
-        digest.update(path.read_bytes())
+        with part.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest()[:16]

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlplan import __version__
 from rlplan.spec.base import Spec
@@ -77,6 +77,14 @@ class Manifest(Spec):
             if not _PLAIN_NAME.fullmatch(name):
                 raise ValueError(f"'{name}' is no plain file name")
         return files
+
+    @model_validator(mode="after")
+    def _roles_have_files_of_the_checkpoint(self) -> "Manifest":
+        for role, states in self.roles.items():
+            for name in states.files:
+                if name not in self.files:
+                    raise ValueError(f"'{name}' of {role} is no file of the checkpoint")
+        return self
 
 
 class ExpectedLength(Spec):

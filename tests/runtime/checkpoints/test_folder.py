@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import find_checkpoint
@@ -206,3 +207,9 @@ def test_a_full_disk_leaves_the_one_before(run: Path) -> None:
 
 def _no_room(descriptor: int) -> None:
     raise OSError(28, os.strerror(28))
+
+
+def test_a_role_s_files_are_files_of_the_checkpoint() -> None:
+    roles = {"policy": RoleStates(files=("../elsewhere.safetensors",), num_steps=1)}
+    with pytest.raises(ValidationError, match="is no file of the checkpoint"):
+        Manifest(job="a", step=1, identity={}, files={}, roles=roles)
