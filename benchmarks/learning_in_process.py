@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.in_process import InProcess
 from benchmarks.learning_page import write_page
-from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, SEEDS, SHUFFLED, Curve, add_curve
+from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, LEARNING_RATE_0, SEEDS, Curve, add_curve
 from rlplan.spec.job_file import load_job
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    cases |= {} if asked.no_control else {SHUFFLED: CONTROLS[SHUFFLED]}
+    cases |= {} if asked.no_control else CONTROLS
     made = []
     for name in asked.algorithms:
         for case, overrides in cases.items():
@@ -38,11 +38,12 @@ def main() -> int:
 
 
 def run(name: str, case: str, overrides: tuple[str, ...]) -> Curve:
-    """A job's own number of steps."""
+    """A job's own number of steps; a few at learning rate 0, where one step is as all of them."""
     job = load_job(JOBS[name], overrides)
+    num_steps = EVERY if case == LEARNING_RATE_0 else job.workload.num_steps
     trained = InProcess(job)
     accuracy = [trained.accuracy()]
-    accuracy += [trained.train(EVERY) for _ in range(job.workload.num_steps // EVERY)]
+    accuracy += [trained.train(EVERY) for _ in range(num_steps // EVERY)]
     return Curve(name, case, EVERY, tuple(accuracy))
 
 

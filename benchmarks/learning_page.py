@@ -97,7 +97,8 @@ _IN_PROCESS = """\
 ## In one process
 
 The same jobs with everything that an algorithm is made of, but transformers' model for the engine and torch's AdamW for
-DeepSpeed (`benchmarks/in_process.py`), on one core: the lowest accuracy of the seeds.
+DeepSpeed (`benchmarks/in_process.py`), on one core: the lowest accuracy of the seeds, and where the controls end
+(learning rate 0 after five steps, for one of them is as all).
 
 """
 
@@ -138,18 +139,19 @@ def _table(curves: Sequence[Curve]) -> str:
 
 
 def _milestones(curves: Sequence[Curve]) -> str:
-    """Lowest accuracy of the seeds after some steps, and where the control ends."""
+    """Lowest accuracy of the seeds after some steps, and where the controls end."""
     heads = " | ".join(str(step) for step in MILESTONES)
-    lines = [f"| algorithm | {heads} | shuffled rewards, at the end |", "| --- |" + " --- |" * (len(MILESTONES) + 1)]
+    lines = [f"| algorithm | {heads} | {' | '.join(CONTROLS)} |"]
+    lines.append("| --- |" + " --- |" * (len(MILESTONES) + len(CONTROLS)))
     for name in dict.fromkeys(curve.algorithm for curve in curves):
         seeds = [curve for curve in curves if curve.algorithm == name and curve.case not in CONTROLS]
         if not seeds:
             continue
-        controls = [curve for curve in curves if curve.algorithm == name and curve.case in CONTROLS]
+        ends = {curve.case: f"{curve.accuracy[-1]:.1%}" for curve in curves if curve.algorithm == name}
         lowest = {step: min(each) for step, *each in zip(seeds[0].steps, *(s.accuracy for s in seeds), strict=True)}
         cells = [f"{lowest[step]:.1%}" if step in lowest else "" for step in MILESTONES]
-        end = ", ".join(f"{curve.accuracy[-1]:.1%}" for curve in controls)
-        lines.append(f"| {name} | {' | '.join(cells)} | {end} |")
+        cells += [ends.get(case, "") for case in CONTROLS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "![accuracy of each algorithm in one process](in_process.png)", ""])
 
 
