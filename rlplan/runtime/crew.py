@@ -115,12 +115,12 @@ class Crew:
     def _gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         import ray
 
-        if self._is_closed:
-            raise RunError("the run has ended", where="crew", rule="no calls after the end", way_out="start a new run")
         deadline = time.monotonic() + timeout_s
         pending = {reference: (process, method) for process, method, reference in calls}
         pulses: dict[str, Pulse] = {}
-        while pending:
+        while pending or self._is_closed:
+            if self._is_closed:  # also for threads that were waiting when the run ended: they must not hold it up
+                raise RunError("the run has ended", where="crew", rule="no calls after it", way_out="start a new run")
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import did_you_mean
-from rlplan.spec.algorithms import ALGORITHMS
+from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
 from rlplan.spec.base import Spec
 from rlplan.spec.declaration import Algorithm
 
@@ -40,7 +40,7 @@ class AlgorithmSpec(Spec):
 
     path: str | None = None
     custom: dict[str, Any] | None = None
-    name: str = "grpo"
+    name: str = DEFAULT
     learning_rate: float = Field(default=1e-6, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -75,7 +75,7 @@ class AlgorithmSpec(Spec):
         if not isinstance(data, dict):
             return data
         custom = data.get("custom")
-        declared = custom if isinstance(custom, dict) else _declared_defaults(data.get("name", "grpo"))
+        declared = custom if isinstance(custom, dict) else _declared_defaults(data.get("name", DEFAULT))
         defaults = declared.get("defaults", {})
         return {**defaults, **data} if isinstance(defaults, dict) else data
 

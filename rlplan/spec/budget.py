@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import did_you_mean
-from rlplan.spec.algorithm import ALGORITHMS, Algorithm
+from rlplan.spec.algorithm import ALGORITHMS, DEFAULT, Algorithm
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
 from rlplan.spec.workload import MAX_COUNT, MAX_MINI_BATCHES
@@ -218,7 +218,7 @@ class BudgetSpec(Spec):
     value_model: str | None = None
     reward_model: str | None = None
     algorithm_custom: dict[str, Any] | None = None
-    algorithm: str = "grpo"
+    algorithm: str = DEFAULT
     kl_coef: float | None = Field(default=None, ge=0)
     gpus: str = Field(min_length=1, max_length=200)
     memory: ByteCount | None = Field(default=None, ge=1 << 30)

@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_text, validate
@@ -39,6 +39,13 @@ class Algorithm(Spec):
     trains_pairs: bool = False
     sequences_per_sample: int = Field(default=1, ge=1, le=2)
     defaults: dict[str, float | int | bool | str] = Field(default={})
+
+    @field_validator("trained_roles")
+    @classmethod
+    def _the_policy_and_at_most_a_value_model(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
+        if roles not in (POLICY_ALONE, (Role.POLICY, Role.VALUE)):
+            raise ValueError("the policy is trained, and a value model beside it or none")
+        return roles
 
     @property
     def has_reference(self) -> bool:
@@ -76,8 +83,10 @@ def read_declaration(place: str, folder: Path) -> tuple[str, dict[str, Any]]:
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(read_text(path, "the algorithm's file"))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise _wrong(f"{path} is not Python: {error}", "a Python file", "mend the file") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _wrong(
+            f"{path} is not Python: {error or type(error).__name__}", "a Python file", "mend the file"
+        ) from None
 
 
 def _keywords(call: ast.expr, where: str) -> dict[str, Any]:
@@ -86,7 +95,7 @@ def _keywords(call: ast.expr, where: str) -> dict[str, Any]:
         raise _wrong(where, "a call of Algorithm with keywords alone", "write NAME = Algorithm(name=..., ...)")
     try:
         return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise _wrong(
             f"{where}: {error}", "literals, and members of Role: the file is parsed, not run", "write the value out"
         ) from None

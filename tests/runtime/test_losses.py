@@ -1,10 +1,12 @@
 """Advantages and the loss, against hand-worked numbers."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from rlplan.errors import SpecError
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.losses.advantages import generalized, group_normalized, leave_one_out, whitened
 from rlplan.runtime.losses.clipped_ratio import clipped_ratio
@@ -199,3 +201,27 @@ def test_every_algorithm_s_advantage_and_loss_are_there_and_take_a_pass_without_
     assert float(loss.detach()) == 0
     assert {"ratio", "is_clipped"} <= set(details)
     assert callable(find_advantage(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("exits.py", "import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("raises.py", "1 / 0", "ZeroDivisionError"),
+        ("mine.txt", "", "does not end in .py"),
+    ],
+)
+def test_a_user_s_file_that_cannot_be_run_is_said(tmp_path: Path, name: str, text: str, why: str) -> None:
+    (tmp_path / name).write_text(text)
+    declared = {"name": "mine", "source": "", "advantage": "own", "loss": "own"}
+    spec = AlgorithmSpec.model_validate({"path": f"{tmp_path / name}:M", "custom": declared, "name": "mine"})
+    with pytest.raises(SpecError, match=f"cannot be run: .*{why}"):
+        find_loss(spec)
+
+
+def test_what_a_user_s_file_prints_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prints.py").write_text("print('hello')\ndef own(): ...")
+    declared = {"name": "mine", "source": "", "advantage": "own", "loss": "own"}
+    spec = AlgorithmSpec.model_validate({"path": f"{tmp_path / 'prints.py'}:M", "custom": declared, "name": "mine"})
+    assert callable(find_loss(spec))
+    assert capsys.readouterr().out == ""

@@ -3,7 +3,9 @@
 A user's own file (`algorithm.path`) is looked into first; it is run here, and only here.
 """
 
+import contextlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
@@ -54,20 +56,25 @@ def _in_users_file(spec: AlgorithmSpec, name: str) -> Callable[..., Any] | None:
 @lru_cache(maxsize=4)
 def _run(path: str) -> ModuleType:
     """A user's file as a module. Raises: SpecError."""
+    found = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
+    if found is None or found.loader is None:
+        raise _unusable(path, "its name does not end in .py")
+    module = importlib.util.module_from_spec(found)
     try:
-        found = importlib.util.spec_from_file_location("rlplan_user_algorithm", path)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        found.loader.exec_module(module)
-    except Exception as error:  # whatever the file raises
-        raise SpecError(
-            f"{path} cannot be run: {type(error).__name__}: {error}",
-            where="algorithm.path",
-            rule="a Python file that can be imported on every host of the run",
-            way_out="mend the file",
-        ) from None
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
+            found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the file raises
+        raise _unusable(path, f"{type(error).__name__}: {error}") from None
     return module
+
+
+def _unusable(path: str, why: str) -> SpecError:
+    return SpecError(
+        f"{path} cannot be run: {why}",
+        where="algorithm.path",
+        rule="a Python file that can be imported on every host of the run",
+        way_out="mend the file",
+    )
 
 
 def _missing(spec: AlgorithmSpec, kind: str, name: str, known: Any) -> Any:

@@ -18,6 +18,8 @@ from rlplan.runtime.sandbox.programs import Case, CaseResult
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 
 MAX_TESTS = 1000
+TOLERANCES = (("rel_tol", 1e-9), ("abs_tol", 0.0))
+"""Of math.isclose, where a test leaves them out."""
 
 
 class UnreadableTestsError(ValueError):
@@ -53,20 +55,28 @@ class Check:
 def read_tests(answer: str) -> tuple[Check, ...]:
     """The tests in a row's answer. Raises: UnreadableTestsError."""
     try:
+        checks = _read(answer)
+    except UnreadableTestsError:
+        raise
+    except (ValueError, TypeError, IndexError, RecursionError, MemoryError) as error:  # a row may say anything
+        raise UnreadableTestsError(f"they cannot be read: {str(error)[:100] or type(error).__name__}") from None
+    if not 0 < len(checks) <= MAX_TESTS:
+        raise UnreadableTestsError(f"{len(checks)} tests; 1 to {MAX_TESTS} are taken")
+    return tuple(checks)
+
+
+def _read(answer: str) -> list[Check]:
+    try:
         found = json.loads(answer)
     except (ValueError, RecursionError):
         found = answer
     if isinstance(found, dict) and "inputs" in found:
-        checks = _of_pairs(found)
-    elif isinstance(found, dict) and isinstance(found.get("test"), str):
-        checks = _of_assertions(found["test"], str(found.get("entry_point", "candidate")))
-    elif isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
-        checks = _of_assertions(found if isinstance(found, str) else "\n".join(found))
-    else:
-        raise UnreadableTestsError("neither inputs and outputs nor assert statements")
-    if not 0 < len(checks) <= MAX_TESTS:
-        raise UnreadableTestsError(f"{len(checks)} tests; 1 to {MAX_TESTS} are taken")
-    return tuple(checks)
+        return _of_pairs(found)
+    if isinstance(found, dict) and isinstance(found.get("test"), str):
+        return _of_assertions(found["test"], str(found.get("entry_point", "candidate")))
+    if isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+        return _of_assertions(found if isinstance(found, str) else "\n".join(found))
+    raise UnreadableTestsError("neither inputs and outputs nor assert statements")
 
 
 def _of_pairs(found: dict[str, Any]) -> list[Check]:
@@ -159,18 +169,21 @@ def _assertion(test: ast.expr) -> Check:
     if isinstance(test, ast.Call):
         is_close = ast.unparse(test.func) in ("math.isclose", "isclose") and len(test.args) == 2
         if is_close:
-            given = {each.arg: float(_literal(each.value)) for each in test.keywords}
-            tolerance = (given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0))
-            return Check(_case(test.args[0]), _literal(test.args[1]), tolerance=tolerance)
+            given = {str(each.arg): each.value for each in test.keywords}
+            if not given.keys() <= dict(TOLERANCES).keys():
+                raise UnreadableTestsError(f"`{ast.unparse(test)[:100]}` is no call of math.isclose")
+            relative, absolute = (_number(given[key]) if key in given else default for key, default in TOLERANCES)
+            return Check(_case(test.args[0]), _number(test.args[1]), tolerance=(abs(relative), abs(absolute)))
         return Check(_case(test), right=True, kind="truth")
     raise UnreadableTestsError(f"`assert {ast.unparse(test)[:100]}` is of no known shape")
 
 
 def _comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Check:
-    if isinstance(operation, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
+    is_abs = isinstance(left, ast.Call) and ast.unparse(left.func) == "abs" and len(left.args) == 1
+    if isinstance(operation, ast.Lt | ast.LtE) and is_abs:
         difference = left.args[0]
         if isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Sub):
-            return Check(_case(difference.left), _literal(difference.right), tolerance=(0.0, float(_literal(right))))
+            return Check(_case(difference.left), _number(difference.right), tolerance=(0.0, abs(_number(right))))
     if isinstance(operation, ast.Eq | ast.Is):
         if isinstance(left, ast.Call):
             return Check(_case(left), _literal(right))
@@ -189,6 +202,14 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no literal, and is not executed here") from None
+
+
+def _number(node: ast.expr) -> float:
+    """A finite number. Raises: UnreadableTestsError."""
+    value = _literal(node)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no number to be close to")
+    return value
 
 
 def _is_close(value: Any, right: Any, relative: float, absolute: float) -> bool:

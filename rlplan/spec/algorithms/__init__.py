@@ -16,3 +16,6 @@ def _declared() -> dict[str, Algorithm]:
 
 ALGORITHMS: dict[str, Algorithm] = _declared()
 """Every declared algorithm by name."""
+
+DEFAULT = "grpo"
+"""What a job or a budget that names none is trained by."""

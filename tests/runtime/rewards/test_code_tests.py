@@ -80,6 +80,11 @@ def test_calls_may_name_what_is_python_s_or_the_program_s(line: str, call: str) 
         "for i in range(3): assert f(i) == 1", "if False: assert f(1) == 2", "import math\nassert f(math.pi) == 3",
         "root = Node(1)\nassert f(root) == 3", "assert max_height(root) == 3", "def g(): return 1\nassert f(g()) == 1",
         "def check(f):\n    def inner():\n        assert f(1) == 1\n", "assert True",
+        'assert math.isclose(f(1), 2, rel_tol="x")', "assert math.isclose(f(1), 2, **{'a': 1})", "assert abs() < 1",
+        'assert math.isclose(f(1), "a")', 'assert abs(f(1) - "a") < 1', 'assert abs(f(1) - 2) < "x"',
+        "assert abs(f(1) - 2) < None", "assert abs(f(1) - 1e999) < 1", f"assert g(0x{'f' * 5000})",
+        json.dumps({"inputs": ["\ud800"], "outputs": ["1"]}),
+        json.dumps({"fn_name": "f", "inputs": ["[" * 100_000], "outputs": ["1"]}),
         '{"inputs": [], "outputs": []}', '{"inputs": ["x"], "outputs": ["1"], "fn_name": "g"}', "[" * 10_000,
     ],
 )  # fmt: skip
