@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlplan.errors import did_you_mean
-from rlplan.spec.algorithm import ALGORITHMS, DEFAULT, Algorithm
+from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
 from rlplan.spec.base import ByteCount, Spec, validate
+from rlplan.spec.declaration import Algorithm
 from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
 from rlplan.spec.workload import MAX_COUNT, MAX_MINI_BATCHES
 from rlplan.spec.yaml import apply_overrides, read_yaml

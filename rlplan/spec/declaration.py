@@ -85,7 +85,7 @@ def _parsed(path: Path) -> ast.Module:
         return ast.parse(read_text(path, "the algorithm's file"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _wrong(
-            f"{path} is not Python: {error or type(error).__name__}", "a Python file", "mend the file"
+            f"{path} is not Python: {str(error) or type(error).__name__}", "a Python file", "mend the file"
         ) from None
 
 

@@ -148,7 +148,7 @@ class Checkpointer:
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts))
         except Exception as error:  # in a thread of its own, where nobody else would hear of it
             if not self._is_closed:
-                self._alarm(state.step, f"no checkpoint of step {state.step}: {error or type(error).__name__}")
+                self._alarm(state.step, f"no checkpoint of step {state.step}: {str(error) or type(error).__name__}")
 
     def _manifest(
         self,
