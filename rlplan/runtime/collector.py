@@ -100,8 +100,9 @@ class Collector:
         self.desk.judge(everything)
         self.metrics.add_reward_notes(*self.desk.take_notes())
         self.recorder.write_failures(failures_of(everything, step))
-        if self.desk.span is not None:
-            self.recorder.record_verifiers(action, step, *self.desk.span)
+        span = self.desk.take_span()
+        if span is not None:
+            self.recorder.record_verifiers(action, step, *span)
         self.desk.check_failures(everything, step)
         return []
 
@@ -135,6 +136,7 @@ class Collector:
         ]
         self.desk.judge(rollouts)
         self.desk.take_notes()  # they are of training rollouts
+        self.desk.take_span()
         self.recorder.write_failures(failures_of(rollouts, step))
         self.desk.check_failures(rollouts, step)
         add_environment(rollouts, self.job)

@@ -41,7 +41,7 @@ class RewardDesk:
         self._lock = threading.Lock()
         self._notes: Counter[str] = Counter()
         self._num_judged = 0
-        self.span: tuple[float, float] | None = None
+        self._span: tuple[float, float] | None = None
 
     def start(self) -> None:
         """Bring the rewards' processes up, so that one that cannot work is said before anything is generated.
@@ -71,7 +71,9 @@ class RewardDesk:
             self._notes.update(verdict.notes)
             self._write(rollout, verdict)
         starts, ends = [v.start_s for v in verdicts], [v.end_s for v in verdicts]
-        self.span = (min(starts), max(ends)) if starts and self.is_early else None
+        if starts and self.is_early:
+            before = () if self._span is None else self._span
+            self._span = min((*before[:1], *starts)), max((*before[1:], *ends))
         with self._lock:
             for rollout in rollouts:
                 self._begun.pop(rollout.id, None)
@@ -82,9 +84,15 @@ class RewardDesk:
         self._notes, self._num_judged = Counter(), 0
         return taken
 
+    def take_span(self) -> tuple[float, float] | None:
+        """From when to when rewards in processes of their own were at work since the last time; None without any."""
+        span, self._span = self._span, None
+        return span
+
     def forget(self) -> None:
         """The steps begin anew: what was judged for those before counts no more."""
         self.take_notes()
+        self.take_span()
         with self._lock:
             self._begun.clear()
 

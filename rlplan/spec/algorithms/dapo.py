@@ -1,5 +1,7 @@
-"""DAPO: GRPO with a higher upper clip, groups that all agree replaced by new ones, every token counted alike, and a
-penalty that grows before a response is cut off."""
+"""DAPO: GRPO with a higher upper clip, groups that all agree replaced by new ones, and every token counted alike.
+
+Its penalty that grows before a response is cut off takes `algorithm.overlong_buffer`, in tokens of the job's own limit.
+"""
 
 from rlplan.spec.declaration import Algorithm
 
