@@ -24,7 +24,9 @@ from benchmarks.learning_record import (
     read_beside,
     read_curves,
 )
+from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
+from rlplan.units import format_bytes
 
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 BEGIN, END = "<!-- reached: written by benchmarks/learning_page.py -->\n", "<!-- end of reached -->\n"
@@ -49,10 +51,10 @@ def write_page() -> None:
 
 
 def reached() -> str:
-    """Each algorithm's job, and the lowest accuracy of its seeds: in one process, and on the runtime."""
+    """Each algorithm's job, its memory, and the lowest accuracy of its seeds: in one process, and on the runtime."""
     lines = [
-        "| algorithm | prompts x rollouts | learning rate | steps | in one process | on the runtime |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| algorithm | prompts x rollouts | learning rate | steps | memory | in one process | on the runtime |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     files = [read_curves(IN_PROCESS), read_curves(CURVES)]
     for name, path in JOBS.items():
@@ -61,7 +63,8 @@ def reached() -> str:
         cells = [_lowest([curve for curve in curves if curve.algorithm == name]) for curves in files]
         batch = f"{load.num_prompts_per_step} x {load.num_samples_per_prompt}"
         rate = f"{job.algorithm.learning_rate:g}".replace("e-0", "e-")
-        lines.append(f"| `{name}` | {batch} | {rate} | {load.num_steps} | {' | '.join(cells)} |")
+        peak = format_bytes(find_plan(job).ledger.host_peak().num_bytes)
+        lines.append(f"| `{name}` | {batch} | {rate} | {load.num_steps} | {peak} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -65,7 +65,8 @@ def test_the_committed_page_is_of_the_committed_curves() -> None:
 def test_every_committed_curve_passes_and_is_as_long_as_its_job(file: str) -> None:
     for each in read_curves(file):
         assert each.has_passed, each
-        assert each.steps[-1] == load_job(JOBS[each.algorithm]).workload.num_steps
+        is_short = file == IN_PROCESS and each.case == LEARNING_RATE_0
+        assert each.steps[-1] == (EVERY if is_short else load_job(JOBS[each.algorithm]).workload.num_steps)
 
 
 def test_the_committed_curves_of_grpo_agree_with_trl_s() -> None:
