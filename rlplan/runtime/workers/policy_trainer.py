@@ -402,7 +402,9 @@ def _summarize(
     learned: the tokens that are learned from. Only the difference to the engine is over all of them, for it says
     whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
     """
-    per_token = {name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details}
+    per_token = {
+        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details
+    }
     summary = {
         "num_tokens": float(learned.sum()),
         "loss": loss,
