@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 QUICKSTART = EXAMPLES / "quickstart.yaml"
 JOB_EXAMPLES = sorted(
     path
-    for pattern in ("*.yaml", "training/*.yaml")
+    for pattern in ("*.yaml", "training/*.yaml", "rewards/*.yaml")
     for path in EXAMPLES.glob(pattern)
     if "\ngpus:" not in path.read_text("utf-8")
 )

@@ -42,8 +42,8 @@ def test_every_exit_code_is_documented_with_its_error() -> None:
 
 def test_every_metric_is_documented_and_every_documented_metric_exists() -> None:
     learning, timings = collected_rows()
-    launch = importlib.import_module("rlplan.runtime.launch")
-    timings |= set(re.findall(r'timings\["([^"]+)"\]', inspect.getsource(launch)))
+    player = importlib.import_module("rlplan.runtime.player")
+    timings |= set(re.findall(r'timings\["([^"]+)"\]', inspect.getsource(player)))
     timings = {re.sub(r"^seconds/.*", "seconds/<action>", name) for name in timings}
     assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "Metrics"))} == learning
     assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "Timings"))} == timings

@@ -102,7 +102,8 @@ def _run_recorded(task: Task, run_folder: Path, listener: Listener) -> None:
     recorder.write_status("running", None)
     if resumption is not None:
         say_resumed(resumption, recorder, listener)
-    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name)
+    after = resumption.step if resumption else -1
+    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name, after)
     try:
         with interruptible():
             _run_to_the_end(replace(task, followers=followers), recorder, listener)

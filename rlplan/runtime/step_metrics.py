@@ -118,9 +118,10 @@ class StepMetrics:
                     continue
                 if key == "logprob_difference_max" and not is_first:
                     continue
-                self.training[key] = (
-                    max(self.training[key], value) if key.endswith("_max") else self.training[key] + value
-                )
+                if key.endswith("_max"):  # of an estimate of KL it may be below 0
+                    self.training[key] = max(self.training.get(key, value), value)
+                else:
+                    self.training[key] += value
 
     def add_value_training(self, ranks: Sequence[dict[str, float]]) -> None:
         """Sums over the ranks of one mini-batch of the value model."""
@@ -143,13 +144,15 @@ class StepMetrics:
             self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
 
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
-        """Greedy results on the held-out prompts, by reward."""
-        for spec in self.job.rewards:
-            values = [rollout.rewards[spec.label] for rollout in rollouts if not rollout.has_failed]
-            self.learning[f"evaluate/{evaluation_name(spec)}"] = math.fsum(values) / max(1, len(values))
+        """Greedy results on the held-out prompts, by reward; none where all of them failed, which is not a 0."""
+        judged = [rollout for rollout in rollouts if not rollout.has_failed]
+        if not judged:
+            return
+        names = {spec.label: evaluation_name(spec) for spec in self.job.rewards}
         if self.job.has_turns:
-            values = [rollout.rewards[ENVIRONMENT] for rollout in rollouts if not rollout.has_failed]
-            self.learning["evaluate/environment_reward"] = math.fsum(values) / max(1, len(values))
+            names[ENVIRONMENT] = "environment_reward"
+        for label, name in names.items():
+            self.learning[f"evaluate/{name}"] = math.fsum(rollout.rewards[label] for rollout in judged) / len(judged)
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""
@@ -163,23 +166,18 @@ class StepMetrics:
         return learning, timings
 
     def _training_row(self) -> dict[str, float]:
-        sums, tokens = self.training, self.training.get("num_tokens", 0.0)
-        if not tokens:
+        """What is a mean or a maximum over tokens that are learned from is left out where there is none."""
+        sums = self.training
+        if not sums:
             return {}
         row = {
             "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
-            "policy/entropy": sums["entropy_sum"] / tokens,
-            "policy/clip_fraction": sums["is_clipped_sum"] / tokens,
-            "policy/ratio_max": sums["ratio_max"],
+            **_of_tokens(sums),
             "sync/logprob_difference_max": sums["logprob_difference_max"],
         }
-        if "kl_sum" in sums:
-            row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
         for name in ("importance", "is_corrected", "is_ranked_right"):
-            if f"{name}_sum" in sums:
-                row[_LOGGED[name]] = sums[f"{name}_sum"] / max(1.0, sums[f"{name}_count"])
-        if "teacher_kl_sum" in sums:
-            row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
+            if sums.get(f"{name}_count"):
+                row[_LOGGED[name]] = sums[f"{name}_sum"] / sums[f"{name}_count"]
         return row | self._norm_row(Role.POLICY)
 
     def _norm_row(self, role: Role) -> dict[str, float]:
@@ -200,6 +198,23 @@ class StepMetrics:
             "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
+
+
+def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
+    """Of the tokens that are learned from; nothing where there is none."""
+    tokens = sums.get("num_tokens")
+    if not tokens:
+        return {}
+    row = {
+        "policy/entropy": sums["entropy_sum"] / tokens,
+        "policy/clip_fraction": sums["is_clipped_sum"] / tokens,
+        "policy/ratio_max": sums["ratio_max"],
+    }
+    if "kl_sum" in sums:
+        row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+    if "teacher_kl_sum" in sums:
+        row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
+    return row
 
 
 _LOGGED = {

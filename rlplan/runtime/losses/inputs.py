@@ -85,7 +85,7 @@ def total(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """Sum over tokens of weight * (importance * token loss), with KL, teacher and entropy beside it."""
-    weight = corrected(inputs.importance(spec), spec, details)
+    weight = corrected(inputs.importance(spec), inputs.weights, spec, details)
     loss = (inputs.weights * (token_loss if weight is None else weight * token_loss)).sum()
     return with_others(inputs, spec, loss, details)
 
@@ -94,15 +94,20 @@ def total_of_answers(
     inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """The same of a loss for each sequence: its importance is the product of its tokens'."""
-    importance = inputs.importance(spec)
-    weight = corrected(None if importance is None else inputs.per_sequence(importance), spec, details)
     assert inputs.sequence_weights is not None
+    importance = inputs.importance(spec)
+    of_answers = None if importance is None else inputs.per_sequence(importance)
+    weight = corrected(of_answers, inputs.sequence_weights, spec, details)
     loss = (inputs.sequence_weights * (losses if weight is None else weight * losses)).sum()
     return with_others(inputs, spec, loss, details)
 
 
-def corrected(importance: torch.Tensor | None, spec: AlgorithmSpec, details: Details) -> torch.Tensor | None:
+def corrected(
+    importance: torch.Tensor | None, weights: torch.Tensor, spec: AlgorithmSpec, details: Details
+) -> torch.Tensor | None:
     """exp(importance), truncated to or masked outside of [importance_low, importance_high].
+
+    weights: what each token (or answer) counts; what is logged is of those that count.
 
     Source: truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
     (min(ratio, C)); masked: IcePop, Ring-1T, arXiv:2510.18855, equation 3. Against older weights it is the decoupled
@@ -113,7 +118,8 @@ def corrected(importance: torch.Tensor | None, spec: AlgorithmSpec, details: Det
     raw = torch.exp(importance.detach())
     within = (raw >= spec.importance_low) & (raw <= spec.importance_high)
     kept = raw.clamp(spec.importance_low, spec.importance_high) if spec.importance == "truncate" else raw * within
-    details["importance"], details["is_corrected"] = kept, ~within
+    counted = weights != 0
+    details["importance"], details["is_corrected"] = kept[counted], ~within[counted]
     return kept
 
 

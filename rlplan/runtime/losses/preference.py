@@ -31,6 +31,6 @@ def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, D
     details = {
         "ratio": torch.exp(inputs.log_ratio(spec).detach()),
         "is_clipped": torch.zeros_like(inputs.logprobs, dtype=torch.bool),
-        "is_ranked_right": (apart > 0).detach(),
+        "is_ranked_right": (apart > 0).detach()[weights != 0],
     }
     return with_others(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)

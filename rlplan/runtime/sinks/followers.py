@@ -15,14 +15,22 @@ END_S = 15.0
 
 
 class Followers:
-    """See the module docstring."""
+    """See the module docstring. after: the step from which a run goes on; sinks begin behind it. -1: from the start."""
 
-    def __init__(self, sinks: Sequence[str], folder: Path, name: str) -> None:
+    def __init__(self, sinks: Sequence[str], folder: Path, name: str, after: int = -1) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for sink in sinks:
             with (folder / "logs" / f"sink-{sink}.log").open("wb") as log:
                 self._processes[sink] = subprocess.Popen(
-                    [sys.executable, "-m", "rlplan.runtime.sinks.follow", sink, str(folder.resolve()), name],
+                    [
+                        sys.executable,
+                        "-m",
+                        "rlplan.runtime.sinks.follow",
+                        sink,
+                        str(folder.resolve()),
+                        name,
+                        str(after),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

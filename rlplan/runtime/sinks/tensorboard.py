@@ -56,7 +56,8 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str) -> None:
         place = folder / "tensorboard"
         place.mkdir(exist_ok=True)
-        self._file = (place / f"events.out.tfevents.{int(time.time())}.{name}").open("ab")
+        number = len(list(place.iterdir()))  # one for each start of the run: two may fall into one second
+        self._file = (place / f"events.out.tfevents.{int(time.time())}.{name}.{number}").open("xb")
         self._file.write(record(struct.pack("<Bd", 0x09, time.time()) + _field(3, b"brain.Event:2")))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

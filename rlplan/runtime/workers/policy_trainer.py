@@ -189,7 +189,7 @@ class PolicyTrainer(Worker):
 
         micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
-        Returns: sums and maxima for the log; `num_tokens` says over how many tokens.
+        Returns: sums and maxima for the log, over the tokens that are learned from; `num_tokens` says how many.
         """
         totals: dict[str, float] = {}
         for samples, weights in zip(micro_batches, token_weights, strict=True):
@@ -210,7 +210,7 @@ class PolicyTrainer(Worker):
             loss = loss + self.job.algorithm.value_coef * value_loss
         self.backward(loss)
         apart = logprobs.detach() - inputs.behaviour_logprobs
-        summary = _summarize(float(policy_loss), apart, entropies.detach(), details)
+        summary = _summarize(float(policy_loss), apart, entropies.detach(), details, inputs.weights != 0)
         return summary | {f"value_{name}": value for name, value in more.items()}
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -391,26 +391,38 @@ def _joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
 
 
 def _summarize(
-    loss: float, difference: torch.Tensor, entropies: torch.Tensor, details: dict[str, torch.Tensor]
+    loss: float,
+    difference: torch.Tensor,
+    entropies: torch.Tensor,
+    details: dict[str, torch.Tensor],
+    learned: torch.Tensor,
 ) -> dict[str, float]:
-    summary = {
-        "num_tokens": float(difference.numel()),
-        "loss": loss,
-        "entropy_sum": float(entropies.double().sum()),
-        "is_clipped_sum": float(details["is_clipped"].double().sum()),
-        "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-        "ratio_max": float(details["ratio"].max()) if difference.numel() else 0.0,
+    """Sums and maxima of a micro-batch for the log; a maximum over no token is left out.
+
+    learned: the tokens that are learned from. Only the difference to the engine is over all of them, for it says
+    whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
+    """
+    per_token = {
+        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details
     }
-    if "kl" in details:
-        summary["kl_sum"] = float(details["kl"].double().sum())
-        summary["kl_max"] = float(details["kl"].max()) if difference.numel() else 0.0
+    summary = {
+        "num_tokens": float(learned.sum()),
+        "loss": loss,
+        "entropy_sum": _sum(entropies[learned]),
+        "is_clipped_sum": _sum(per_token["is_clipped"]),
+        "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
+    }
+    summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_kl") if name in per_token}
+    if summary["num_tokens"]:
+        summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
     for name in ("importance", "is_corrected", "is_ranked_right"):
         if name in details:
-            summary[f"{name}_sum"] = float(details[name].double().sum())
-            summary[f"{name}_count"] = float(details[name].numel())
-    if "teacher_kl" in details:
-        summary["teacher_kl_sum"] = float(details["teacher_kl"].double().sum())
+            summary[f"{name}_sum"], summary[f"{name}_count"] = _sum(details[name]), float(details[name].numel())
     return summary
+
+
+def _sum(values: torch.Tensor) -> float:
+    return float(values.double().sum())
 
 
 def _accumulate(totals: dict[str, float], part: dict[str, float]) -> None:

@@ -51,6 +51,8 @@ def test_while_generation_lasts_longer_programs_cost_the_step_next_to_nothing(ru
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["math", "function", "weighted"])
+@pytest.mark.parametrize("name", ["math", "function", "weighted", "format", "reasoning-gym"])
 def test_the_other_kinds_of_rewards(run_job: Runner, name: str) -> None:
+    if name == "reasoning-gym":
+        pytest.importorskip("reasoning_gym")
     check(run_job(f"examples/rewards/{name}.yaml", *SHORT, "metrics.sinks=[tensorboard]"))

@@ -9,13 +9,21 @@ from pathlib import Path
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.sinks.tensorboard import crc32c, event, record
 
-ROWS = [{"step": 0, "evaluate/greedy_accuracy": 0.25}, {"step": 1, "reward/mean": 0.5, "kl/mean": 0.001}]
+ROWS: list[dict[str, float]] = [
+    {"step": 0, "evaluate/greedy_accuracy": 0.25},
+    {"step": 1, "reward/mean": 0.5, "kl/mean": 0.001},
+]
 
 
 def run_folder(path: Path) -> Path:
     (path / "logs").mkdir()
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (path / "timings.jsonl").write_text(json.dumps({"step": 1, "step_s": 2.5}) + "\n" + '{"step": 2, "step')
+    timings = [
+        {"step": 0, "step_s": 1.0},
+        {"step": 1, "step_s": 2.5},
+        {"step": -1, "step_s": 9.0, "seconds/evaluate": 4.0},
+    ]
+    (path / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in timings) + '{"step": 2, "step')
     return path
 
 
@@ -43,9 +51,11 @@ def test_tensorboard_gets_every_row_also_the_last(tmp_path: Path) -> None:
     (file,) = (folder / "tensorboard").iterdir()
     head, *events = read_events(file)
     assert head.endswith(b"brain.Event:2")
-    assert [name for name in (b"evaluate/greedy_accuracy", b"reward/mean", b"step_s") if any(name in e for e in events)]
-    assert len(events) == 3
-    assert struct.pack("<f", 2.5) in events[2]
+    first, second, ending = events
+    assert all(name in first for name in (b"evaluate/greedy_accuracy", b"step_s"))
+    assert all(name in second for name in (b"reward/mean", b"kl/mean", b"step_s", struct.pack("<f", 2.5)))
+    assert b"seconds/evaluate" in ending
+    assert b"step_s" not in ending, "the last step has one of its own"
 
 
 def test_a_dead_sink_is_told_once_and_stops_nothing(tmp_path: Path) -> None:

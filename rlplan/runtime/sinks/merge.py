@@ -1,0 +1,106 @@
+"""Merges a run folder's metrics and timings step by step, while they grow.
+
+In: `metrics.jsonl` and `timings.jsonl`. Out: each step's numbers, once, in order: loggers take no step after
+a later one. Left out: sinks, and when to look (follow.py).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FILES = ("metrics.jsonl", "timings.jsonl")
+
+Numbers = dict[str, float]
+
+
+class Tail:
+    """Whole new lines of a file that grows, and may begin again: another file under its name, or a shorter one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at, self._inode = 0, -1
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """(whether the file began again, rows since the last time or its beginning)."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                began_again = self._inode not in (-1, status.st_ino) or status.st_size < self._at
+                self._at = 0 if began_again else self._at
+                self._inode = status.st_ino
+                file.seek(self._at)
+                data = file.read()
+        except OSError:
+            return False, []
+        whole = data.rfind(b"\n") + 1
+        self._at += whole
+        return began_again, [json.loads(line) for line in data[:whole].splitlines()]
+
+
+class File:
+    """What one of the files says of steps that nobody was told of. newest: the last step that it speaks of.
+
+    ending: what was done when the run ended (step -1).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps: dict[int, Numbers] = {}
+        self.ending: Numbers = {}
+        self.newest = -1
+
+    def look(self, after: int) -> None:
+        """Take in what is new of steps after one. Of a file that began again what was not told is taken anew."""
+        began_again, rows = self._tail.read()
+        if began_again:
+            self._forget()
+        for row in rows:
+            step, numbers = int(row["step"]), numbers_of(row)
+            self.newest = max(self.newest, step)
+            if step > after:
+                self.steps.setdefault(step, {}).update(numbers)
+            elif step < 0:
+                self.ending.update(numbers)
+
+
+class Merge:
+    """See the module docstring. after: the step from which a run goes on; it and those before are not told."""
+
+    def __init__(self, folder: Path, after: int = -1) -> None:
+        self._files = [File(folder / name) for name in FILES]
+        self._last, self._told = after, set[str]()
+
+    def new(self, *, is_over: bool) -> Iterator[tuple[int, Numbers]]:
+        """Steps of which each file has told, or tells of a later one; when the run is over, all there is.
+
+        What is done when a run ends stands beside its last step, under names that this step has not used yet.
+        """
+        for file in self._files:
+            file.look(self._last)
+        complete = max(self._known) if is_over else min(file.newest for file in self._files)
+        for step in sorted(step for step in self._known if self._last < step <= complete):
+            yield self._tell(step)
+        if is_over:
+            ending = {name: value for file in self._files for name, value in file.ending.items()}
+            new = {name: value for name, value in ending.items() if name not in self._told}
+            if new:
+                yield max(self._last, 0), new
+
+    @property
+    def _known(self) -> set[int]:
+        return {-1} | {step for file in self._files for step in file.steps}
+
+    def _tell(self, step: int) -> tuple[int, Numbers]:
+        numbers = {name: value for file in self._files for name, value in file.steps.pop(step, {}).items()}
+        self._last, self._told = step, set(numbers)
+        return step, numbers
+
+
+def numbers_of(row: dict[str, Any]) -> Numbers:
+    """A row's numbers, without its step."""
+    return {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, int | float)}
