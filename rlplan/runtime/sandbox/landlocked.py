@@ -3,7 +3,8 @@
 In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
 sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
 process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
-Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame.
+Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame; and what a
+test leaves running ends with the program, not with the test.
 """
 
 import importlib.util
@@ -22,12 +23,24 @@ from rlplan.runtime.sandbox.seccomp import denied_calls, deny_list
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
 
 _LAUNCHER = """
-import json, os, sys
+import ctypes, json, os, sys
 os.environ["HOME"] = "/tmp"
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever loses his parent becomes a child of this process
 sys.path.insert(0, sys.argv[1])
 from sandlock import Sandbox
 process = Sandbox(**json.loads(sys.argv[2])).popen(sys.argv[3:])
 process.wait()
+while True:
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            for child in open("/proc/self/task/" + thread + "/children").read().split():
+                os.kill(int(child), 9)
+        except OSError:
+            pass
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        break
 """
 _LOCK = """
 import ctypes
@@ -87,7 +100,7 @@ class Landlocked:
             "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
         }
         uid = str(FIRST_UID + slot)
-        drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups") if self._setpriv else ()
-        drop = (*drop, "--inh-caps=-all", "--bounding-set=-all", "--") if drop else ()
+        ids = ("--reuid", uid, "--regid", uid, "--clear-groups")
+        drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()
         launch = (sys._base_executable, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
         return (*drop, *launch, INTERPRETER, *self._runner.flags)
