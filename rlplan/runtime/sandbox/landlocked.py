@@ -3,8 +3,8 @@
 In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
 sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
 process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
-Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame; and what a
-test leaves running ends with the program, not with the test.
+Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame; and what
+a test leaves running ends with the program, not with the test.
 """
 
 import importlib.util
