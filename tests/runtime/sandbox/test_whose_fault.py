@@ -79,9 +79,10 @@ def test_a_process_that_cannot_be_made_before_the_program_is_there_is_no_fault_o
 def test_a_runner_that_the_host_ends_is_no_fault_of_the_program(sandbox: Bubblewrap) -> None:
     others = {process.pid for process in psutil.Process().children(recursive=True)}
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.run, Program("import time; time.sleep(3)", (Case(),)))
-        while not (inside := [p for p in psutil.Process().children(recursive=True) if _has_child(p, others)]):
-            time.sleep(0.01)
+        future = pool.submit(sandbox.run, Program("import time; time.sleep(20)", (Case(),), Limits(case_s=30.0)))
+        inside: list[psutil.Process] = []
+        while not inside and not future.done():
+            inside = [each for each in psutil.Process().children(recursive=True) if _has_child(each, others)]
         inside[-1].kill()
         report = future.result(10)
     assert (report.status, report.detail) == ("broken", "its runner ended without a verdict")
