@@ -22,8 +22,8 @@ import psutil  # noqa: E402
 from rlplan.runtime.sandbox.bare import Bare  # noqa: E402
 from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, Bubblewrap  # noqa: E402
 from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox  # noqa: E402
-from rlplan.runtime.sandbox.memory_groups import PREFIX  # noqa: E402
 from rlplan.runtime.sandbox.programs import Case, Program, Sandbox  # noqa: E402
+from rlplan.runtime.sandbox.tree_limits import PREFIX  # noqa: E402
 
 ADDS = Program("print(sum(map(int, input().split())))", (Case(b"17 25\n"),))
 BEGIN, END = "<!-- bench_sandbox: begin -->", "<!-- bench_sandbox: end -->"

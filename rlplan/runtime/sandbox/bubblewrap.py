@@ -1,7 +1,7 @@
 """The sandbox of bubblewrap, hardened: own user and namespaces, writable is one small tmpfs, no /proc, no network.
 
-In: programs. Out: reports. Between: setpriv (an own uid, when we are root), a control group for the memory of the whole
-tree, bwrap with a seccomp deny list, and rlimits that the runner sets before the program is there.
+In: programs. Out: reports. Between: setpriv (an own uid, when we are root), control groups for memory and CPU of the
+whole tree, bwrap with a seccomp deny list, and rlimits that the runner sets before the program is there.
 Left out: protection from a kernel bug. For hostile tenants on shared machines use a virtual machine.
 """
 
@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 from rlplan.errors import HostError
-from rlplan.runtime.sandbox.memory_groups import MemoryGroup, TreeWatch, sweep
 from rlplan.runtime.sandbox.process import Runner, run_in, runner_for
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, unknown
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list
+from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
 
 FIRST_UID = 61_200
 """Uids from here on belong to nobody on the usual systems; each slot has one."""
@@ -46,18 +46,12 @@ class Bubblewrap:
         self._runner, self._view = system_runner(), _interpreter_view()
         self._filter = _filter_file()
         sweep()
-        self._groups = _memory_groups(num_slots, limits.memory_bytes)
-        self._watch = None if self._groups else TreeWatch(limits.memory_bytes)
+        self._groups = _tree_groups(num_slots, limits.memory_bytes)
         self._stop, self._keep = os.pipe()
         self._is_closed = False
         self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
         for slot in range(num_slots):
             self._slots.put(slot)
-
-    @property
-    def counts_memory(self) -> str:
-        """How the memory of the whole tree is limited."""
-        return "control group" if self._groups else "looking on"
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program in a fresh sandbox."""
@@ -66,7 +60,7 @@ class Bubblewrap:
             self._slots.put(slot)
             return unknown(program, "broken", "it was closed")
         group = self._groups[slot] if self._groups else None
-        before = group.num_kills() if group else 0
+        before = group.num_ended() if group else (0, 0)
         # a description of its own: bwrap reads the filter from where the descriptor stands
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
@@ -77,12 +71,10 @@ class Bubblewrap:
                 program,
                 pass_fds=(descriptor,),
                 stops_early=stops_early,
-                watch=self._watch,
+                watch=_watch(program, group),
                 stop=self._stop,
             )
-            if report.status == "killed" and group is not None and group.num_kills() > before:
-                return Report("memory", report.cases, report.detail, report.seconds)
-            return report
+            return blamed(report, before, group.num_ended() if group else (0, 0))
         finally:
             os.close(descriptor)
             self._slots.put(slot)
@@ -121,6 +113,35 @@ class Bubblewrap:
         )
 
 
+def blamed(report: Report, before: tuple[int, int], after: tuple[int, int]) -> Report:
+    """A report with a failure that no program brings about as `broken`. before, after: TreeGroup.num_ended.
+
+    Inside, the runner is the first process: no signal reaches it from there, nobody else may set its limits
+    (seccomp.py), and what it reads is bounded. So what ends it without a verdict comes from outside, but for the
+    group's own limit of memory. That the host runs out of memory is no program's doing: the plan has counted its limit.
+    """
+    was_ended, was_full = after[0] > before[0], after[1] > before[1]
+    if was_ended and was_full:
+        status = "memory" if report.status in ("killed", "broken") else report.status
+        return Report(status, report.cases, report.detail, report.seconds)
+    has_lost = report.status == "killed" or any(case.status == "killed" for case in report.cases)
+    if was_ended and has_lost:
+        return _broken(report, "the host ran out of memory")
+    return _broken(report, "its runner ended without a verdict") if report.status == "killed" else report
+
+
+def _broken(report: Report, detail: str) -> Report:
+    return Report("broken", tuple(CaseResult("missing") for _ in report.cases), detail, report.seconds)
+
+
+def _watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
+    """What a run's groups leave to be looked at."""
+    if group is not None and group.has_quota:
+        return None
+    limits = program.limits
+    return TreeWatch(None if group else limits.memory_bytes, limits.cpu_s(len(program.cases)))
+
+
 INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys._base_executable)
 
 
@@ -152,18 +173,16 @@ def _filter_file() -> "tempfile._TemporaryFileWrapper[bytes]":
     return file
 
 
-def system_runner() -> Runner:
-    """The runner for the system's interpreter. Raises: HostError."""
+def system_runner(before: str = "") -> Runner:
+    """The runner for the system's interpreter. before: code that runs first. Raises: HostError."""
     try:
-        return runner_for(INTERPRETER)
+        return runner_for(INTERPRETER, before)
     except (OSError, subprocess.SubprocessError) as error:
         raise _no_interpreter(error) from None
 
 
-def _interpreter_view() -> tuple[str, ...]:
-    """What bwrap shows, read-only: the interpreter, its standard library, the folders of the shared libraries; nothing
-    else of the host.
-    """
+def interpreter_places() -> list[str]:
+    """The interpreter's standard library and the folders of the shared libraries. Raises: HostError."""
     try:
         said = subprocess.run(
             [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=20, check=True
@@ -173,15 +192,18 @@ def _interpreter_view() -> tuple[str, ...]:
     stdlib = said[0]
     folders = {os.path.realpath(Path(path).parent) for path in said[1:]}
     places = [place for place in sorted({stdlib, *folders}) if not place.startswith(stdlib + "/")]
+    loaders = Path("/lib64").resolve()
+    return [*places, *([str(loaders)] if loaders.is_dir() and str(loaders) not in places else [])]
+
+
+def _interpreter_view() -> tuple[str, ...]:
+    """What bwrap shows, read-only: the interpreter and its places; nothing else of the host."""
     view = ["--ro-bind", INTERPRETER, INTERPRETER]
-    for place in places:
+    for place in interpreter_places():
         view += ["--ro-bind", place, place]
     for link in ("/lib", "/lib64"):
         if Path(link).is_symlink():
             view += ["--symlink", str(Path(link).readlink()), link]
-    loaders = Path("/lib64").resolve()
-    if loaders.is_dir() and str(loaders) not in places:
-        view += ["--ro-bind", str(loaders), str(loaders)]
     return tuple(view)
 
 
@@ -194,11 +216,11 @@ def _no_interpreter(error: Exception) -> HostError:
     )
 
 
-def _memory_groups(num_slots: int, limit: int) -> list[MemoryGroup]:
-    groups: list[MemoryGroup] = []
+def _tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
+    groups: list[TreeGroup] = []
     try:
         for slot in range(num_slots):
-            groups.append(MemoryGroup(slot, limit))
+            groups.append(TreeGroup(slot, memory_bytes))
     except OSError:
         for group in groups:
             group.close()

@@ -1,7 +1,10 @@
 """The sandbox of `sandlock`: Landlock and seccomp, no namespaces and no root; for hosts where bubblewrap may not run.
 
 In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
-sandbox is set up by an interpreter of its own. The whole tree's memory is looked at, for sandlock counts by process.
+sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
+process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
+Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame; and what
+a test leaves running ends with the program, not with the test.
 """
 
 import importlib.util
@@ -13,19 +16,41 @@ import sys
 from pathlib import Path
 
 from rlplan.errors import HostError
-from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, system_runner
-from rlplan.runtime.sandbox.memory_groups import TreeWatch
+from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
-from rlplan.runtime.sandbox.seccomp import denied_calls
+from rlplan.runtime.sandbox.seccomp import denied_calls, deny_list
+from rlplan.runtime.sandbox.tree_limits import TreeWatch
 
 _LAUNCHER = """
-import json, os, sys
+import ctypes, json, os, sys
 os.environ["HOME"] = "/tmp"
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever loses his parent becomes a child of this process
 sys.path.insert(0, sys.argv[1])
 from sandlock import Sandbox
 process = Sandbox(**json.loads(sys.argv[2])).popen(sys.argv[3:])
 process.wait()
+while True:
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            for child in open("/proc/self/task/" + thread + "/children").read().split():
+                os.kill(int(child), 9)
+        except OSError:
+            pass
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        break
+"""
+_LOCK = """
+import ctypes
+def _lock(code):
+    class Filter(ctypes.Structure):
+        _fields_ = [("size", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):
+        raise OSError(ctypes.get_errno(), "no list of denied calls can be put on")
+_lock({code!r})
 """
 
 
@@ -44,8 +69,8 @@ class Landlocked:
                 way_out="pip install sandlock",
             )
         self.limits, self._packages = limits, str(Path(found.origin).parent.parent)
-        self._runner = system_runner()
-        self._watch = TreeWatch(limits.memory_bytes)
+        self._runner = system_runner(_LOCK.format(code=deny_list(os.uname().machine)))
+        self._places = interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(num_slots):
@@ -53,9 +78,10 @@ class Landlocked:
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program in a fresh sandbox."""
-        slot = self._slots.get()
+        slot, limits = self._slots.get(), program.limits
+        watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
         try:
-            return run_in(self._command(slot), self._runner.code, program, stops_early=stops_early, watch=self._watch)
+            return run_in(self._command(slot), self._runner.code, program, stops_early=stops_early, watch=watch)
         finally:
             self._slots.put(slot)
 
@@ -64,10 +90,9 @@ class Landlocked:
 
     def _command(self, slot: int) -> tuple[str, ...]:
         policy = {
-            "fs_readable": [
-                place for place in ("/usr", "/lib", "/lib64", "/dev/null", "/dev/urandom") if Path(place).exists()
-            ],
+            "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
             "fs_writable": ["/dev/null"],
+            "fs_denied": ["/proc"],  # sandlock would make some of it up
             "max_memory": self.limits.memory_bytes,
             "max_processes": self.limits.num_processes,
             "clean_env": True,
@@ -75,6 +100,7 @@ class Landlocked:
             "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
         }
         uid = str(FIRST_UID + slot)
-        drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._setpriv else ()
+        ids = ("--reuid", uid, "--regid", uid, "--clear-groups")
+        drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()
         launch = (sys._base_executable, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
         return (*drop, *launch, INTERPRETER, *self._runner.flags)

@@ -33,7 +33,7 @@ GRACE_S = 0.5
 LEAVE_S, END_S = 0.05, 2.0
 """How long a command may take to end by itself; with its children killed."""
 _READY = b"ready\n"
-_STATUSES = frozenset({"ok", "error", "timeout", "output", "killed"})
+_STATUSES = frozenset({"ok", "error", "timeout", "output", "killed", "broken"})
 _PIECE = 1 << 16
 _LINE = 64
 """Bytes that the head of a case's result has at most."""
@@ -51,8 +51,8 @@ class Runner:
     code: bytes
 
 
-def runner_for(interpreter: str) -> Runner:
-    """The runner for an interpreter: isolated, without site packages, writing nothing.
+def runner_for(interpreter: str, before: str = "") -> Runner:
+    """The runner for an interpreter: isolated, without site packages, writing nothing. before: code that runs first.
 
     Raises: OSError, subprocess.SubprocessError when the interpreter does not answer.
     """
@@ -60,7 +60,7 @@ def runner_for(interpreter: str) -> Runner:
         "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
     )
     command = [interpreter, "-I", "-S", "-c", compiles]
-    done = subprocess.run(command, input=RUNNER.encode(), capture_output=True, timeout=START_S, check=True)
+    done = subprocess.run(command, input=(before + RUNNER).encode(), capture_output=True, timeout=START_S, check=True)
     return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
@@ -71,12 +71,13 @@ def run_in(
     *,
     pass_fds: tuple[int, ...] = (),
     stops_early: bool = False,
-    watch: Callable[[int], bool] | None = None,
+    watch: Callable[[int], str | None] | None = None,
     stop: int | None = None,
 ) -> Report:
     """Run a program by a command that starts the runner, whose code goes in first.
 
-    watch: called with the process id; True ends it (memory). stop: a pipe's descriptor; its hanging up ends it.
+    watch: called with the process id; a status ends it. stop: a pipe's descriptor; its hanging up ends it. A runner
+    that ends without a verdict is `killed`: whoever calls knows whether a program may have done that.
     """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()
@@ -115,9 +116,9 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
 
     def listen(
-        self, started: float, total_s: float, watch: Callable[[int], bool] | None, stop: int | None = None
+        self, started: float, total_s: float, watch: Callable[[int], str | None] | None, stop: int | None = None
     ) -> str:
-        """Until it says no more (`done`), or `timeout`, `output`, `memory`, `broken` (stopped from here).
+        """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
 
         The program's time begins once it is up.
         """
@@ -143,8 +144,8 @@ class _Talk:
                 return "timeout"
             if len(self.heard) > self.limit:
                 return "output"
-            if watch is not None and watch(self.process.pid):
-                return "memory"
+            if is_up and watch is not None and (status := watch(self.process.pid)):
+                return status
 
     def _serve(self, descriptor: int) -> bool:
         """Whether a pipe goes on."""
@@ -235,6 +236,8 @@ def _report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: f
     results = _verdict(memoryview(talk.heard)[len(_READY) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
         return unknown(program, status if status != "done" else "killed", "", seconds)
+    if results and results[-1].status == "broken":
+        return unknown(program, "broken", results[-1].detail, seconds)
     missing = (CaseResult("missing"),) * (len(program.cases) - len(results))
     return Report("done", (*results, *missing), "", seconds)
 

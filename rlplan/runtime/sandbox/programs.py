@@ -20,7 +20,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a whole sandbox, but for the times: case_s is each case's, both of its CPU and of the clock.
+    """Of a whole sandbox, but for the times: case_s is each case's by the clock, and each of its processes' of CPU.
+
+    CPU of all processes together: one core's worth (tree_limits.py), or cpu_s where that cannot be had.
 
     memory_bytes: of all processes and files together. output_bytes: printed by one case; total_output_bytes: by all,
     for the driver holds it. file_bytes: of one file.
@@ -34,6 +36,10 @@ class Limits:
     total_output_bytes: int = 8 * MIB
     file_bytes: int = 16 * MIB
     disk_bytes: int = 32 * MIB
+
+    def cpu_s(self, num_cases: int) -> float:
+        """Seconds of CPU of all processes of so many cases."""
+        return min(self.total_s, num_cases * self.case_s)
 
 
 DEFAULT_LIMITS = Limits()
@@ -65,7 +71,7 @@ class Report:
     """What a sandbox says of a program, one result a case.
 
     status: `done`; or why nothing is known of some cases: `timeout`, `memory`, `killed`: the program's doing;
-    `broken`: the sandbox's own failure, of which the program is not guilty (detail says what).
+    `broken`: the sandbox's own failure or the host's, that no program brings about (detail says what).
     """
 
     status: str

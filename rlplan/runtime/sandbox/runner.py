@@ -3,16 +3,21 @@
 It reads a request from its standard input, says that it is ready, starts the program anew for each case in a child of
 its own, and reports. Children inherit neither its input nor its output. The nonce that makes a report valid is the last
 thing on the input, and is read when all children are done: no memory that a child ever had holds it.
+
+A case whose child did not come up is `broken` where the program cannot be to blame: a child says that it has come up
+before it looks at the program, and what has been said cannot be taken back.
 """
 
+import _signal  # `signal` takes 5 ms, most of them for `enum`
 import posix as os  # `os` itself takes a millisecond
 import resource
 import select
 import sys
 import time
 
-SIGKILL, SIGXCPU = 9, 24
-"""The module `signal` takes 5 ms to import, most of them for `enum`."""
+SIGINT, SIGKILL, SIGXCPU, ENOMEM = 2, 9, 24, 12
+_UP = b"u"
+"""The first that a child says on the report pipe."""
 
 
 def _read_exactly(size):
@@ -57,8 +62,8 @@ def _encode(value, depth=0):
     raise TypeError(f"a {type(value).__name__} cannot be given back")
 
 
-def _child(request, case, pipes):
-    """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
+def _come_up(request, pipes):
+    """All that a child does before it looks at the program."""
     stdin, out, report = pipes
     os.setsid()
     os.dup2(stdin, 0)
@@ -66,10 +71,20 @@ def _child(request, case, pipes):
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.dup2(report, 3)
     os.closerange(4, 64)
+    _signal.signal(SIGINT, _signal.default_int_handler)
     cpu = max(1, int(request["case_s"] + 0.999))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+
+def _child(request, case, pipes):
+    """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
+    try:
+        _come_up(request, pipes)
+        _write_all(3, _UP)
+    except BaseException:
+        os._exit(1)
     try:
         module = type(sys)("__main__" if case["call"] is None else "solution")
         sys.modules[module.__name__], space = module, module.__dict__
@@ -107,7 +122,7 @@ class _Watched:
         self.feed, self.out, self.report = pipes
         self.end = os.pidfd_open(pid)
         self.got = {self.out: b"", self.report: b""}
-        self.status, self.has_ended, self.feeds = "ok", False, True
+        self.status, self.has_ended, self.feeds, self.is_up = "ok", False, True, False
         self.poll = select.poll()
         for descriptor in (*pipes, self.end):
             os.set_blocking(descriptor, False)
@@ -150,8 +165,11 @@ class _Watched:
             piece = os.read(descriptor, 65536)
         except OSError:
             return False
+        is_open = bool(piece)
+        if descriptor == self.report and not self.is_up and is_open:
+            self.is_up, piece = True, piece[len(_UP) :]
         self.got[descriptor] += piece
-        return bool(piece)
+        return is_open
 
     def close(self):
         """End it. Gives (status, printed, reported)."""
@@ -184,16 +202,25 @@ def _end_others():
         pass
 
 
-def _case(request, case, limit):
-    stdin_read, stdin_write = os.pipe()
-    out_read, out_write = os.pipe()
-    report_read, report_write = os.pipe()
+def _not_up(has_run, error):
+    """The status of a case whose child did not come up. What the program's earlier cases may have brought about stays
+    its own doing: anything where they may still run, a want of memory where their files are left.
+    """
+    return "killed" if has_run and (os.getpid() != 1 or error == ENOMEM) else "broken"
+
+
+def _case(request, case, limit, has_run):
+    """has_run: whether the program has, in an earlier case."""
+    ends = []
     try:
+        for _ in range(3):
+            ends += os.pipe()
         pid = os.fork()
     except OSError as error:
-        for descriptor in (stdin_read, stdin_write, out_read, out_write, report_read, report_write):
+        for descriptor in ends:
             os.close(descriptor)
-        return "killed", b"", str(error).encode()
+        return _not_up(has_run, error.errno), b"", str(error).encode()
+    stdin_read, stdin_write, out_read, out_write, report_read, report_write = ends
     if pid == 0:
         _child(request, case, (stdin_read, out_write, report_write))
     for descriptor in (stdin_read, out_write, report_write):
@@ -201,6 +228,8 @@ def _case(request, case, limit):
     child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), limit)
     child.watch(request["case_s"])
     status, printed, said = child.close()
+    if not child.is_up:
+        return _not_up(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
     if status == "error":
         return status, b"", said[1:]
     if status != "ok":
@@ -211,6 +240,7 @@ def _case(request, case, limit):
 
 
 def main():
+    _signal.signal(SIGINT, _signal.SIG_IGN)  # the one signal that the interpreter would let through to a first process
     request = eval(_read_exactly(int(_read_exactly(16), 16)))
     for name, value in request["rlimits"].items():
         number = getattr(resource, name)
@@ -220,10 +250,10 @@ def main():
     _write_all(1, b"ready\n")
     results, left = [], request["total_output_bytes"]
     for case in request["cases"]:
-        results.append(_case(request, case, min(left, request["output_bytes"])))
+        results.append(_case(request, case, min(left, request["output_bytes"]), len(results) > 0))
         left -= sum(map(len, results[-1][1:]))
         _end_others()
-        if results[-1][0] != "ok" and request["stops_early"]:
+        if results[-1][0] == "broken" or (results[-1][0] != "ok" and request["stops_early"]):
             break
     nonce = _read_exactly(32)
     body = b"".join(

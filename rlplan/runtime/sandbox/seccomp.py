@@ -19,7 +19,8 @@ _X86_64 = {
     "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
     "kcmp": 312, "finit_module": 313, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
     "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68, "flock": 73, "sync": 162, "fadvise64": 221,
-    "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "syncfs": 306,
+    "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "syncfs": 306, "setpriority": 141,
+    "sched_setparam": 142, "sched_setscheduler": 144, "ioprio_set": 251, "sched_setattr": 314,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "syslog": 116, "personality": 92, "vhangup": 58, "pivot_root": 41, "adjtimex": 171, "chroot": 51,
@@ -31,7 +32,8 @@ _AARCH64 = {
     "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
     "kcmp": 272, "finit_module": 273, "memfd_create": 279, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282,
     "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186, "flock": 32, "sync": 81, "fadvise64": 223,
-    "inotify_add_watch": 27, "inotify_init1": 26, "syncfs": 267,
+    "inotify_add_watch": 27, "inotify_init1": 26, "syncfs": 267, "setpriority": 140, "sched_setparam": 118,
+    "sched_setscheduler": 119, "ioprio_set": 30, "sched_setattr": 274,
 }  # fmt: skip
 _BOTH = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
@@ -44,8 +46,15 @@ _CLONE3 = 435
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ARGUED = {
-    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "ioctl": 16},
-    "aarch64": {"clone": 220, "socket": 198, "socketpair": 199, "ioctl": 29},
+    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "ioctl": 16, "prlimit64": 302, "sched_setaffinity": 203},
+    "aarch64": {
+        "clone": 220,
+        "socket": 198,
+        "socketpair": 199,
+        "ioctl": 29,
+        "prlimit64": 261,
+        "sched_setaffinity": 122,
+    },
 }
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEWTIME | NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET."""
@@ -74,8 +83,9 @@ def denied_calls(machine: str) -> dict[str, int]:
 def deny_list(machine: str) -> bytes:
     """The filter for a machine (`x86_64`, `aarch64`). Raises: KeyError for any other.
 
-    Denied beside the list: new namespaces by clone, sockets but AF_UNIX, characters pushed into a terminal, and the
-    x32 way of calling. clone3 does not exist (its flags cannot be read), so that libraries fall back to clone.
+    Denied beside the list: new namespaces by clone, sockets but AF_UNIX, characters pushed into a terminal, the x32
+    way of calling, limits and cores of any process but the caller (the runner has the same uid). clone3 does not exist
+    (its flags cannot be read), so that libraries fall back to clone.
     """
     argued = _ARGUED[machine]
     program = [_instruction(_LOAD, _ARCH), _instruction(_EQUAL, _AUDIT_ARCH[machine], 1, 0)]
@@ -93,6 +103,8 @@ def deny_list(machine: str) -> bytes:
         (argued["socket"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
         (argued["socketpair"], 0, [_instruction(_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EPERM)]),
         (argued["ioctl"], 1, injections),
+        (argued["prlimit64"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
+        (argued["sched_setaffinity"], 0, [_instruction(_EQUAL, 0, 1, 0), _refuse(errno.EPERM)]),
     ):
         body = [_instruction(_LOAD, _ARGUMENT + 8 * position), *test, _instruction(_RETURN, _ALLOW)]
         program += [_instruction(_EQUAL, number, 0, len(body)), *body]

@@ -1,6 +1,7 @@
-"""What a program cannot do in a sandbox: 93 escapes and 19 bombs, none of which gets anywhere."""
+"""What a program cannot do in a sandbox: 98 escapes and 19 bombs, none of which gets anywhere."""
 
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -14,25 +15,14 @@ import pytest
 
 from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.bare import Bare
-from rlplan.runtime.sandbox.choice import open_sandbox
+from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
-from tests.runtime.sandbox.attacks import BOMBS, ESCAPES
+from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
 PATIENT = Limits(case_s=20.0, total_s=40.0, memory_bytes=256 * MIB)
-HARMLESS_BARE = (
-    "reads the host's password file",
-    "reads a file of the host's that everybody may read",
-    "reads the library that judges it",
-    "connects to the host over TCP",
-    "sends the host a datagram",
-    "reaches an abstract socket",
-    "starts a shell",
-    "makes a file in memory",
-    "hides a file for the next program",
-)
-"""Attacks that do no harm on a host without a sandbox: there they succeed, so they really try something."""
+REFUSALS = ("FileNotFoundError", "OSError", "PermissionError", "ProcessLookupError")
 
 
 @dataclass(frozen=True)
@@ -49,11 +39,11 @@ class Outside:
     victim: int
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    opened = open_sandbox("bubblewrap", 1, LIMITS)
-    yield opened
-    opened.close()
+@pytest.fixture(scope="module", params=BACKENDS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    one = opened(request.param, 1, LIMITS)
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +96,30 @@ def test_nothing_escapes(name: str, sandbox: Sandbox, outside: Outside) -> None:
     source = filled(ESCAPES[name], outside)
     for _ in range(2):  # what one program leaves, the next one would find
         report = attack(sandbox, source, PATIENT)
-        assert report.status in ("done", "killed"), (report, name)
-        assert b"ESCAPED" not in report.cases[0].output, report
-        assert report.cases[0].status in ("ok", "error", "missing", "killed"), report
-        assert "SyntaxError" not in report.cases[0].detail, report
-        assert "NameError" not in report.cases[0].detail, report
+        case = report.cases[0]
+        assert b"ESCAPED" not in case.output, report
+        if sandbox.name == "sandlock" and name == "kills everything that it may":
+            continue  # its runner is among it there: no verdict, which is a 0
+        assert report.status == "done", report
+        assert case.status in ("ok", "error", "killed"), report
+        assert case.status != "error" or case.detail.startswith(REFUSALS), "an attack with a fault of its own"
 
 
-@pytest.mark.parametrize("name", HARMLESS_BARE)
+@pytest.mark.parametrize("name", [*SHOWN_BARE, *SHOWN_WHERE_ALLOWED])
 def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside) -> None:
-    program = Program(filled(ESCAPES[name], outside), (Case(),))
+    victim = subprocess.Popen(["sleep", "600"])
+    program = Program(filled(ESCAPES[name], dataclasses.replace(outside, victim=victim.pid)), (Case(),))
     try:
-        reports = [Bare(1).run(program) for _ in range(2)]
+        report = [Bare(1).run(program) for _ in range(2 if "next program" in name else 1)][-1]
     finally:
-        Path("/tmp/note").unlink(missing_ok=True)
-    assert b"ESCAPED" in reports[1].cases[0].output
+        victim.kill()
+        victim.wait()
+        for note in ("/tmp/note", "/dev/shm/note"):
+            Path(note).unlink(missing_ok=True)
+    case = report.cases[0]
+    if name in SHOWN_WHERE_ALLOWED and case.status in ("ok", "error") and not case.output:
+        pytest.skip("this host refuses it without a sandbox too")
+    assert b"ESCAPED" in case.output, report
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -152,3 +151,4 @@ def _is_inside(process: psutil.Process) -> bool:
 
 def test_there_are_enough_attacks() -> None:
     assert len(ESCAPES) + len(BOMBS) >= 45
+    assert len(SHOWN_BARE) + len(SHOWN_WHERE_ALLOWED) > len(ESCAPES) / 2

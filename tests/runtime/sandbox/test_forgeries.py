@@ -1,4 +1,4 @@
-"""A program cannot make its judge believe that it is right: 36 ways to try, as a function and as a program."""
+"""A program cannot make its judge believe that it is right: 39 ways to try, as a function and as a program."""
 
 import json
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ import pytest
 
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.rewards.code_executor import grade
-from rlplan.runtime.sandbox.choice import open_sandbox
+from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.rewards import CodeExecutorSpec
-from tests.runtime.sandbox.attacks import read_programs
+from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
 SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=2.0, timeout_s=4.0)
@@ -20,11 +20,11 @@ CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == 
 PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    opened = open_sandbox("bubblewrap", 1, Limits())
-    yield opened
-    opened.close()
+@pytest.fixture(scope="module", params=BACKENDS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    one = opened(request.param, 1, Limits())
+    yield one
+    one.close()
 
 
 def value(sandbox: Sandbox, source: str, tests: str) -> float:
@@ -39,6 +39,7 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
+    """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0
     assert value(sandbox, FORGERIES[name] + "\nprint(f(7))", PRINTS) == 0.0
 

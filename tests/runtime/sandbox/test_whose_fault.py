@@ -1,0 +1,151 @@
+"""What a program brings about is a 0; what the sandbox or the host does to it is `broken`, and out of its reach.
+
+Also here: the CPU that all of its processes have together.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed
+from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
+from rlplan.runtime.sandbox.tree_limits import TreeWatch
+
+SPINS = """
+import os
+for _ in range(7):
+    if os.fork() == 0:
+        break
+while True: pass
+"""
+SPINS_UNSEEN = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)" + SPINS
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Bubblewrap]:
+    opened = Bubblewrap(1)
+    yield opened
+    opened.close()
+
+
+def test_all_processes_of_a_program_together_have_one_core(sandbox: Bubblewrap) -> None:
+    if not sandbox._groups or not sandbox._groups[0].has_quota:
+        pytest.skip("no control group for CPU may be made here")
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    report = sandbox.run(Program(SPINS, (Case(),), Limits(case_s=2.0)))
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
+    assert (report.status, report.cases[0].status) == ("done", "timeout")
+    took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert took <= 1.2 * seconds, "two cores would be twice as much"
+
+
+@pytest.mark.parametrize("source", [SPINS, SPINS_UNSEEN])
+def test_where_no_control_group_may_be_made_the_cpu_of_a_tree_is_looked_at(source: str) -> None:
+    watch, deadline = TreeWatch(None, 0.5), time.monotonic() + 30
+    tree = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
+    try:
+        while (said := watch(tree.pid)) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        os.killpg(tree.pid, 9)
+        tree.wait()
+    assert said == "timeout"
+
+
+def test_a_run_that_is_looked_at_ends_when_it_has_had_its_cpu(sandbox: Bubblewrap) -> None:
+    groups, sandbox._groups = sandbox._groups, []
+    try:
+        assert sandbox.run(Program("print(1)", (Case(),))).cases[0].output == b"1\n"
+        report = sandbox.run(Program(SPINS, (Case(), Case()), Limits(case_s=0.75, total_s=20.0)))
+    finally:
+        sandbox._groups = groups
+    # on a busy machine the clock may be first
+    assert report.status == "timeout" or [case.status for case in report.cases] == ["timeout"] * 2
+
+
+def test_a_process_that_cannot_be_made_before_the_program_is_there_is_no_fault_of_its(sandbox: Bubblewrap) -> None:
+    report = sandbox.run(Program("print(1)", (Case(),), Limits(num_processes=1)))
+    assert report.status == "broken"
+    assert "temporarily unavailable" in report.detail
+
+
+def test_a_runner_that_the_host_ends_is_no_fault_of_the_program(sandbox: Bubblewrap) -> None:
+    others = {process.pid for process in psutil.Process().children(recursive=True)}
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(sandbox.run, Program("import time; time.sleep(20)", (Case(),), Limits(case_s=30.0)))
+        inside: list[psutil.Process] = []
+        while not inside and not future.done():
+            inside = [each for each in psutil.Process().children(recursive=True) if _has_child(each, others)]
+        inside[-1].kill()
+        report = future.result(10)
+    assert (report.status, report.detail) == ("broken", "its runner ended without a verdict")
+
+
+def _has_child(process: psutil.Process, others: set[int]) -> bool:
+    """Whether this is a runner with a case at work: below bwrap, with a child of its own."""
+    try:
+        parent = process.parent()
+        is_below = parent is not None and parent.name() == "bwrap" and process.name() != "bwrap"
+        return process.pid not in others and is_below and bool(process.children())
+    except psutil.Error:
+        return False
+
+
+KILLED, LOST = Report("killed", (CaseResult("missing"),)), Report("done", (CaseResult("killed"),))
+WELL, LATE = Report("done", (CaseResult("ok", b"1"),)), Report("timeout", (CaseResult("missing"),))
+
+
+@pytest.mark.parametrize(
+    ("report", "num_ended", "status"),
+    [
+        (KILLED, (0, 0), "broken"),
+        (KILLED, (1, 0), "broken"),  # by the host's want of memory: its own limit was not met
+        (KILLED, (1, 3), "memory"),
+        (LOST, (0, 0), "done"),  # it has killed itself
+        (LOST, (1, 0), "broken"),
+        (LOST, (1, 1), "done"),
+        (WELL, (1, 0), "done"),
+        (WELL, (0, 9), "done"),
+        (LATE, (0, 0), "timeout"),
+    ],
+)
+def test_what_ended_a_program_says_whose_fault_it_is(report: Report, num_ended: tuple[int, int], status: str) -> None:
+    assert blamed(report, (5, 5), (5 + num_ended[0], 5 + num_ended[1])).status == status
+
+
+def test_what_earlier_cases_leave_breaks_no_later_one(sandbox: Bubblewrap) -> None:
+    """A program that is wrong in its second case would otherwise be out of the count at will."""
+    source = """
+import os, signal, time
+if input() == "first":
+    n = 0
+    try:
+        while True:
+            open(f"/tmp/{n}", "wb").write(b"x" * 10**6)
+            n += 1
+    except OSError:
+        pass
+    while True:
+        try:
+            if os.fork() == 0:
+                os.setsid()
+                for each in range(1, 65):
+                    try: signal.signal(each, signal.SIG_IGN)
+                    except (OSError, ValueError): pass
+                while True: time.sleep(9)
+        except OSError:
+            break
+else:
+    print("wrong")
+"""
+    cases = (Case(b"first\n"), Case(b"second\n"))
+    report = sandbox.run(Program(source, cases, Limits(case_s=10.0, total_s=40.0)))
+    assert [case.status for case in report.cases] == ["ok", "ok"]
+    assert report.cases[1].output == b"wrong\n"
