@@ -82,7 +82,7 @@ def run_bundle(
             check_order(resumption, spec.job.workload.num_prompts_per_step)
     desk = RewardDesk(spec.job, sandbox)
     try:
-        desk.start()
+        desk.start(prompts.columns)
         _run_recorded(Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
     finally:
         desk.close()

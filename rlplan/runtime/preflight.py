@@ -5,27 +5,25 @@ In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or H
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
-from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.layouts import printable
+from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.doctor import missing_packages
-from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.experience import Prompt
 from rlplan.runtime.losses.registry import check_algorithm
-from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
 from rlplan.runtime.role_tokenizers import check_role_tokenizers
+from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.job import JobSpec
 from rlplan.spec.profiles import find_profile
-from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec
 from rlplan.units import format_bytes
 
 CGROUP_FILES = (
@@ -37,11 +35,15 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True)
 class PromptSets:
-    """Training and held-out prompts, tokenized. said: a line about each file that was read."""
+    """Training and held-out prompts, tokenized. said: a line about each file that was read.
+
+    columns: that every row has whose responses are judged; empty where no reward function asks for any.
+    """
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
     said: tuple[str, ...] = ()
+    columns: frozenset[str] = frozenset()
 
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
@@ -79,7 +81,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def load_prompts(job: JobSpec) -> PromptSets:
-    """Read and tokenize both prompt files. Raises: SpecError for a bad row or a prompt over the limit."""
+    """Read and tokenize both prompt files. Raises: SpecError that lists bad rows and prompts over the limit."""
     from tokenizers import Tokenizer
 
     path = Path(job.policy.path) / "tokenizer.json"
@@ -94,15 +96,22 @@ def load_prompts(job: JobSpec) -> PromptSets:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise SpecError(
-            f"the policy's tokenizer cannot be read: {error}",
+            f"the policy's tokenizer cannot be read: {printable(str(error))}",
             where=str(path),
             rule="a tokenizer.json of the tokenizers library",
             way_out="copy the model's tokenizer there again",
         ) from None
-    train, said = _tokenize(
-        Path(job.workload.prompts), job, tokenizer, pairs=not job.algorithm.declaration.has_rollouts
-    )
-    heldout, heldout_said = _tokenize(Path(job.workload.heldout_prompts), job, tokenizer, pairs=False)
+    pairs = not job.algorithm.declaration.has_rollouts
+    trained = tokenize_file(Path(job.workload.prompts), job, tokenizer, pairs=pairs)
+    heldout = tokenize_file(Path(job.workload.heldout_prompts), job, tokenizer, pairs=False)
+    _check_sets(trained.prompts, heldout.prompts, job)
+    columns = heldout.columns if pairs else trained.columns & heldout.columns
+    used = heldout.prompts[: job.workload.num_heldout_prompts]
+    return PromptSets(trained.prompts, used, (trained.said, heldout.said), columns)
+
+
+def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: JobSpec) -> None:
+    """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
     if len(train) < job.workload.num_prompts_per_step:
         raise SpecError(
             f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step",
@@ -113,64 +122,11 @@ def load_prompts(job: JobSpec) -> PromptSets:
     shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
     if shared:
         raise SpecError(
-            f"{len(shared)} held-out prompts are also training prompts, such as {min(shared)!r}",
+            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
             where=job.workload.heldout_prompts,
             rule="held-out prompts are not trained on",
             way_out="remove them from one",
         )
-    return PromptSets(train, heldout[: job.workload.num_heldout_prompts], (said, heldout_said))
-
-
-def _tokenize(path: Path, job: JobSpec, tokenizer: Any, *, pairs: bool) -> tuple[tuple[Prompt, ...], str]:
-    """(prompts, what was read). Pairs have a chosen and a rejected answer."""
-    columns = Columns(job.workload.prompt_column, job.workload.answer_column)
-    wanted = Wanted(pairs=True) if pairs else _wanted(job)
-    loaded = load_rows(path, columns, Path(job.policy.path), wanted)
-    prompts = []
-    for row in loaded.rows:
-        tokens = tuple(tokenizer.encode(row.prompt).ids)
-        if not 0 < len(tokens) <= job.workload.max_prompt_len:
-            raise SpecError(
-                f"prompt {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_prompt_len}",
-                where=str(path),
-                rule="1 to workload.max_prompt_len tokens",
-                way_out="raise the limit or shorten the prompt",
-            )
-        answers = _answer_tokens(row, path, job, tokenizer) if pairs else ()
-        right = str(row.chosen if pairs else row.answer or "")
-        prompts.append(Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers))
-    return tuple(prompts), loaded.said(path)
-
-
-def _wanted(job: JobSpec) -> Wanted:
-    """What the job's rewards need of a row."""
-    needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
-    if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
-        return Wanted(answers=True, check=_check_tests)
-    return Wanted(answers=bool(needs))
-
-
-def _check_tests(answer: str) -> None:
-    try:
-        read_tests(answer)
-    except UnreadableTestsError as error:
-        raise BadRowError(f"its tests: {error}") from None
-
-
-def _answer_tokens(row: DataRow, path: Path, job: JobSpec, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """The chosen and the rejected answer, each with the end of sequence that the policy would have to say."""
-    answers, end = [], sorted(end_tokens(Path(job.policy.path)))[:1]
-    for key, text in (("chosen", row.chosen), ("rejected", row.rejected)):
-        tokens = (*tokenizer.encode(str(text), add_special_tokens=False).ids, *end)
-        if len(tokens) > job.workload.max_response_len:
-            raise SpecError(
-                f"{key} of {row.id!r} has {len(tokens)} tokens, the limit is {job.workload.max_response_len}",
-                where=str(path),
-                rule="at most workload.max_response_len tokens, the end of sequence among them",
-                way_out="raise the limit or shorten the answer",
-            )
-        answers.append(tokens)
-    return tuple(answers)
 
 
 def _check_packages(job: JobSpec) -> None:

@@ -3,6 +3,7 @@
 In: a YAML file and dotted overrides. Out: a frozen JobSpec whose paths are absolute, or a SpecError.
 """
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
         *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
-        if not _exists(Path(place)) and not (key.endswith("path") and _is_bundled(Path(place))):
+        fault = _fault(Path(place))
+        if fault and not (key.endswith("path") and _is_bundled(Path(place))):
             raise SpecError(
-                f"'{place}' does not exist",
+                f"'{place}' {fault}",
                 where=f"{path}: {key}",
-                rule="a path relative to the job file",
+                rule="a file or a folder, its path relative to the job file",
                 way_out="correct the path or make the file",
             )
     return job
@@ -59,9 +61,10 @@ def _is_bundled(path: Path) -> bool:
     return "/".join(path.parts[-2:]) in load_catalogue()
 
 
-def _exists(path: Path) -> bool:
-    """False also for a name that the file system cannot hold."""
+def _fault(path: Path) -> str:
+    """What is wrong with a path. One that the file system cannot hold does not exist; a pipe or a device has no end."""
     try:
-        return path.exists()
+        mode = path.stat().st_mode
     except (OSError, ValueError):
-        return False
+        return "does not exist"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "is neither a file nor a folder"

@@ -11,7 +11,8 @@ from rlplan.emit.execution import execution_spec
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime import preflight
 from rlplan.runtime.doctor import examine, missing_packages
-from tests.factories import make_job, make_plan
+from rlplan.spec.job_file import load_job
+from tests.factories import EXAMPLES, make_job, make_plan
 
 
 def write_rows(path: Path, *prompts: str) -> str:
@@ -31,6 +32,40 @@ def test_a_prompt_over_the_limit_is_named(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", *["Sort: 12"] * 3, "Sort: 123456789")
     with pytest.raises(SpecError, match="prompt '3' has 10 tokens, the limit is 8"):
         preflight.load_prompts(make_job(**{"workload.prompts": file}))
+
+
+def test_all_prompts_over_the_limit_are_listed_with_their_rows(tmp_path: Path) -> None:
+    long = "Sort: 123456789"
+    file = write_rows(tmp_path / "train.jsonl", "Sort: 12", long, "Sort: 13", long, *[long] * 20)
+    with pytest.raises(SpecError, match=r"22 of 24 rows cannot be used: row 2: .*; row 4: .*; and 12 more$") as caught:
+        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+    assert len(caught.value.what) < 1000
+
+
+def test_a_huge_prompt_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "train.jsonl", *["Sort: 12"] * 3, "Sort: " + "1" * 20_000_000)
+    with pytest.raises(SpecError, match="row 4: prompt '3' has 20000006 characters, more than 8 tokens can hold"):
+        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+
+
+def test_long_answers_of_pairs_are_listed_with_their_rows(tmp_path: Path) -> None:
+    pair = {"prompt": "Sort: 12", "chosen": "1" * 50, "rejected": "2"}
+    other = {"prompt": "Sort: 12", "chosen": "1", "rejected": "2" * 20_000_000}
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{**pair, "chosen": "1"}, pair, other])))
+    job = load_job(EXAMPLES / "algorithms" / "dpo.yaml", [f"workload.prompts={path}", "workload.max_response_len=16"])
+    with pytest.raises(SpecError, match=r"2 of 3 rows .* row 2: chosen of 'row-2' has 51 tokens.* row 3: rejected of"):
+        preflight.load_prompts(job)
+
+
+def test_the_columns_that_every_row_has_are_known_where_a_function_may_ask_for_them(tmp_path: Path) -> None:
+    train, heldout = tmp_path / "train.jsonl", tmp_path / "heldout.jsonl"
+    rows = [{"prompt": f"Sort: {n}", "answer": "1", "level": n, **({"hint": "x"} if n > 1 else {})} for n in range(4)]
+    train.write_text("\n".join(map(json.dumps, rows)))
+    heldout.write_text(json.dumps({"prompt": "Sort: 77", "answer": "77", "level": 1, "more": 1}))
+    files = {"workload.prompts": str(train), "workload.heldout_prompts": str(heldout)}
+    job = make_job(rewards=[{"kind": "function", "path": "rewards.py:f"}], **files)
+    assert preflight.load_prompts(job).columns == {"answer", "level"}
 
 
 def test_too_few_prompts_for_a_step_are_refused(tmp_path: Path) -> None:

@@ -233,6 +233,13 @@ def test_a_path_that_does_not_exist_is_named_with_its_key(tmp_path: Path, key: s
     assert "does not exist" in caught.value.what
 
 
+@pytest.mark.parametrize("key", ["policy.path", "workload.prompts", "workload.heldout_prompts"])
+def test_a_pipe_is_refused_before_anybody_waits_for_its_end(tmp_path: Path, key: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SpecError, match="pipe' is neither a file nor a folder"):
+        load_job(write_job(tmp_path, **{key: "pipe"}))
+
+
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- b", "42", "null"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.yaml"

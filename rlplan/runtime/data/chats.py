@@ -1,6 +1,7 @@
 """Chats: messages made one text by a model's chat template; a process of its own.
 
-In: JSON on the standard input: chats, the model's folder, the template. Out: a JSON list of texts.
+In: JSON on the standard input: chats, the model's folder, the template, what tokenizer_config.json holds. Out: a JSON
+list of texts.
 """
 
 import json
@@ -17,8 +18,7 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import PreTrainedTokenizerFast
 
-    folder = Path(request["folder"])
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    folder, config = Path(request["folder"]), request["config"]
     special = {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(name)}
     tokens = {name: value if isinstance(value, str) else value["content"] for name, value in special.items()}
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **tokens)

@@ -7,15 +7,41 @@ beside them); OpenRLHF's (`input`, `label`); and columns that the job names.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Cells = Mapping[str, Any]
 Chat = list[dict[str, str]]
 
 
+MAX_WHY = 200
+"""Characters of what is wrong with a row."""
+MAX_NAMED = 10
+"""Columns that a message names."""
+
+
+def printable(text: str, limit: int = MAX_WHY) -> str:
+    """A text for a message, whatever a file holds: at most `limit` characters, those for terminals escaped."""
+    escaped = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[: limit + 1])
+    return escaped if len(escaped) <= limit else escaped[: limit - 1] + "…"
+
+
 class BadRowError(ValueError):
-    """A row that cannot be used; the text says why."""
+    """A row that cannot be used; the text says why, short and printable."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(printable(why))
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """A cell that JSON does not know. value: with texts in place of dates and such, null in place of bytes. why: what.
+
+    Fit for a column beside, and for no prompt and no answer: nobody would write it as it would stand there.
+    """
+
+    value: Any
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +54,10 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row. prompt, chosen, rejected: a text, or a chat that a template makes one of. others: the other columns."""
+    """One row. prompt, chosen, rejected: a text, or a chat that a template makes one of. others: the other columns.
+
+    number: from 1, where it stands in its file.
+    """
 
     id: str
     prompt: str | Chat
@@ -36,6 +65,7 @@ class DataRow:
     chosen: str | Chat | None = None
     rejected: str | Chat | None = None
     others: str = "{}"
+    number: int = field(default=0, compare=False)
 
 
 def detect(names: set[str], columns: Columns) -> str:
@@ -52,7 +82,9 @@ def detect(names: set[str], columns: Columns) -> str:
         return "trl"
     if "input" in names:
         return "openrlhf"
-    raise BadRowError(f"no column holds a prompt: there are {', '.join(sorted(names)) or 'none'}")
+    some = ", ".join(printable(name, 20) for name in sorted(names)[:MAX_NAMED]) or "none"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    raise BadRowError(f"no column holds a prompt: there are {some}{more}")
 
 
 def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, wants_pairs: bool) -> DataRow:
@@ -65,15 +97,16 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, wants_
         prompt, chosen, rejected = _pair(cells, prompt)
         used |= {"chosen", "rejected"}
     answer, answer_name = _answer(layout, cells, columns)
-    used |= {answer_name} if answer_name else set()
-    name = cells.get("id", _extra(cells).get("index"))
+    used |= {"answer"} & {answer_name}  # under another name it goes to functions that ask for that
+    name = _bare(cells.get("id", _extra(cells).get("index")))
     return DataRow(
         id=f"row-{number}" if name is None or name == "" else str(name),
         prompt=_text_or_chat(prompt, prompt_name),
         answer=answer,
         chosen=chosen,
         rejected=rejected,
-        others=json.dumps({key: value for key, value in cells.items() if key not in used}, default=str),
+        others=json.dumps({key: _bare(value) for key, value in cells.items() if key not in used}),
+        number=number,
     )
 
 
@@ -85,6 +118,7 @@ def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, st
         return _plain(cells[columns.answer]), columns.answer
     if layout == "verl":
         model = cells.get("reward_model")
+        _check_text(model, "reward_model")
         if not isinstance(model, Mapping) or "ground_truth" not in model:
             raise BadRowError("reward_model has no ground_truth")
         return _plain(model["ground_truth"]), None
@@ -102,8 +136,8 @@ def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
         prompt, chosen, rejected = _split_chats(prompt, chosen, rejected)
     elif prompt is None:
         prompt, chosen, rejected = _split_texts(str(chosen), str(rejected))
-    if chosen == rejected:
-        raise BadRowError("chosen and rejected are the same")
+    if str(chosen).strip() == str(rejected).strip():
+        raise BadRowError("chosen and rejected are the same, spaces around them aside")
     return prompt, chosen, rejected
 
 
@@ -136,6 +170,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def _text_or_chat(value: Any, name: str) -> str | Chat:
+    _check_text(value, name)
     if isinstance(value, str):
         if not value.strip():
             raise BadRowError(f"{name} is empty")
@@ -153,7 +188,7 @@ def _text_or_chat(value: Any, name: str) -> str | Chat:
 
 
 def _extra(cells: Cells) -> Cells:
-    extra = cells.get("extra_info")
+    extra = _bare(cells.get("extra_info"))
     return extra if isinstance(extra, Mapping) else {}
 
 
@@ -162,10 +197,20 @@ def _is_null(value: Any) -> bool:
     return value is None or value != value
 
 
+def _bare(cell: Any) -> Any:
+    return cell.value if isinstance(cell, NoText) else cell
+
+
+def _check_text(value: Any, name: str) -> None:
+    if isinstance(value, NoText):
+        raise BadRowError(f"{name} holds {value.why}: write it as text")
+
+
 def _plain(value: Any) -> str:
+    _check_text(value, "the answer")
     if _is_null(value):
         raise BadRowError("the answer is null")
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = value if isinstance(value, str) else json.dumps(value)
     return _encodable(text, "answer")
 
 

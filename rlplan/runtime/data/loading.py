@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, read_row
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, printable, read_row
 from rlplan.runtime.data.tables import TIMEOUT_S, read_table
+from rlplan.spec.base import read_json, read_text, shorten
 
 MAX_TOLD = 10
 """Bad rows that a message lists."""
+MAX_TOKENIZER_BYTES = 1 << 26
+"""Of a tokenizer's configuration or a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,24 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
                 raise BadRowError(cells)
             layout = layout or detect(set(cells), columns)
             row = read_row(layout, number, cells, columns, wants_pairs=wanted.pairs)
-            if wanted.answers and row.answer is None:
-                raise BadRowError("it has no answer (answer, label, solution or ground_truth)")
-            wanted.check(row.answer or "")
+            _check_answer(row, wanted)
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
-                raise BadRowError(f"id {row.id!r} stands in row {first_with[row.id]} too")
+                raise BadRowError(f"id {shorten(row.id)} stands in row {first_with[row.id]} too")
             first_with[row.id] = number
             rows.append(row)
         except BadRowError as error:
             faults.append((number, str(error)))
     if faults:
-        raise _report(path, faults, len(rows))
+        raise report(
+            path,
+            faults,
+            len(rows),
+            rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that workload.prompt_column and "
+            "workload.answer_column name",
+            way_out="mend or remove those rows",
+        )
     if not rows:
         raise SpecError(
             "the prompt file is empty",
@@ -76,15 +84,23 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
     return _with_texts(rows, layout, model_folder)
 
 
-def _report(path: Path, faults: Sequence[tuple[int, str]], num_good: int) -> SpecError:
+def _check_answer(row: DataRow, wanted: Wanted) -> None:
+    if wanted.answers and row.answer is None:
+        raise BadRowError("it has no answer (answer, label, solution or ground_truth)")
+    if wanted.answers and not str(row.answer).strip():
+        raise BadRowError("its answer is empty: a response that says nothing would be right")
+    wanted.check(row.answer or "")
+
+
+def report(path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule: str, way_out: str) -> SpecError:
+    """One message about all bad rows of a file. faults: (number from 1, what a BadRowError says)."""
     told = "; ".join(f"row {number}: {why}" for number, why in faults[:MAX_TOLD])
     more = f"; and {len(faults) - MAX_TOLD} more" if len(faults) > MAX_TOLD else ""
     return SpecError(
         f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {told}{more}",
         where=str(path),
-        rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that workload.prompt_column and "
-        "workload.answer_column name",
-        way_out="mend or remove those rows",
+        rule=rule,
+        way_out=way_out,
     )
 
 
@@ -101,13 +117,26 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path) -> Loaded:
 
 
 def chat_template(model_folder: Path) -> str | None:
-    """The template that the model's folder has."""
+    """The template that the model's folder has. Raises: SpecError when it cannot be read."""
     file = model_folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    config = model_folder / "tokenizer_config.json"
-    found = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+        return read_text(file, "the policy's chat template", limit=MAX_TOKENIZER_BYTES)
+    found = _tokenizer_config(model_folder).get("chat_template")
     return found if isinstance(found, str) else None
+
+
+def _tokenizer_config(model_folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, empty where there is none. Raises: SpecError."""
+    file = model_folder / "tokenizer_config.json"
+    found = read_json(file, "the tokenizer's configuration", limit=MAX_TOKENIZER_BYTES) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise SpecError(
+            f"the tokenizer's configuration is {shorten(found)}",
+            where=str(file),
+            rule="a JSON object",
+            way_out="copy the model's tokenizer there again",
+        )
+    return found
 
 
 def _joined(chat: Any) -> str:
@@ -116,7 +145,8 @@ def _joined(chat: Any) -> str:
 
 def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[str]:
     """By transformers in a process of its own: the driver holds neither it nor the template's engine."""
-    request = json.dumps({"chats": chats, "folder": str(model_folder), "template": template})
+    config = _tokenizer_config(model_folder)
+    request = json.dumps({"chats": chats, "folder": str(model_folder), "template": template, "config": config})
     command = [sys.executable, "-m", "rlplan.runtime.data.chats"]
     try:
         done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
@@ -124,7 +154,7 @@ def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[s
         raise _no_template(model_folder, "it took too long") from None
     if done.returncode:
         last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without a word"])[-1]
-        raise _no_template(model_folder, last[:300])
+        raise _no_template(model_folder, printable(last))
     return [str(text) for text in json.loads(done.stdout)]
 
 

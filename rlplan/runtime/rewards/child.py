@@ -12,7 +12,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,8 +20,13 @@ from rlplan.runtime.orphans import die_with_parent
 
 MAX_ANSWER = 4096
 """Bytes of an answer."""
-VERL = ("data_source", "solution_str", "ground_truth")
-"""Parameters of a reward function of verl's."""
+GIVEN = {
+    "trl": ("prompts", "completions", "completion_ids"),
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+}
+"""What a function of each signature is given; TRL's also gets the row's columns."""
+RESPONSE = {"trl": {"completions", "completion_ids"}, "verl": {"solution_str"}}
+"""Of these, what holds the response: a function that takes none of it judges nothing."""
 
 
 class Noted(float):
@@ -36,8 +41,11 @@ class Noted(float):
         return noted
 
 
-def load_function(path: str, signature: str) -> Callable[[dict[str, Any]], Any]:
-    """The user's function as one that takes a request. Raises: TypeError when its signature fits neither."""
+def load_function(path: str, signature: str, columns: Collection[str] | None) -> Callable[[dict[str, Any]], Any]:
+    """The user's function as one that takes a request. columns: that every row has; None: not known.
+
+    Raises: TypeError when it cannot be called with what there is.
+    """
     file, _, name = path.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None, "a Python file"
@@ -49,17 +57,19 @@ def load_function(path: str, signature: str) -> Callable[[dict[str, Any]], Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
+    if _is_no_plain_function(function):
+        raise TypeError(f"{name} is a class, a coroutine or a generator: a plain function is called")
     found = signature_of(function) if signature == "auto" else signature
+    check_parameters(function, found, columns)
     return {"verl": _as_verl, "trl": _as_trl}[found](function)
 
 
 def signature_of(function: Callable[..., Any]) -> str:
     """`trl` or `verl`, by the names of the parameters. Raises: TypeError."""
     parameters = inspect.signature(function).parameters
-    takes_rest = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if {"solution_str", "ground_truth"} <= set(parameters):
         return "verl"
-    if "completions" in parameters and ("prompts" in parameters or takes_rest):
+    if "completions" in parameters and ("prompts" in parameters or _taken_by(function) is None):
         return "trl"
     raise TypeError(
         f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
@@ -67,34 +77,68 @@ def signature_of(function: Callable[..., Any]) -> str:
     )
 
 
+def check_parameters(function: Callable[..., Any], kind: str, columns: Collection[str] | None) -> None:
+    """Bind what a call will give to the function's parameters. Raises: TypeError when that cannot be done."""
+    takes, signature = _taken_by(function), inspect.signature(function)
+    if takes is not None and not takes & RESPONSE[kind]:
+        raise TypeError(f"it takes ({', '.join(signature.parameters)}), and no {' or '.join(sorted(RESPONSE[kind]))}")
+    offered = set(GIVEN[kind])
+    if kind == "trl":
+        offered |= set(signature.parameters if columns is None else columns)
+    try:
+        signature.bind(**_chosen(takes, dict.fromkeys(offered)))
+    except TypeError as error:
+        names = ", ".join([*GIVEN[kind], *sorted(offered - set(GIVEN[kind]))])
+        raise TypeError(f"{error}; given by name are {names}") from None
+
+
+def _is_no_plain_function(function: Any) -> bool:
+    called = (function, getattr(function, "__call__", None))  # noqa: B004  # what an object does when it is called
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
+
+
+def _taken_by(function: Callable[..., Any]) -> set[str] | None:
+    """Names of what a function can be given by name; None: whatever there is."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+
+
+def _chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in offered.items() if takes is None or name in takes}
+
+
 def _as_verl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    takes = _taken_by(function)
+
     def call(request: dict[str, Any]) -> Any:
         columns = request["columns"]
-        extra = columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"})
-        values = function(
-            data_source=columns.get("data_source", "rlplan"),
-            solution_str=request["text"],
-            ground_truth=request["answer"],
-            extra_info=extra,
-        )
+        everything = {
+            "data_source": columns.get("data_source", "rlplan"),
+            "solution_str": request["text"],
+            "ground_truth": request["answer"],
+            "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
+        }
+        values = function(**_chosen(takes, everything))
         return values["score"] if isinstance(values, dict) else values
 
     return call
 
 
 def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    takes = inspect.signature(function).parameters
-    takes_rest = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    takes = _taken_by(function)
 
     def call(request: dict[str, Any]) -> Any:
         columns = {"answer": request["answer"], **request["columns"]}
         everything = {
+            **{name: [value] for name, value in columns.items()},
             "prompts": [request["prompt"]],
             "completions": [request["text"]],
             "completion_ids": [request["tokens"]],
-            **{name: [value] for name, value in columns.items()},
         }
-        values = function(**(everything if takes_rest else {k: v for k, v in everything.items() if k in takes}))
+        values = function(**_chosen(takes, everything))
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise TypeError(f"it gave {type(values).__name__}, not a list with one number for each completion")
         if len(values) != 1:
@@ -198,6 +242,10 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, a
         _say(answers, {"ended": code})
 
 
+def _function_of(setting: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    return load_function(setting["path"], setting["signature"], setting.get("columns"))
+
+
 def _say(answers: int, what: dict[str, Any]) -> None:
     os.write(answers, json.dumps(what).encode()[:MAX_ANSWER] + b"\n")
 
@@ -214,7 +262,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     is_math = setting["kind"] == "math"
     try:
-        call = load_math() if is_math else load_function(setting["path"], setting["signature"])
+        call = load_math() if is_math else _function_of(setting)
         if is_math:
             call({"text": "1", "answer": "2"})  # loads what is loaded late
     except BaseException as error:

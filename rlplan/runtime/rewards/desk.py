@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -43,14 +43,14 @@ class RewardDesk:
         self._num_judged = 0
         self._span: tuple[float, float] | None = None
 
-    def start(self) -> None:
+    def start(self, columns: Collection[str] | None = None) -> None:
         """Bring the rewards' processes up, so that one that cannot work is said before anything is generated.
 
-        Raises: SpecError.
+        columns: that every row has; None: not known. Raises: SpecError.
         """
         if self.is_early:
             for judge in self._all:
-                judge.start()
+                judge.start(columns)
 
     def begin(self, key: str, response: Response) -> None:
         """Judge a response beside whatever else goes on; one that was begun already is not begun again."""

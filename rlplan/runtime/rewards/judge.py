@@ -5,7 +5,7 @@ In: a response with its prompt. Out: a Verdict. Rewards that take processes have
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rlplan.runtime.experience import Prompt
@@ -52,10 +52,10 @@ class Judge:
                 setting = {"kind": "math", "memory": MATH_MEMORY}
                 self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
 
-    def start(self) -> None:
-        """Start its processes. Raises: SpecError when one cannot work at all."""
+    def start(self, columns: Collection[str] | None = None) -> None:
+        """Start its processes. columns: that every row has. Raises: SpecError when one cannot work at all."""
         for process in self._processes.values():
-            process.start()
+            process.start(columns)
 
     def close(self) -> None:
         """End its processes."""

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlplan.errors import SpecError
@@ -23,6 +25,27 @@ ANSWERS = {"value", "failure", "ready", "unable", "ended"}
 OWN_PIPE = "it wrote into the run's own pipe"
 
 
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """So many seconds from now. during: what took longer, for the message."""
+
+    seconds: float
+    during: str = ""
+    at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", time.monotonic() + self.seconds)
+
+    def passed(self) -> RewardFailure:
+        return RewardFailure(f"timeout after {self.seconds:g} s{self.during}")
+
+    def waits_for(self, pipe: int, event: int) -> bool:
+        """Whether the pipe can be read or written in time."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        return bool(poll.poll(1000 * max(0.0, self.at - time.monotonic())))
+
+
 class RewardProcess:
     """One process at a time; used by one thread. setting: what child.py reads first. label: the reward's name."""
 
@@ -31,22 +54,27 @@ class RewardProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready, self._fork, self._unread = False, 0, b""
 
-    def start(self) -> None:
-        """Start it, unless it runs. Raises: SpecError when it cannot do its work at all."""
+    def start(self, columns: Collection[str] | None = None) -> None:
+        """Start it, unless it runs. columns: that every row has, for a function that asks for some; None: not known.
+
+        Raises: SpecError when it cannot do its work at all.
+        """
+        self.setting = {**self.setting, "columns": None if columns is None else sorted(columns)}
         try:
             self._be_ready()
         except RewardFailure as error:
             raise SpecError(
                 f"the reward {self.label} cannot be computed: {error.reason}",
                 where=f"rewards: {self.label}",
-                rule="a reward's process starts, and its function has the parameters of TRL's or of verl's",
-                way_out="mend the function, or install what it imports",
+                rule="a reward's process starts; its function has the parameters of TRL's or of verl's and asks for no "
+                "column that a row lacks",
+                way_out="mend the function or the rows, or install what it imports",
             ) from None
 
     def ask(self, request: dict[str, Any]) -> tuple[float, str]:
         """(reward, note of what is no failure). Raises: RewardFailure."""
         self._be_ready()
-        deadline, is_alone = time.monotonic() + self.timeout_s, False
+        deadline, is_alone = _Deadline(self.timeout_s), False
         try:
             self._say(request, deadline)
             is_alone = True  # in what it does now: the pipes are in order
@@ -71,13 +99,13 @@ class RewardProcess:
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        self._say(self.setting, time.monotonic() + START_S)
+        self._say(self.setting, _started())
 
     def _be_ready(self) -> None:
         """Raises: RewardFailure when there is no process that could be asked."""
         if self._is_ready:
             return
-        deadline = time.monotonic() + START_S
+        deadline = _started()
         try:
             if self._process is None:
                 self._launch()
@@ -120,26 +148,26 @@ class RewardProcess:
                     pipe.close()
         process.wait()
 
-    def _say(self, request: dict[str, Any], deadline: float) -> None:
+    def _say(self, request: dict[str, Any], deadline: _Deadline) -> None:
         assert self._process is not None, "it was started"
         assert self._process.stdin is not None, "a pipe"
         pipe, left = self._process.stdin.fileno(), memoryview(json.dumps(request).encode() + b"\n")
         os.set_blocking(pipe, False)
         while left:
-            if not _can(pipe, select.POLLOUT, deadline):
-                raise RewardFailure("timeout")
+            if not deadline.waits_for(pipe, select.POLLOUT):
+                raise deadline.passed()
             try:
                 left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
             except OSError:
                 raise RewardFailure(self._death()) from None
 
-    def _hear(self, deadline: float) -> dict[str, Any]:
+    def _hear(self, deadline: _Deadline) -> dict[str, Any]:
         assert self._process is not None, "it was started"
         assert self._process.stdout is not None, "a pipe"
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._unread:
-            if not _can(pipe, select.POLLIN, deadline):
-                raise RewardFailure(f"timeout after {self.timeout_s:g} s")
+            if not deadline.waits_for(pipe, select.POLLIN):
+                raise deadline.passed()
             piece = os.read(pipe, MAX_ANSWER)
             if not piece:
                 raise RewardFailure(self._death())
@@ -166,7 +194,5 @@ def _ended(code: int) -> str:
     return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
 
 
-def _can(pipe: int, event: int, deadline: float) -> bool:
-    poll = select.poll()
-    poll.register(pipe, event)
-    return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+def _started() -> _Deadline:
+    return _Deadline(START_S, " before it was ready")

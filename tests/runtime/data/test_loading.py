@@ -1,6 +1,8 @@
 """Data sets: each known layout becomes the same rows, and bad rows are listed, each with what is wrong with it."""
 
+import datetime as dt
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +47,27 @@ def test_train_and_heldout_prompts_have_nothing_in_common() -> None:
     assert not train & heldout
 
 
-def test_blank_lines_windows_line_ends_and_an_empty_answer_are_fine(tmp_path: Path) -> None:
+def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_bytes(GOOD + b"\r\n\r\n   \n" + '{"id": "é", "prompt": "二", "answer": ""}'.encode())
-    assert load(path).rows == (DataRow("a", "Sort: 21", "12"), DataRow("é", "二", ""))
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n   \n" + '{"id": "é", "prompt": "二", "answer": "1"}'.encode())
+    assert load(path).rows == (DataRow("a", "Sort: 21", "12"), DataRow("é", "二", "1"))
+    assert [row.number for row in load(path).rows] == [1, 4]
+    whole = tmp_path / "p.json"
+    whole.write_bytes(b"\xef\xbb\xbf[" + GOOD + b"]")
+    assert load(whole).rows == (DataRow("a", "Sort: 21", "12"),)
+
+
+@pytest.mark.parametrize("answer", ["", " \n"])
+def test_an_empty_answer_is_a_bad_row_where_a_reward_compares_with_it(tmp_path: Path, answer: str) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "answer": answer}])
+    assert load(path, answers=False).rows[0].answer == answer
+    with pytest.raises(SpecError, match="row 1: its answer is empty"):
+        load(path)
+
+
+def test_the_answer_s_column_goes_to_functions_under_its_own_name_too(tmp_path: Path) -> None:
+    (row,) = load(jsonl(tmp_path / "p.jsonl", [{"prompt": "x", "solution": "2"}])).rows
+    assert (row.answer, json.loads(row.others)) == ("2", {"solution": "2"})
 
 
 VERL = {
@@ -142,6 +161,10 @@ def test_texts_that_hold_their_prompt_are_cut_after_it(tmp_path: Path) -> None:
     ("row", "what"),
     [
         ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
+        (
+            {"prompt": "x", "chosen": "a", "rejected": " a\n"},
+            "chosen and rejected are the same, spaces around them aside",
+        ),
         ({"prompt": "x", "chosen": None, "rejected": "a"}, "chosen is null"),
         ({"prompt": "x", "chosen": "", "rejected": "a"}, "chosen is empty"),
         ({"prompt": "x", "chosen": [said("a")], "rejected": "a"}, "chosen is a chat and rejected a text"),
@@ -190,6 +213,31 @@ def test_bytes_that_are_no_text_are_a_bad_row_of_a_table_too(tmp_path: Path, kin
         load(path)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(tmp_path: Path, kind: str) -> None:
+    import pyarrow as pa
+
+    day, path = dt.date(2026, 1, 2), tmp_path / f"data.{kind}"
+    answers = pa.array([b"12", b"caf\xe9"], pa.binary())
+    beside = {"day": [day, day], "image": pa.array([b"\xff", b"\xff"], pa.binary()), "raw": pa.array([b"a", b"b"])}
+    _write_table(path, pa.table({"prompt": pa.array([b"one", b"two"]), "answer": answers, **beside}))
+    with pytest.raises(SpecError, match=r"1 of 2 rows cannot be used: row 2: the answer holds bytes that are no UTF-8"):
+        load(path)
+    (row, _) = load(path, columns=Columns(answer="raw")).rows
+    assert (row.prompt, row.answer) == ("one", "a")
+    assert json.loads(row.others) == {"answer": "12", "day": "2026-01-02", "image": None, "raw": "a"}
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer"])
+def test_a_date_is_no_prompt_and_no_answer(tmp_path: Path, column: str) -> None:
+    import pyarrow as pa
+
+    path, cells = tmp_path / "data.parquet", {"prompt": ["x"], "answer": ["y"]}
+    _write_table(path, pa.table({**cells, column: [dt.date(2026, 1, 2)]}))
+    with pytest.raises(SpecError, match=f"row 1: (the )?{column} holds a date: write it as text"):
+        load(path)
+
+
 def test_a_null_answer_of_a_table_of_numbers_is_null(tmp_path: Path) -> None:
     import pyarrow as pa
 
@@ -225,6 +273,72 @@ def test_a_json_file_that_is_no_list_of_rows_is_one_message(tmp_path: Path, cont
     path.write_bytes(content)
     with pytest.raises(SpecError, match=what):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"prompt": "a", "prompt": "b", "answer": "c"}',
+        '{"prompt": [{"role": "user", "content": "a", "content": "b"}], "answer": "c"}',
+    ],
+)
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_a_key_that_stands_twice_is_a_bad_row(tmp_path: Path, row: str, kind: str) -> None:
+    path = tmp_path / f"p.{kind}"
+    path.write_text(f"[{GOOD.decode()}, {row}]" if kind == "json" else f"{GOOD.decode()}\n{row}\n")
+    with pytest.raises(SpecError, match=r"1 of 2 rows .* row 2: the key '(prompt|content)' stands twice in one object"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.parquet"])
+def test_a_pipe_is_no_data(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SpecError, match="it is neither a file nor a folder"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("dataset_dict.json", "{bad", "dataset_dict.json is not JSON"),
+        ("dataset_dict.json", "[]", "dataset_dict.json names no splits"),
+        ("dataset_dict.json", '{"splits": []}', "dataset_dict.json names no splits"),
+        ("dataset_dict.json", '{"splits": ["../../elsewhere"]}', "names '../../elsewhere', which is no name of"),
+        ("state.json", "{}", "state.json names no _data_files"),
+        ("state.json", '{"_data_files": "x"}', "state.json names no _data_files"),
+        ("state.json", '{"_data_files": [{}]}', "names None, which is no name of"),
+        (
+            "state.json",
+            '{"_data_files": [{"filename": "../good.arrow"}]}',
+            "names '../good.arrow', which is no name of",
+        ),
+        ("state.json", '{"_data_files": [{"filename": "absent.arrow"}]}', "absent.arrow is no file"),
+    ],
+)
+def test_a_data_set_that_names_its_files_wrongly_is_one_message(
+    tmp_path: Path, name: str, content: str, what: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).write_text(content)
+    with pytest.raises(SpecError) as caught:
+        load(folder)
+    assert f"the data cannot be read: {what}" in caught.value.what or what in caught.value.what
+    assert "Error" not in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("content", [b"{bad", b"[1]", b"\xff\xfe"])
+def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((SORTER / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / name).write_bytes(content)
+    path = jsonl(tmp_path / "p.jsonl", [VERL])
+    if name == "chat_template.jinja" and content == b"[1]":  # a template like any other
+        assert load_rows(path, Columns(), tmp_path, Wanted()).rows[0].prompt == "[1]"
+        return
+    with pytest.raises(SpecError, match=r"the policy's chat template|the tokenizer's configuration"):
+        load_rows(path, Columns(), tmp_path, Wanted())
 
 
 @pytest.mark.parametrize("name", ["data.parquet", "data.arrow", "folder"])
@@ -276,6 +390,24 @@ def test_a_bad_row_is_named_with_its_line(tmp_path: Path, row: bytes, what: str)
 def test_many_bad_rows_are_counted_and_some_are_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"200 of 201 rows cannot be used: row 2: .*; and 190 more"):
         load(jsonl(tmp_path / "p.jsonl", [json.loads(GOOD), *([5] * 200)]))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"A" * 200_000: 1, "\x1b[31mred": 2}],
+        [{f"column {number}": 1 for number in range(1000)}],
+        [{"id": "A" * 3_000_000, "prompt": "x", "answer": "y"}] * 2,
+        [{"id": "\x1b[31mred", "prompt": "x", "answer": "y"}] * 2,
+        [{"prompt": "x", "reward_model": {}, "\x1b[31m": 1}, {"prompt": {"\x1b[31m" * 100: 1}}],
+    ],
+    ids=range(5),
+)
+def test_a_message_is_short_and_has_nothing_in_it_for_a_terminal(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(jsonl(tmp_path / "p.jsonl", rows))
+    assert len(caught.value.what) < 600
+    assert caught.value.what.isprintable()
 
 
 def test_a_table_without_a_prompt_says_which_columns_it_has(tmp_path: Path) -> None:

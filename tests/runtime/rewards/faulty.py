@@ -112,6 +112,39 @@ def wrong_signature(question, reply):
     return 1.0
 
 
+def without_parameters():
+    return 1.0
+
+
+def short_verl(solution_str, ground_truth):
+    return float(solution_str == ground_truth)
+
+
+def verl_with_more(data_source, solution_str, ground_truth, extra_info, needed):
+    return 1.0
+
+
+def asks_for_a_column(prompts, completions, level):
+    return [float(level[0])]
+
+
+def by_position(prompts, completions, /, **rest):
+    return [1.0]
+
+
+async def asynchronous(prompts, completions, **rest):
+    return [1.0]
+
+
+def generates(prompts, completions, **rest):
+    yield 1.0
+
+
+class Built:
+    def __init__(self, prompts, completions, **rest):
+        pass
+
+
 class Scalar:
     def item(self):
         return 0.5

@@ -10,6 +10,7 @@ import pytest
 
 from rlplan.errors import RunError, SpecError
 from rlplan.runtime.experience import Completion, Prompt, Rollout
+from rlplan.runtime.rewards import processes
 from rlplan.runtime.rewards.desk import RewardDesk, failures_of
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import Verdict
@@ -118,6 +119,52 @@ def test_a_wrong_signature_is_said_before_anything_runs() -> None:
         judged(function("wrong_signature"))
     with pytest.raises(SpecError, match="has no function absent"):
         judged(function("absent"))
+
+
+REFUSED = {
+    ("trl", "wrong_signature"): "it takes (question, reply), and no completion_ids or completions",
+    ("verl", "wrong_signature"): "it takes (question, reply), and no solution_str",
+    ("trl", "without_parameters"): "it takes ()",
+    ("verl", "without_parameters"): "it takes ()",
+    ("auto", "verl_with_more"): "missing a required argument: 'needed'",
+    ("auto", "asks_for_a_column"): "missing a required argument: 'level'; given by name are prompts, completions",
+    ("auto", "by_position"): "missing a required",
+    ("auto", "asynchronous"): "asynchronous is a class, a coroutine or a generator",
+    ("auto", "generates"): "generates is a class, a coroutine or a generator",
+    ("auto", "Built"): "Built is a class, a coroutine or a generator",
+}
+
+
+@pytest.mark.parametrize(("signature", "name"), REFUSED)
+def test_a_function_that_no_call_fits_is_said_before_anything_runs(signature: str, name: str) -> None:
+    judge = Judge((function(name).model_copy(update={"signature": signature}),), None)
+    try:
+        with pytest.raises(SpecError) as caught:
+            judge.start(columns={"answer", "hint"})
+    finally:
+        judge.close()
+    assert REFUSED[signature, name] in caught.value.what
+
+
+def test_a_function_is_given_the_columns_that_it_asks_for_and_no_more() -> None:
+    judge = Judge((function("asks_for_a_column"), function("short_verl").model_copy(update={"name": "verl"})), None)
+    try:
+        judge.start(columns={"answer", "level"})
+        columns = '{"level": 3, "completions": "a column of the data"}'
+        verdict = judge.judge(Response(Prompt("1", "p", "12", (1,), columns), "12"))
+    finally:
+        judge.close()
+    assert verdict.values == {"function": 3.0, "verl": 1.0}
+
+
+def test_a_function_that_hangs_while_it_is_imported_is_told_with_the_deadline_that_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "START_S", 2.5)
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
+    spec = FunctionSpec(kind="function", path=f"{tmp_path / 'hangs.py'}:f", timeout_s=1.0)
+    with pytest.raises(SpecError, match=r"timeout after 2.5 s before it was ready"):
+        judged(spec)
 
 
 MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math", timeout_s=3.0)

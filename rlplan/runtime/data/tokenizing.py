@@ -1,0 +1,116 @@
+"""Tokenizing: rows become prompts, or one message that lists the rows which do not fit the job's lengths.
+
+In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and the columns that every row has.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
+from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.end_tokens import end_tokens
+from rlplan.runtime.experience import Prompt
+from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
+from rlplan.spec.base import shorten
+from rlplan.spec.job import JobSpec
+from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
+
+ALWAYS_ENCODED = 1 << 16
+"""Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
+
+
+@dataclass(frozen=True)
+class TokenizedFile:
+    """said: a line about what was read. columns: that every row has; empty where no reward function asks for any."""
+
+    prompts: tuple[Prompt, ...]
+    said: str
+    columns: frozenset[str]
+
+
+def tokenize_file(path: Path, job: JobSpec, tokenizer: Any, *, pairs: bool) -> TokenizedFile:
+    """The prompts of a file; pairs have a chosen and a rejected answer. Raises: SpecError that lists bad rows."""
+    columns = Columns(job.workload.prompt_column, job.workload.answer_column)
+    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job))
+    encoder = _Encoder(job, tokenizer)
+    prompts: list[Prompt] = []
+    faults: list[tuple[int, str]] = []
+    for row in loaded.rows:
+        try:
+            prompts.append(_prompt(row, encoder, pairs=pairs))
+        except BadRowError as error:
+            faults.append((row.number, str(error)))
+    if faults:
+        raise report(
+            path,
+            faults,
+            len(prompts),
+            rule="1 to workload.max_prompt_len tokens a prompt, at most workload.max_response_len an answer of a pair, "
+            "the end of sequence among them",
+            way_out="raise the limit, or shorten or remove those rows",
+        )
+    has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
+    shared = _shared_columns(loaded.rows) if has_functions else frozenset[str]()
+    return TokenizedFile(tuple(prompts), loaded.said(path), shared)
+
+
+class _Encoder:
+    """Texts as tokens within the job's lengths."""
+
+    def __init__(self, job: JobSpec, tokenizer: Any) -> None:
+        self.tokenizer, self.workload = tokenizer, job.workload
+        self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
+        self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+
+    def prompt(self, row: DataRow) -> tuple[int, ...]:
+        limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
+        self._check_characters(str(row.prompt), what, limit)
+        tokens = tuple(self.tokenizer.encode(row.prompt).ids)
+        if not 0 < len(tokens) <= limit:
+            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+        return tokens
+
+    def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
+        """With the end of sequence that the policy would have to say."""
+        limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
+        self._check_characters(text, what, limit)
+        tokens = (*self.tokenizer.encode(text, add_special_tokens=False).ids, *self.end)
+        if len(tokens) > limit:
+            raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
+        return tokens
+
+    def _check_characters(self, text: str, what: str, limit: int) -> None:
+        """Before tokenizing, which takes hundreds of bytes a character."""
+        if len(text) > max(ALWAYS_ENCODED, limit * self.longest_token):
+            raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
+
+
+def _prompt(row: DataRow, encoder: _Encoder, *, pairs: bool) -> Prompt:
+    tokens = encoder.prompt(row)
+    answers = (encoder.answer(row, "chosen"), encoder.answer(row, "rejected")) if pairs else ()
+    right = str(row.chosen if pairs else row.answer or "")
+    return Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers)
+
+
+def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
+    """What a reward function can count on, the right answer among it."""
+    of_each = ({*json.loads(row.others), *(["answer"] if row.answer is not None else [])} for row in rows)
+    return frozenset(set.intersection(*of_each))
+
+
+def _wanted(job: JobSpec) -> Wanted:
+    """What the job's rewards need of a row."""
+    needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
+    if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
+        return Wanted(answers=True, check=_check_tests)
+    return Wanted(answers=bool(needs))
+
+
+def _check_tests(answer: str) -> None:
+    try:
+        read_tests(answer)
+    except UnreadableTestsError as error:
+        raise BadRowError(f"its tests: {error}") from None
