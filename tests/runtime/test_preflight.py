@@ -37,7 +37,7 @@ def test_a_prompt_over_the_limit_is_named(tmp_path: Path) -> None:
 def test_all_prompts_over_the_limit_are_listed_with_their_rows(tmp_path: Path) -> None:
     long = "Sort: 123456789"
     file = write_rows(tmp_path / "train.jsonl", "Sort: 12", long, "Sort: 13", long, *[long] * 20)
-    with pytest.raises(SpecError, match=r"22 of 24 rows cannot be used: row 2: .*; row 4: .*; and 12 more$") as caught:
+    with pytest.raises(SpecError, match=r"22 of 24 rows cannot be used: row 2: .*; row 4: .*; and 12 more\n") as caught:
         preflight.load_prompts(make_job(**{"workload.prompts": file}))
     assert len(caught.value.what) < 1000
 

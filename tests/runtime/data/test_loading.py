@@ -323,21 +323,27 @@ def test_a_data_set_that_names_its_files_wrongly_is_one_message(
     (folder / name).write_text(content)
     with pytest.raises(SpecError) as caught:
         load(folder)
-    assert f"the data cannot be read: {what}" in caught.value.what or what in caught.value.what
+    assert caught.value.what.startswith("the data cannot be read: ")
+    assert what in caught.value.what
     assert "Error" not in caught.value.what
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
-@pytest.mark.parametrize("content", [b"{bad", b"[1]", b"\xff\xfe"])
-def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("tokenizer_config.json", b"{bad", "the tokenizer's configuration is not JSON"),
+        ("tokenizer_config.json", b"[1]", "the tokenizer's configuration is \\[1\\]"),
+        ("tokenizer_config.json", b"\xff\xfe", "the tokenizer's configuration is not UTF-8 text"),
+        ("chat_template.jinja", b"\xff\xfe", "the policy's chat template is not UTF-8 text"),
+        ("chat_template.jinja", b"{% bad", "the policy's chat template does not take the prompts: jinja2"),
+    ],
+)
+def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, content: bytes, what: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes((SORTER / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     (tmp_path / name).write_bytes(content)
     path = jsonl(tmp_path / "p.jsonl", [VERL])
-    if name == "chat_template.jinja" and content == b"[1]":  # a template like any other
-        assert load_rows(path, Columns(), tmp_path, Wanted()).rows[0].prompt == "[1]"
-        return
-    with pytest.raises(SpecError, match=r"the policy's chat template|the tokenizer's configuration"):
+    with pytest.raises(SpecError, match=what):
         load_rows(path, Columns(), tmp_path, Wanted())
 
 

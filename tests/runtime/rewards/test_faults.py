@@ -128,7 +128,7 @@ REFUSED = {
     ("verl", "without_parameters"): "it takes ()",
     ("auto", "verl_with_more"): "missing a required argument: 'needed'",
     ("auto", "asks_for_a_column"): "missing a required argument: 'level'; given by name are prompts, completions",
-    ("auto", "by_position"): "missing a required",
+    ("auto", "by_position"): "given by name are prompts, completions, completion_ids, answer, hint",
     ("auto", "asynchronous"): "asynchronous is a class, a coroutine or a generator",
     ("auto", "generates"): "generates is a class, a coroutine or a generator",
     ("auto", "Built"): "Built is a class, a coroutine or a generator",
