@@ -4,7 +4,6 @@ In: RunEvents. Out: stderr.
 """
 
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rlplan.planner.plan import read_plan
+from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import note, stderr
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 class RunDisplay:
     """A context manager; hand its `show` to the run as the listener."""
 
-    def __init__(self, bundle: Path) -> None:
-        plan = read_plan(bundle / "plan.json")
+    def __init__(self, plan: Plan) -> None:
         self.num_steps = plan.job.workload.num_steps
         self.predicted_bytes = plan.ledger.host_peak().num_bytes
         self.started = time.monotonic()

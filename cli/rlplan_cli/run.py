@@ -50,26 +50,24 @@ def command(
     if with_report:
         _check_report_extra()
 
-    from rlplan.runtime.checkpoints.finding import find_checkpoint
     from rlplan.runtime.claim import claimed
-    from rlplan.runtime.launch import prepare_run_folder, run_bundle
-    from rlplan.runtime.resuming import bundle_of, latest_run, take_along
+    from rlplan.runtime.launch import prepare_run_folder, ready_to_run, run_task
+    from rlplan.runtime.resuming import bundle_of, run_to_resume
 
-    earlier = None if resume is None else latest_run(Path("runs")) if resume == "latest" else Path(resume)
+    earlier = None if resume is None else run_to_resume(resume)
+    source: Plan | Path
     if what is None:
-        plan, bundle, folder = None, *_in_place(earlier, out, bundle_of)
+        source, folder = _in_place(earlier, out, bundle_of)
     else:
-        plan, bundle, name = _read(what, tuple(overrides or ()))
+        source, name = _read(what, tuple(overrides or ()))
         folder = out or _default_folder(name)
-    with claimed(folder, is_resumed=what is None):
-        found = None if earlier is None else find_checkpoint(earlier)
-        bundle = prepare_run_folder(plan, folder, address) if plan else bundle
-        if found is not None and what is not None:
-            found = take_along(found, folder)
+    with claimed(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
+        if what is not None:
+            task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")
         try:
-            with RunDisplay(bundle) as display:
-                run_bundle(bundle, folder, display.show, address, sandbox, found)
+            with RunDisplay(task.plan) as display:
+                run_task(task, folder, display.show)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
                 _report(folder)
@@ -104,14 +102,14 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
     return bundle_of(earlier), earlier
 
 
-def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | None, Path, str]":
-    """(plan, bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder first."""
+def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | Path, str]":
+    """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
     from rlplan_cli.sources import executable_plan
 
     if not what.is_dir():
         plan = executable_plan(what, overrides)
-        return plan, what, plan.job.name
+        return plan, plan.job.name
     if overrides:
         raise SpecError(
             f"override '{overrides[0]}' cannot change the bundle {what}",
@@ -119,7 +117,7 @@ def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | None, Path, s
             rule="overrides go with a job file; a bundle runs as it stands",
             way_out="run the job with the override, or emit a new bundle",
         )
-    return None, what, read_bundle(what).job.name
+    return what, read_bundle(what).job.name
 
 
 def _default_folder(name: str) -> Path:

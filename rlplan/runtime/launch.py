@@ -1,22 +1,28 @@
 """Launch: run a bundle from the first process to the last, and leave a readable run folder however it ends.
 
-In: a bundle folder and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError when it failed.
+In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError when it
+failed. What can be refused is refused before anything is written (`ready_to_run`).
 Events for a display go to a listener; this module prints nothing.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
+from rlplan.emit.flags import check_keys
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.ladder import MAX_RUNGS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
-from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.checkpoints.run_state import check_order
+from rlplan.runtime.checkpoints.finding import find_checkpoint
+from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
@@ -34,6 +40,7 @@ from rlplan.runtime.resuming import (
     lost_group,
     resumable,
     say_resumed,
+    take_along,
 )
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.choice import AUTO, NONE
@@ -43,53 +50,61 @@ from rlplan.runtime.supervision import LostGroupError
 from rlplan.spec.base import writing
 
 
-def prepare_run_folder(plan: Plan, run_folder: Path, address: str | None = None) -> Path:
-    """Write the bundle of a plan into a run folder of its own (claim.py), once nothing speaks against running it.
+@contextmanager
+def ready_to_run(
+    what: Plan | Path, address: str | None = None, sandbox: str = AUTO, earlier: Path | None = None
+) -> Iterator[Task]:
+    """A run that nothing speaks against, for the block, with its rewards' processes up: nothing is written yet.
 
-    Returns: the bundle's folder. Raises: SpecError, EmitError, HostError; then nothing has been written.
+    what: a plan, or a bundle's folder. address: of a running Ray cluster, None to start Ray here. sandbox: for programs
+    in responses. earlier: the run folder from whose last checkpoint it goes on.
+    Raises: SpecError, EmitError, HostError.
     """
-    spec = execution_spec(plan)
-    check_devices(spec.job, address)
+    if isinstance(what, Plan):
+        spec, plan = execution_spec(what), what
+        check_keys(spec)
+    else:
+        spec, plan = read_bundle(what), read_plan(what / "plan.json")
+    job = spec.job
+    check_devices(job, address)
     check_plan(plan)
     check_host(spec, plan.ledger)
-    load_prompts(spec.job)
-    bundle = run_folder / "bundle"
-    write_bundle(plan, bundle)
-    return bundle
-
-
-def run_bundle(
-    bundle: Path,
-    run_folder: Path,
-    listener: Listener,
-    address: str | None = None,
-    sandbox: str = AUTO,
-    resumption: Resumption | None = None,
-) -> None:
-    """Run a bundle. address: of a running Ray cluster, None to start Ray here. sandbox: for programs in responses.
-    resumption: what it goes on from.
-
-    Raises: RlplanError; the run folder's status.json says the same.
-    """
-    spec, plan = read_bundle(bundle), read_plan(bundle / "plan.json")
-    check_devices(spec.job, address)
-    check_plan(plan)
-    check_host(spec, plan.ledger)
-    prompts = load_prompts(spec.job)
-    if resumption is not None:
-        resumption = replace(resumption, changes=check_resumable(spec.job, resumption))
-        if spec.schedule.lead is None:
-            check_order(resumption, spec.job.workload.num_prompts_per_step)
-    desk = RewardDesk(spec.job, sandbox)
+    prompts = load_prompts(job)
+    identity = identity_of(job) if earlier or job.checkpoints.every else None
+    found = None
+    if earlier is not None:
+        found = find_checkpoint(earlier, identity)
+        check_resumable(job, found, runs_ahead=spec.schedule.lead is not None)
+    desk = RewardDesk(job, sandbox)
     try:
         desk.start(prompts.columns)
-        _run_recorded(Task(spec, plan, prompts, address, desk, resumption=resumption), run_folder, listener)
+        yield Task(spec, plan, prompts, address, desk, resumption=found, identity=identity)
     finally:
         desk.close()
 
 
-def _run_recorded(task: Task, run_folder: Path, listener: Listener) -> None:
-    """Run, and leave how it ended in the run folder."""
+def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> Task:
+    """Write what a run begins with into a run folder of its own (claim.py): the checkpoint that it goes on from, and
+    its bundle where none stands elsewhere (keeps_bundle).
+
+    Returns: the task as it was written. Raises: SpecError, EmitError; then nothing of it stays.
+    """
+    bundle = run_folder / "bundle"
+    try:
+        if keeps_bundle:
+            write_bundle(task.plan, bundle)
+            task = replace(task, spec=read_bundle(bundle), plan=read_plan(bundle / "plan.json"))
+        if task.resumption is not None:
+            task = replace(task, resumption=take_along(task.resumption, run_folder))
+    except BaseException:
+        for written in (bundle, checkpoints_of(run_folder)):
+            shutil.rmtree(written, ignore_errors=True)
+        raise
+    return task
+
+
+def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
+    """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
     spec, plan, resumption = task.spec, task.plan, task.resumption
     with writing(run_folder):
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -146,7 +161,7 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
             if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
                 raise
             num_losses += 1
-            task = replace(task, resumption=go_back(error, recorder, listener))
+            task = replace(task, resumption=go_back(error, task.identity, recorder, listener))
 
 
 def _next_rung(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:

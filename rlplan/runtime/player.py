@@ -3,6 +3,7 @@
 In: a Task, and the controller's calls. Out: lines in the run folder, events for the listener.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import Action
@@ -29,7 +30,10 @@ SAMPLES_PER_STEP = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What runs, what it is compared with, on what it trains, and where. changes: since it was asked for."""
+    """What runs, what it is compared with, on what it trains, and where. changes: since it was asked for.
+
+    identity: by which its checkpoints are known; None where it neither saves nor resumes any.
+    """
 
     spec: ExecutionSpec
     plan: Plan
@@ -39,6 +43,7 @@ class Task:
     followers: Followers | None = None
     changes: tuple[str, ...] = ()
     resumption: Resumption | None = None
+    identity: Mapping[str, str] | None = None
 
 
 class Player:

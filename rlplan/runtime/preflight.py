@@ -59,9 +59,16 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
 
 def check_plan(plan: Plan) -> None:
     """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
+    policy = plan.job.policy.path
+    if not Path(policy).exists():
+        raise SpecError(
+            f"the policy's folder {policy} does not exist",
+            where=f"{policy} (policy.path, as the plan or the bundle has it)",
+            rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
+            way_out="put the model or the run folder back where it was, or plan the job again",
+        )
     if plan.fingerprints is None:
         return
-    policy = plan.job.policy.path
     if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",

@@ -6,14 +6,15 @@ Left out: what is in a checkpoint (checkpoints/), and starting processes (launch
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
-from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
+from rlplan.runtime.checkpoints.finding import Resumption, check_run_folder, find_checkpoint
 from rlplan.runtime.checkpoints.folder import sync_folder
-from rlplan.runtime.checkpoints.identity import check_identity
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.checkpoints.run_state import check_order
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.recorder import Recorder
@@ -25,6 +26,13 @@ from rlplan.spec.job import JobSpec
 def has_checkpoint(run_folder: Path) -> bool:
     """Whether a checkpoint of a run counts."""
     return (checkpoints_of(run_folder) / POINTER).is_file()
+
+
+def run_to_resume(name: str) -> Path:
+    """The run folder that `--resume` means: one that is named, or `latest` below runs/. Raises: SpecError."""
+    folder = latest_run(Path("runs")) if name == "latest" else Path(name)
+    check_run_folder(folder)
+    return folder
 
 
 def latest_run(root: Path) -> Path:
@@ -42,6 +50,7 @@ def latest_run(root: Path) -> Path:
 
 def bundle_of(run_folder: Path) -> Path:
     """The bundle with which a run goes on in its own folder. Raises: SpecError when there is none, or it is over."""
+    check_run_folder(run_folder)
     if not (run_folder / "bundle" / "execution.json").is_file():
         raise SpecError(
             f"{run_folder} holds no bundle",
@@ -60,9 +69,14 @@ def bundle_of(run_folder: Path) -> Path:
     return run_folder / "bundle"
 
 
-def check_resumable(job: JobSpec, found: Resumption) -> tuple[str, ...]:
-    """What is otherwise from here on. Raises: SpecError when it is another job's, or nothing is left to do after it."""
-    changes = tuple(check_identity(job, found.manifest.identity, found.folder))
+def check_resumable(job: JobSpec, found: Resumption, *, runs_ahead: bool) -> None:
+    """A checkpoint of this job (`find_checkpoint`) is one that it can go on from.
+
+    runs_ahead: generation does. Raises: SpecError when a role is not in it, nothing is left to do after it, or some
+    prompts would come twice and others never.
+    """
+    for role in job.trained_roles:
+        found.paths(role)
     if found.step > job.workload.num_steps:
         raise SpecError(
             f"the checkpoint is of step {found.step}, the job has {job.workload.num_steps} steps",
@@ -70,7 +84,8 @@ def check_resumable(job: JobSpec, found: Resumption) -> tuple[str, ...]:
             rule="a run goes on after the step of its checkpoint",
             way_out=f"workload.num_steps={found.step + 1} or more, with the job file",
         )
-    return changes
+    if not runs_ahead:
+        check_order(found, job.workload.num_prompts_per_step)
 
 
 def take_along(found: Resumption, run_folder: Path) -> Resumption:
@@ -92,15 +107,17 @@ def say_resumed(found: Resumption, recorder: Recorder, listener: Listener) -> No
     """On the display and in `alarms.jsonl`."""
     shutil.rmtree(recorder.folder / "weights", ignore_errors=True)  # of engines that are gone
     for problem in found.problems:
-        _say(f"{problem}; it is left alone", found.step, recorder, listener, kind="checkpoint")
+        _say(f"{problem}; it is passed over", found.step, recorder, listener, kind="checkpoint")
     for change in found.changes:
         _say(change, found.step, recorder, listener, kind="change")
     _say(f"going on after step {found.step}, from {found.folder.name}", found.step, recorder, listener, kind="resume")
 
 
-def go_back(error: LostGroupError, recorder: Recorder, listener: Listener) -> Resumption:
-    """After ranks were lost: the last checkpoint, and the run's lines up to it."""
-    found = find_checkpoint(recorder.folder)
+def go_back(
+    error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder, listener: Listener
+) -> Resumption:
+    """After ranks were lost: the run's last checkpoint, and its lines up to it. identity: of its job."""
+    found = replace(find_checkpoint(recorder.folder, identity), changes=())  # said when the run began
     _say(f"{error.what}; all processes start anew", found.step, recorder, listener, kind="restart")
     say_resumed(found, recorder, listener)
     recorder.go_back(found.step)

@@ -1,7 +1,6 @@
 """Bad data and bad rewards, by the command line: each bad row is listed, exit code 2, and nothing has been started."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +73,9 @@ def test_a_reward_function_that_cannot_work_is_one_message(
 ) -> None:
     (tmp_path / "own.py").write_text(source)
     reward = f"rewards=[{{kind: function, path: '{tmp_path / 'own.py'}:f'}}]"
-    answer = rlplan("run", QUICKSTART, reward, "--out", tmp_path / "run")
-    place, _, message = answer.err.partition("\n")
-    assert place.startswith("run folder: ")
-    check(replace(answer, err=message), 2, "the reward function cannot", *words)
+    for _ in range(2):  # nothing was written, so the same folder can be named again
+        check(rlplan("run", QUICKSTART, reward, "--out", tmp_path / "run"), 2, "the reward function cannot", *words)
+        assert not (tmp_path / "run").exists()
 
 
 def test_lengths_of_a_run_reach_the_plan(rlplan: Call, tmp_path: Path) -> None:

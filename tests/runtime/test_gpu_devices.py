@@ -68,11 +68,11 @@ def test_a_process_that_sees_no_gpu_says_so() -> None:
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
     from rlplan.planner.gpu.remedies import find_budget
     from rlplan.planner.lowering import executable_plan
-    from rlplan.runtime.launch import prepare_run_folder
+    from rlplan.runtime.launch import ready_to_run
     from rlplan.spec.budget import load_budget
     from tests.factories import EXAMPLES
 
     plan = executable_plan(find_budget(load_budget(EXAMPLES / "grpo-7b-8xh100.yaml")))
-    with pytest.raises(HostError, match="8 x h100-sxm, this machine has"):
-        prepare_run_folder(plan, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(HostError, match="8 x h100-sxm, this machine has"), ready_to_run(plan):
+        pytest.fail("it is ready")
+    assert list(tmp_path.iterdir()) == []

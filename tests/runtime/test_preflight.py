@@ -126,6 +126,15 @@ def test_a_plan_for_another_model_revision_is_refused(tmp_path: Path) -> None:
         preflight.check_plan(plan)
 
 
+def test_a_plan_whose_model_lies_elsewhere_says_so(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(make_job().policy.path, policy)
+    plan = make_plan(**{"policy.path": str(policy)})
+    policy.rename(tmp_path / "moved")
+    with pytest.raises(SpecError, match=r"the policy's folder .*policy does not exist"):
+        preflight.check_plan(plan)
+
+
 def test_a_plan_for_another_machine_is_refused() -> None:
     plan = make_plan()
     assert plan.fingerprints

@@ -11,7 +11,16 @@ from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.identity import MAY_CHANGE, check_identity, identity_of
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.recorder import Recorder
-from rlplan.runtime.resuming import bundle_of, check_resumable, latest_run, resumable, take_along
+from rlplan.runtime.resuming import (
+    bundle_of,
+    check_resumable,
+    go_back,
+    latest_run,
+    resumable,
+    run_to_resume,
+    take_along,
+)
+from rlplan.runtime.supervision import LostGroupError
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.trace import Trace
 from tests.factories import EXAMPLES, make_job, make_plan
@@ -140,11 +149,50 @@ def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
         check_identity(job, before, Path("x"))
 
 
+def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_bytes((EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes())
+    job = make_job(**{"workload.prompts": str(rows)})
+    rows.unlink()
+    with pytest.raises(SpecError, match="the prompts cannot be read: No such file"):
+        identity_of(job)
+
+
 def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:
     job = make_job()
-    check_resumable(job, resumption(3, identity_of(job), tmp_path))
+    check_resumable(job, resumption(3, identity_of(job), tmp_path), runs_ahead=False)
     with pytest.raises(SpecError, match="of step 4, the job has 3 steps"):
-        check_resumable(job, resumption(4, identity_of(job), tmp_path))
+        check_resumable(job, resumption(4, identity_of(job), tmp_path), runs_ahead=False)
+
+
+def test_a_role_that_is_not_in_the_checkpoint_is_said_before_the_start(tmp_path: Path) -> None:
+    job = make_job(algorithm={"name": "ppo"})
+    with pytest.raises(SpecError, match="it has no value"):
+        check_resumable(job, resumption(1, identity_of(job), tmp_path), runs_ahead=True)
+
+
+def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Path) -> None:
+    save(tmp_path, 1, identity={"seed": "0"})
+    save(tmp_path, 2, identity={"seed": "5"})
+    said: list[str] = []
+    lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
+    recorder = Recorder(tmp_path, {}, after_step=1)
+    found = go_back(lost, {"seed": "0"}, recorder, lambda event: said.append(event.text))
+    recorder.close()
+    assert found.step == 1
+    assert "step-000002: the checkpoint is of another job: seed is 0, in the checkpoint 5; it is passed over" in said
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_run_folder_that_is_none_is_said_to_be_none(tmp_path: Path, is_file: bool) -> None:
+    folder, said = tmp_path / "run", "is no folder" if is_file else "does not exist"
+    if is_file:
+        folder.write_text("x")
+    for ask in (bundle_of, find_checkpoint, lambda path: run_to_resume(str(path))):
+        with pytest.raises(SpecError, match=f"the run folder .*run {said}"):
+            ask(folder)
+    with pytest.raises(SpecError, match="cannot be read: File name too long"):
+        run_to_resume("x" * 5000)
 
 
 def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path: Path) -> None:

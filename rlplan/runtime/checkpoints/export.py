@@ -1,26 +1,31 @@
 """Export: the policy in a checkpoint as a Hugging Face folder, adapters merged into it and beside it in PEFT's layout.
 
 In: a run folder with a checkpoint and the run's plan. Out: a folder that vLLM and transformers load.
-Left out: the value model, and Adam's states. `python -m rlplan.runtime.checkpoints.export RUN_DIR OUT`.
+Left out: the value model, and Adam's states. `python -m rlplan.runtime.checkpoints.export RUN_DIR OUT`; it ends with
+the exit codes of `rlplan.errors`.
 """
 
+import argparse
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, SpecError
 from rlplan.memory.gpu.states import autotp_parameters
 from rlplan.planner.plan import read_plan
 from rlplan.runtime.adapters import MergedWeights, add_adapters, save_adapter
-from rlplan.runtime.checkpoints.finding import find_checkpoint
+from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy
 from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.spec.base import shorten, writing
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Role
 
@@ -28,23 +33,64 @@ PREFIX = "language_model."
 """What stands before the policy's names in the module that is trained; a value head has another one."""
 
 
-def export_policy(run_folder: Path, out: Path) -> int:
-    """Write the policy of a run's last checkpoint; gives its step. Raises: SpecError."""
-    found, job = find_checkpoint(run_folder), read_plan(run_folder / "plan.json").job
+def export_policy(run_folder: Path, out: Path) -> Resumption:
+    """Write the policy of a run's last whole checkpoint into a new folder; gives the checkpoint. Raises: SpecError."""
+    with _new_folder(out):
+        found = find_checkpoint(run_folder)
+        paths, job = found.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
+        start = run_folder / "start_policy"
+        model = _filled(start if start.is_dir() else Path(job.policy.path), job, paths)
+        model.to(getattr(torch, job.training.dtype.value))
+        source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
+        with writing(out):
+            save_policy(model.config, source, out, Path(job.policy.path))
+            if job.training.trains_adapters:
+                save_adapter(model, job, out / "adapter")
+    return found
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[None]:
+    """A new or empty folder for the block, as it was where the block fails. Raises: SpecError."""
+    with writing(out):
+        is_there = out.exists() or out.is_symlink()
+        if is_there and not (out.is_dir() and not any(out.iterdir())):
+            raise SpecError(
+                f"{out} already holds something" if out.is_dir() else f"{out} is no folder",
+                where=str(out),
+                rule="a policy is exported into a new or an empty folder",
+                way_out="name another folder",
+            )
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            shutil.rmtree(out)  # half a policy must not look like one
+            if is_there:
+                out.mkdir()
+        raise
+
+
+def _filled(folder: Path, job: JobSpec, paths: Sequence[str]) -> Any:
+    """The model in a folder with the weights of a checkpoint's files. Raises: SpecError."""
     tp = job.training.tp
-    start = run_folder / "start_policy"
-    model = load_language_model(str(start if start.is_dir() else job.policy.path), torch.float32)
+    held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
+    try:
+        model = load_language_model(str(folder), torch.float32)
+    except Exception as error:  # the libraries raise nothing more specific
+        raise SpecError(
+            f"the policy that the run began from cannot be loaded: {shorten(str(error), 200)}",
+            where=str(folder),
+            rule="the model's folder lies where the run read it",
+            way_out="put its files back",
+        ) from None
     if job.training.trains_adapters:
         add_adapters(model, job)
     with ExitStack() as stack:
-        files = [stack.enter_context(TensorFile(Path(path))) for path in found.paths(Role.POLICY)]
-        held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
+        files = [stack.enter_context(TensorFile(Path(path))) for path in paths]
         _fill(model, [StoredStates(files, part_name(rank, tp)) for rank in range(tp)], held)
-    model.to(getattr(torch, job.training.dtype.value))
-    source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
-    save_policy(model.config, source, out, Path(job.policy.path))
-    _save_adapters(model, job, out)
-    return found.step
+    return model
 
 
 @torch.no_grad()
@@ -63,10 +109,43 @@ def _fill(model: Any, stored: Sequence[StoredStates], held: Mapping[str, tuple[i
             whole.copy_(own)
 
 
-def _save_adapters(model: Any, job: JobSpec, out: Path) -> None:
-    if job.training.trains_adapters:
-        save_adapter(model, job, out / "adapter")
+class _Arguments(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raises: SpecError."""
+        raise SpecError(
+            message,
+            where="command line",
+            rule=self.format_usage().strip(),
+            way_out=f"`{self.prog} --help` says what it takes",
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; gives its exit code."""
+    parser = _Arguments(
+        prog="python -m rlplan.runtime.checkpoints.export",
+        description="Write the policy of a run's last whole checkpoint in Hugging Face layout.",
+        epilog="Exit codes: 0 done, 2 the run, a checkpoint or OUT is wrong, 70 a bug.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run's folder")
+    parser.add_argument("out", metavar="OUT", type=Path, help="a new or an empty folder")
+    try:
+        options = parser.parse_args(arguments)
+        found = export_policy(options.run_dir, options.out)
+    except RlplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return InterruptedRunError.exit_code
+    except Exception as error:
+        print(f"a bug in rlplan: {type(error).__name__}: {error}\n  way out: report it", file=sys.stderr)
+        return EXIT_BUG
+    for problem in found.problems:
+        print(f"{problem}; it is passed over", file=sys.stderr)
+    print(f"the policy after step {found.step}: {options.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    print(f"the policy after step {export_policy(Path(sys.argv[1]), Path(sys.argv[2]))}: {sys.argv[2]}")
+    sys.exit(main())

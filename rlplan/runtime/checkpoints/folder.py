@@ -11,7 +11,15 @@ import os
 import shutil
 from pathlib import Path
 
-from rlplan.runtime.checkpoints.manifest import MANIFEST, POINTER, Manifest, Pointer, checkpoints_of, folder_name
+from rlplan.runtime.checkpoints.manifest import (
+    MANIFEST,
+    POINTER,
+    Manifest,
+    Pointer,
+    checkpoints_of,
+    folder_name,
+    step_of,
+)
 from rlplan.spec.base import Spec
 
 
@@ -34,7 +42,9 @@ class CheckpointFolder:
         final = self.root / folder_name(manifest.step)
         write_durably(staged / MANIFEST, manifest.sealed())
         sync_folder(staged)
-        if final.exists():  # of a future that was given up: the run went on from before it
+        if final.is_symlink():  # the link goes, what it leads to is not ours
+            final.unlink()
+        elif final.exists():  # of a future that was given up: the run went on from before it
             shutil.rmtree(final)
         staged.rename(final)
         sync_folder(self.root)
@@ -45,12 +55,17 @@ class CheckpointFolder:
         return final
 
     def _prune(self, newest: int) -> None:
-        """Keep the last ones up to the newest; later ones are of a future that was given up."""
+        """Keep the last ones up to the newest; later ones are of a future that was given up.
+
+        Only folders with a checkpoint's own name go: no backups, and nothing behind a link.
+        """
         mine = sorted(
-            (folder for folder in self.root.glob("step-*") if folder.is_dir()), key=lambda folder: folder.name
+            (step, folder)
+            for folder in self.root.iterdir()
+            if (step := step_of(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
         )
-        future = [folder for folder in mine if folder.name > folder_name(newest)]
-        past = [folder for folder in mine if folder not in future]
+        future = [folder for step, folder in mine if step > newest]
+        past = [folder for step, folder in mine if step <= newest]
         for folder in [*future, *past[: -self.keep_last]]:
             (folder / MANIFEST).unlink(missing_ok=True)  # half a checkpoint must not look like one
             shutil.rmtree(folder, ignore_errors=True)

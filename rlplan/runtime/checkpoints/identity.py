@@ -5,6 +5,7 @@ placement, learning rate, number of steps.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlplan.errors import SpecError
@@ -18,6 +19,10 @@ MAY_CHANGE = (
     "workload.temperature", "workload.max_response_len",
 )  # fmt: skip
 """What may change on purpose: a run that goes on says that it has."""
+
+
+class ForeignCheckpointError(SpecError):
+    """The checkpoint is of another job."""
 
 
 def identity_of(job: JobSpec) -> dict[str, str]:
@@ -38,14 +43,22 @@ def identity_of(job: JobSpec) -> dict[str, str]:
 
 
 def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> list[str]:
-    """Texts on what is not as it was and may be otherwise. Raises: SpecError that names the first key that must not."""
+    """`compare` of a job's identity. Raises: SpecError."""
+    return compare(identity_of(job), found, where)
+
+
+def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) -> list[str]:
+    """Texts on what is not as it was and may be otherwise.
+
+    Raises: ForeignCheckpointError that names the first key that must not.
+    """
     texts = []
-    for key, mine in identity_of(job).items():
+    for key, mine in identity.items():
         theirs = found.get(key, OF_OLDER.get(key))
         if theirs == mine:
             continue
         if key not in MAY_CHANGE:
-            raise SpecError(
+            raise ForeignCheckpointError(
                 f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {theirs or 'not said'}",
                 where=str(where),
                 rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
@@ -83,12 +96,20 @@ def _short(text: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's bytes; of a folder's files by name and bytes."""
+    """Of a file's bytes; of a folder's files by name and bytes. Raises: SpecError when they cannot be read."""
     digest = hashlib.sha256()
-    for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
-        if part != path:
-            digest.update(f"{part.relative_to(path)}\0{part.stat().st_size}\0".encode())
-        with part.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+    try:
+        for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
+            if part != path:
+                digest.update(f"{part.relative_to(path)}\0{part.stat().st_size}\0".encode())
+            with part.open("rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+    except OSError as error:
+        raise SpecError(
+            f"the prompts cannot be read: {error.strerror}",
+            where=str(error.filename or path),
+            rule="a readable file, or a folder of them",
+            way_out="mend its permissions, or put the file back",
+        ) from None
     return digest.hexdigest()[:16]

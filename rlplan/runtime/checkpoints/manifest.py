@@ -36,7 +36,7 @@ class StoredFile(Spec):
 class RoleStates(Spec):
     """A trained role. files: one of each rank, in order. num_steps: of Adam. scaler: of the loss, in fp16."""
 
-    files: tuple[str, ...]
+    files: tuple[str, ...] = Field(min_length=1)
     num_steps: int = Field(ge=0)
     scaler: dict[str, float] = Field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Manifest(Spec):
     step: int = Field(ge=1)
     identity: dict[str, str]
     files: dict[str, StoredFile]
-    roles: dict[str, RoleStates]
+    roles: dict[str, RoleStates] = Field(min_length=1)
     digest: str = ""
 
     def sealed(self) -> "Manifest":
@@ -128,12 +128,19 @@ class Pointer(Spec):
     """The last checkpoint that counts."""
 
     schema_version: Literal[1] = 1
-    checkpoint: str = Field(pattern=r"^step-\d{6,12}$")
+    checkpoint: str = Field(pattern=r"^step-[0-9]{6,12}$")
 
 
 def folder_name(step: int) -> str:
     """The folder of a step's checkpoint."""
     return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose checkpoint's folder has this name; None for another one, such as a backup's."""
+    digits = re.fullmatch(r"step-([0-9]{6,12})", name)
+    step = int(digits[1]) if digits else 0
+    return step if step and folder_name(step) == name else None
 
 
 def states_name(role: str, rank: int, num_ranks: int) -> str:

@@ -1,5 +1,7 @@
 """Export: whole tensors out of what ranks saved of them."""
 
+import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ import torch
 
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.states import autotp_parameters
+from rlplan.planner.plan import write_plan
 from rlplan.runtime.checkpoints import export
+from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
+from rlplan.runtime.checkpoints.manifest import RUN, Manifest, RoleStates, RunState, StoredFile
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
-from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
+from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
 from rlplan.runtime.start_checkpoint import load_language_model
-from tests.factories import EXAMPLES, make_job
+from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = str(EXAMPLES / "models" / "sorter")
 
@@ -62,3 +67,86 @@ def test_a_rank_alone_does_not_take_parts_for_whole_tensors(parts: Any) -> None:
         files = [stack.enter_context(TensorFile(path)) for path in paths]
         with pytest.raises(SpecError, match="of another model"):
             export._fill(model, [StoredStates(files)], {})
+
+
+STATES = "policy-00000-of-00001.safetensors"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with the sorter's own weights as the checkpoints of steps 1 and 2."""
+    folder = tmp_path / "run"
+    checkpoints, model = CheckpointFolder(folder, 2), load_language_model(SORTER, torch.float32)
+    for step in (1, 2):
+        staged = checkpoints.stage(step)
+        names = [(f"master/{export.PREFIX}{name}@0", p.detach()) for name, p in model.named_parameters()]
+        write(staged / STATES, [Piece(name, "F32", memory_of(tensor)) for name, tensor in names])
+        write_durably(staged / RUN, RunState(step=step, version=step))
+        found = {name: digest_of(staged / name) for name in (STATES, RUN)}
+        files = {name: StoredFile(num_bytes=each.num_bytes, sha256=each.sha256) for name, each in found.items()}
+        roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
+        checkpoints.commit(staged, Manifest(job="a", step=step, identity={}, files=files, roles=roles))
+    write_plan(make_plan(), folder / "plan.json")
+    return folder
+
+
+def test_the_command_writes_the_policy_and_says_what_it_passed_over(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.truncate(run / "checkpoints" / "step-000002" / STATES, 10)
+    out = tmp_path / "out"
+    assert export.main([str(run), str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"the policy after step 1: {out}\n"
+    assert f"step-000002: {STATES} has 10 bytes instead of " in said.err
+    assert said.err.endswith("; it is passed over\n")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    """Exit code 2 and one message of four parts."""
+    assert export.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert [line.split(":")[0] for line in lines[1:]] == ["  where", "  rule", "  way out"]
+    for word in words:
+        assert word in said.err
+
+
+def test_a_wrong_command_line_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    refused([], capsys, "required: RUN_DIR, OUT", "usage: python -m rlplan.runtime.checkpoints.export")
+    refused(["a", "b", "c"], capsys, "unrecognized arguments: c")
+    with pytest.raises(SystemExit) as ended:
+        export.main(["--help"])
+    assert ended.value.code == 0
+    assert "RUN_DIR" in capsys.readouterr().out
+
+
+def test_a_run_without_a_policy_to_export_is_one_message(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    refused([str(tmp_path / "nowhere"), str(out)], capsys, "nowhere does not exist")
+    plan = json.loads((run / "plan.json").read_text())
+    plan["job"]["policy"]["path"] = "moved/away"
+    (run / "plan.json").write_text(json.dumps(plan))
+    refused([str(run), str(out)], capsys, "moved/away")
+    for step in (1, 2):
+        os.truncate(run / "checkpoints" / f"step-00000{step}" / STATES, 10)
+    refused([str(run), str(out)], capsys, "step-000002: ", "step-000001: ")
+    assert not out.exists(), "nothing stays where nothing was exported"
+
+
+def test_the_place_is_looked_at_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    nowhere = str(tmp_path / "nowhere")
+    refused([nowhere, str(tmp_path / "file")], capsys, "file is no folder")
+    refused([nowhere, str(tmp_path / "full")], capsys, "full already holds something")
+    refused([nowhere, str(tmp_path / "file" / "x")], capsys, "cannot be written: Not a directory")
+    (tmp_path / "empty").mkdir()
+    refused([nowhere, str(tmp_path / "empty")], capsys, "nowhere does not exist")
+    assert list((tmp_path / "empty").iterdir()) == []

@@ -1,8 +1,12 @@
 """Checkpoints on a disk: killed before any change of the disk, the last one that counts is whole; damage is seen."""
 
+import errno
+import hashlib
 import json
 import os
+import pickle
 import random
+import shutil
 import signal
 from array import array
 from collections.abc import Callable, Iterator
@@ -15,6 +19,7 @@ from pydantic import ValidationError
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
+from rlplan.runtime.checkpoints.identity import ForeignCheckpointError
 from rlplan.runtime.checkpoints.manifest import (
     EXPERIENCE,
     MANIFEST,
@@ -34,7 +39,7 @@ CHANGES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "write")
 STATES = "policy-00000-of-00001.safetensors"
 
 
-def save(run: Path, step: int, keep_last: int = 2) -> None:
+def save(run: Path, step: int, keep_last: int = 2, identity: dict[str, str] | None = None) -> None:
     """A checkpoint of a step, in the order in which a run makes one."""
     folder = CheckpointFolder(run, keep_last)
     staged = folder.stage(step)
@@ -44,7 +49,7 @@ def save(run: Path, step: int, keep_last: int = 2) -> None:
     digests = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
     files = {name: StoredFile(num_bytes=found.num_bytes, sha256=found.sha256) for name, found in digests.items()}
     roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
-    folder.commit(staged, Manifest(job="a", step=step, identity={}, files=files, roles=roles))
+    folder.commit(staged, Manifest(job="a", step=step, identity=identity or {}, files=files, roles=roles))
 
 
 def steps_of(run: Path) -> list[str]:
@@ -123,6 +128,7 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         "plain file name",
         lambda folder: edit(folder / MANIFEST, files={"../../x": {"num_bytes": 1, "sha256": "0" * 64}}),
     )
+    yield "states that are no tensors", "no safetensors header", pickled
     yield "a link", "missing", lambda folder: link(folder / STATES)
 
 
@@ -135,6 +141,15 @@ def flip(path: Path, at: int) -> None:
 
 def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def pickled(folder: Path) -> None:
+    """Other bytes under a manifest that was sealed anew."""
+    content = (12).to_bytes(8, "little") + pickle.dumps("a policy")
+    (folder / STATES).write_bytes(content)
+    manifest = Manifest.model_validate_json((folder / MANIFEST).read_text())
+    file = StoredFile(num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    write_durably(folder / MANIFEST, manifest.model_copy(update={"files": {**manifest.files, STATES: file}}).sealed())
 
 
 def link(path: Path) -> None:
@@ -213,3 +228,110 @@ def test_a_role_s_files_are_files_of_the_checkpoint() -> None:
     roles = {"policy": RoleStates(files=("../elsewhere.safetensors",), num_steps=1)}
     with pytest.raises(ValidationError, match="is no file of the checkpoint"):
         Manifest(job="a", step=1, identity={}, files={}, roles=roles)
+
+
+@pytest.mark.parametrize("roles", [{}, {"policy": {"files": [], "num_steps": 1}}])
+def test_a_checkpoint_has_roles_and_each_has_files(roles: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        Manifest(job="a", step=1, identity={}, files={}, roles=roles)
+
+
+def test_a_foreign_checkpoint_is_passed_over_and_where_all_are_the_first_key_is_named(tmp_path: Path) -> None:
+    for step, seed in ((1, "0"), (2, "0"), (3, "5")):
+        save(tmp_path, step, 3, {"seed": seed})
+    found = find_checkpoint(tmp_path, {"seed": "0"})
+    assert found.step == 2
+    assert found.problems == ("step-000003: the checkpoint is of another job: seed is 0, in the checkpoint 5",)
+    assert find_checkpoint(tmp_path).step == 3, "who has no job takes any"
+    with pytest.raises(ForeignCheckpointError, match="of another job: seed is 7, in the checkpoint 5"):
+        find_checkpoint(tmp_path, {"seed": "7"})
+    os.truncate(tmp_path / "checkpoints" / "step-000003" / STATES, 10)
+    with pytest.raises(
+        SpecError, match=r"step-000003: .* bytes instead.*; step-000002: .*seed is 7, in the checkpoint 0"
+    ):
+        find_checkpoint(tmp_path, {"seed": "7"})
+
+
+def test_a_folder_has_its_step_s_name(run: Path) -> None:
+    root = run / "checkpoints"
+    shutil.copytree(root / "step-000002", root / "step-000009")
+    found = find_checkpoint(run)
+    assert (found.step, found.problems) == (3, ("step-000009: it holds the checkpoint of step 2",))
+
+
+def test_backups_and_links_are_not_taken_and_stay(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root, away = run / "checkpoints", tmp_path_factory.mktemp("away") / "step-000008"
+    names = ("step-000003.bak", "step-0000003", "step-000003 (copy)")
+    for name in names:
+        shutil.copytree(root / "step-000003", root / name)
+    (root / "step-000003").rename(away)
+    (root / "step-000003").symlink_to(away)
+    (root / "step-000004").write_text("x")
+    found = find_checkpoint(run)
+    assert found.step == 2
+    assert found.problems == (
+        "step-000004: it is no folder",
+        "step-000003: it is a link, a checkpoint is a folder of its own",
+    )
+    (root / "step-000004").unlink()
+    (root / "step-000008").symlink_to(away)
+    save(run, 3, keep_last=1)
+    assert set(steps_of(run)) == {POINTER, "step-000003", "step-000008", *names}
+    assert (away / MANIFEST).is_file(), "what a link leads to stays"
+    assert (find_checkpoint(run).step, len(find_checkpoint(run).problems)) == (3, 1)
+
+
+def test_steps_are_sorted_as_numbers(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step)
+    assert find_checkpoint(tmp_path).step == 1_000_000
+    save(tmp_path, 1_000_001)
+    assert steps_of(tmp_path) == [POINTER, "step-1000000", "step-1000001"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"schema_version": 1, "checkpoint": "step-000009"}', "it names step-000009, which is not there"),
+        ("{", "is not JSON"),
+        ('{"schema_version": 1, "checkpoint": "../../etc"}', "checkpoint is '../../etc'"),
+    ],
+)
+def test_a_pointer_that_leads_nowhere_is_said(run: Path, content: str, said: str) -> None:
+    (run / "checkpoints" / POINTER).write_text(content)
+    found = find_checkpoint(run)
+    assert (found.step, len(found.problems)) == (3, 1)
+    assert found.problems[0].startswith(f"{POINTER}: ")
+    assert said in found.problems[0]
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = hashlib.file_digest
+
+    def broken(file: Any, kind: str) -> Any:
+        if "step-000003" in str(file.name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return digest(file, kind)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlib.file_digest", broken)
+        found = find_checkpoint(run)
+    assert (found.step, len(found.problems)) == (2, 1)
+    assert "cannot be read: Input/output error" in found.problems[0]
+    look = os.stat
+
+    def denied(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if "step-000003/" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.stat", denied)
+        found = find_checkpoint(run)
+    assert found.problems == (f"step-000003: {MANIFEST} cannot be read: Permission denied",)
+
+
+def test_a_file_in_place_of_the_checkpoints_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("x")
+    with pytest.raises(SpecError, match="checkpoints cannot be read: Not a directory"):
+        find_checkpoint(tmp_path)
