@@ -160,22 +160,28 @@ def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, pr
     assert "has finished" in again.stderr
 
 
+MANY_STEPS = 250
+"""More than are done between twenty kills."""
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3000)
 def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: Path) -> None:
-    whole = finish(start(*job(prompts, num_steps=30), "--out", str(tmp_path / "whole")), tmp_path / "whole")
+    """Each some time after a step that was new, or after so many seconds, while the run may still be starting."""
+    many = job(prompts, "workload.evaluate_every=50", num_steps=MANY_STEPS)
+    whole = finish(start(*many, "--out", str(tmp_path / "whole")), tmp_path / "whole")
     folder, draw = tmp_path / "run", random.Random(1)
-    command: tuple[str, ...] = (*job(prompts, num_steps=30), "--out", str(folder))
-    num_kills = 0
-    while num_kills < 20:
-        before = finished_steps(folder)
-        killed(command, folder, lambda: finished_steps(folder) > before, 3 * draw.random())  # noqa: B023
-        num_kills += 1
+    command: tuple[str, ...] = (*many, "--out", str(folder))
+    for _ in range(20):
+        before, at_once = finished_steps(folder), draw.random() < 0.25
+        moment = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
+        killed(command, folder, moment, draw.uniform(0, 20 if at_once else 3))
         if committed(folder):
             assert_nothing_is_lost(folder)
             command = ("run", "--resume", str(folder))
         else:
             shutil.rmtree(folder)
+    assert 0 < committed(folder) < MANY_STEPS
     run = finish(start("run", "--resume", str(folder)), folder)
     assert run.exit_code == 0, run.stderr
     assert_same(run, whole)
