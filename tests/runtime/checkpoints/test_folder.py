@@ -284,6 +284,7 @@ def test_backups_and_links_are_not_taken_and_stay(run: Path, tmp_path_factory: p
 def test_steps_are_sorted_as_numbers(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save(tmp_path, step)
+    assert steps_of(tmp_path) == [POINTER, "step-1000000", "step-999999"], "the one before is kept"
     assert find_checkpoint(tmp_path).step == 1_000_000
     save(tmp_path, 1_000_001)
     assert steps_of(tmp_path) == [POINTER, "step-1000000", "step-1000001"]
