@@ -11,7 +11,7 @@ from rlplan.runtime.losses.clipped_ratio import answer_ratio, clipped_ratio
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.preference import preference
 from rlplan.runtime.step_metrics import StepMetrics
-from rlplan.runtime.workers.policy_trainer import _accumulate, _summarize
+from rlplan.runtime.workers.pass_summary import accumulate, summarize
 from rlplan.spec.algorithm import AlgorithmSpec
 from tests.factories import make_job
 
@@ -37,7 +37,7 @@ def sums_of(weights: torch.Tensor) -> dict[str, float]:
     loss, details = clipped_ratio(inputs, AlgorithmSpec(name="grpo", kl_estimator="k1"))
     difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
     entropies = torch.tensor([0.25, 0.75, 9.0, 9.0])[: len(weights)]
-    return _summarize(float(loss.detach()), difference, entropies, details, weights != 0)
+    return summarize(float(loss.detach()), difference, entropies, details, weights != 0)
 
 
 def row_of(*ranks: dict[str, float]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_tokens_of_failed_rollouts_count_only_where_engine_and_trainer_are_compa
 def test_passes_and_ranks_without_a_token_to_learn_from_change_nothing() -> None:
     totals: dict[str, float] = {}
     for part in (sums_of(torch.zeros(0)), sums_of(WEIGHTS), sums_of(torch.zeros(4))):
-        _accumulate(totals, part)
+        accumulate(totals, part)
     alone, idle = row_of(sums_of(WEIGHTS)), sums_of(torch.zeros(0))
     assert row_of(idle, totals, idle) == alone
 

@@ -41,6 +41,7 @@ from rlplan.runtime.workers.deepspeed_engine import (
 )
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.pass_summary import accumulate, summarize
 from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
@@ -194,7 +195,7 @@ class PolicyTrainer(Worker):
         totals: dict[str, float] = {}
         for samples, weights in zip(micro_batches, token_weights, strict=True):
             with inside(self.device):
-                _accumulate(totals, self._micro_batch(samples, weights))
+                accumulate(totals, self._micro_batch(samples, weights))
         forget_cache(self.device)
         return totals
 
@@ -210,7 +211,7 @@ class PolicyTrainer(Worker):
             loss = loss + self.job.algorithm.value_coef * value_loss
         self.backward(loss)
         apart = logprobs.detach() - inputs.behaviour_logprobs
-        summary = _summarize(float(policy_loss), apart, entropies.detach(), details, inputs.weights != 0)
+        summary = summarize(float(policy_loss), apart, entropies.detach(), details, inputs.weights != 0)
         return summary | {f"value_{name}": value for name, value in more.items()}
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -388,43 +389,3 @@ class PolicyTrainer(Worker):
 
 def _joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
     return torch.tensor([value for values in each for value in values], dtype=torch.float32)
-
-
-def _summarize(
-    loss: float,
-    difference: torch.Tensor,
-    entropies: torch.Tensor,
-    details: dict[str, torch.Tensor],
-    learned: torch.Tensor,
-) -> dict[str, float]:
-    """Sums and maxima of a micro-batch for the log; a maximum over no token is left out.
-
-    learned: the tokens that are learned from. Only the difference to the engine is over all of them, for it says
-    whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
-    """
-    per_token = {
-        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details
-    }
-    summary = {
-        "num_tokens": float(learned.sum()),
-        "loss": loss,
-        "entropy_sum": _sum(entropies[learned]),
-        "is_clipped_sum": _sum(per_token["is_clipped"]),
-        "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-    }
-    summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_kl") if name in per_token}
-    if summary["num_tokens"]:
-        summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
-    for name in ("importance", "is_corrected", "is_ranked_right"):
-        if name in details:
-            summary[f"{name}_sum"], summary[f"{name}_count"] = _sum(details[name]), float(details[name].numel())
-    return summary
-
-
-def _sum(values: torch.Tensor) -> float:
-    return float(values.double().sum())
-
-
-def _accumulate(totals: dict[str, float], part: dict[str, float]) -> None:
-    for key, value in part.items():
-        totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value
