@@ -116,6 +116,7 @@ def hold(case: Mapping[str, Any], tp: int, folder: Path) -> dict[str, Any]:
             kv_cache_memory_bytes=case["kv_bytes"],
             tensor_parallel_size=tp,
             distributed_executor_backend="external_launcher" if tp > 1 else "uni",
+            **latent_attention(case["config"]),
         )
     core = llm.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
@@ -133,6 +134,11 @@ def hold(case: Mapping[str, Any], tp: int, folder: Path) -> dict[str, Any]:
     }
     core.shutdown()
     return answer
+
+
+def latent_attention(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same on every CPU: left to itself vLLM takes one for tiles where there are any, and that has no fp32."""
+    return {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in config else {}
 
 
 def watch_parameters(rows: list[tuple[str, list[int], int]]) -> Any:
