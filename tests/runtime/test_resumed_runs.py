@@ -160,7 +160,7 @@ def test_a_lost_rank_and_two_kills_leave_no_trace(uninterrupted: FinishedRun, pr
     assert "has finished" in again.stderr
 
 
-MANY_STEPS = 250
+MANY_STEPS = 150
 """More than are done between twenty kills."""
 
 
