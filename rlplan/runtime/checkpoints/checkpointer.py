@@ -51,6 +51,7 @@ class Checkpointer:
         self._ranks: dict[str, list[Path]] = {}
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._staging = threading.Lock()
         saves = any(action.kind in SAVING for action in spec.schedule.step)
         self._identity = identity_of(spec.job) if saves else {}  # of the files as they are read now
 
@@ -72,14 +73,15 @@ class Checkpointer:
 
     def save(self, action: Action, step: int, timeout_s: float) -> list[Measurement]:
         """Let a role's ranks copy or write what a resumed run needs of them."""
-        self.settle(timeout_s)
-        try:
-            staged = self._stage(step)
-        except OSError as error:
-            self._alarm(step, f"no checkpoint of step {step}: {error.strerror}")
-            return []
         names = self._names(action)
-        self._ranks[action.role.value] = [staged / name for name in names]
+        with self._staging:  # roles may be saved at the same time
+            self.settle(timeout_s)
+            try:
+                staged = self._stage(step)
+            except OSError as error:
+                self._alarm(step, f"no checkpoint of step {step}: {error.strerror}")
+                return []
+            self._ranks[action.role.value] = [staged / name for name in names]
         waits = action.kind is ActionKind.WRITE_STATES
         calls = [
             self.crew.perform(process, "save_states", str((staged / name).resolve()), {}, waits)
