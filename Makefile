@@ -14,6 +14,8 @@ PART ?= models planner workers runs resume learning
 TORCH := torch==2.13.0
 LOCK := requirements/cpu.lock
 LOG := $(VENV)/setup.log
+# A file's tests stay in one process: what they share is made once.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 MADE_BY_MAKE := $(VENV)/.made-by-make
 PACKAGES_STAMP := $(VENV)/.packages-$(shell { echo '$(TORCH)'; pwd; cat $(LOCK); } | cksum | tr ' ' -)
 PROJECT_STAMP := $(VENV)/.project-$(shell cksum < pyproject.toml | tr ' ' -)
@@ -27,9 +29,9 @@ SYSTEM_PACKAGES := bubblewrap iproute2
 
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them.
 NIGHTLY_models := tests/memory tests/spec
-NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks
+NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli
 NIGHTLY_workers := $(addprefix tests/runtime/,test_trainer_memory.py test_weight_sync_engines.py test_resumed_states.py \
-  test_rollout_engine.py test_gpu_shapes.py test_fake_gpus.py sandbox)
+  test_policy_trainer.py test_rollout_engine.py test_gpu_shapes.py test_fake_gpus.py sandbox)
 NIGHTLY_runs := $(addprefix tests/runtime/,test_algorithm_runs.py test_role_runs.py test_training_runs.py test_runs.py \
   test_failures.py test_supervision.py rewards environments)
 NIGHTLY_resume := tests/runtime/test_resumed_runs.py
@@ -39,6 +41,8 @@ NIGHTLY_learning := tests/runtime/test_learning.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Tests start hundreds of Python processes, and where this is set each of them compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## say what each command does
 	@awk -F ': .*## ' '/^[a-z-]+: .*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -62,11 +66,22 @@ run: setup ## run the main job, examples/quickstart.yaml, and write its report
 	@exec $(VENV)/bin/rlplan run examples/quickstart.yaml --report $(ARGS)
 
 test: setup system-packages lint ## everything that a change must pass: formatting, lint, types, imports, tests, the wheel
-	@$(VENV)/bin/python -m pytest -m "not engine and not nightly" -n 2 $(ARGS)
-	exec $(VENV)/bin/python -m pytest -m "engine and not nightly" $(ARGS)
+	@results=$$(mktemp) failed=
+	trap 'rm -f "$$results"' EXIT
+	half() {
+	  echo "test: $$1" >> "$$results"; shift
+	  RLPLAN_TEST_RESULTS=$$results $(VENV)/bin/python -m pytest "$$@" $(ARGS) || {
+	    echo "  exit code $$?" >> "$$results"
+	    failed=yes
+	  }
+	}
+	half 'tests that start no engine' -m "not engine and not nightly" $(SIDE_BY_SIDE)
+	half 'tests that start engines' -m "engine and not nightly" $(SIDE_BY_SIDE)
+	cat "$$results"
+	[ -z "$$failed" ]
 
 test-fast: setup ## the tests that start no engine
-	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" -n 2 $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup ## formatting, lint, types and the direction of imports
 	@$(VENV)/bin/ruff format --check --output-format concise .

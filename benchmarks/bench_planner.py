@@ -10,9 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.planner.budget import SearchStats, read_setting
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import make_budget
+from rlplan.planner.gpu_plan import SearchStats
+from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import job_from
+from rlplan.spec.resolved import settle
 
 REPEATS = 3
 COMMAND = "from rlplan_cli.app import main; main()"
@@ -66,7 +68,7 @@ def shell_seconds(case: Case) -> float:
 
 def search_seconds(case: Case) -> tuple[float, SearchStats]:
     """Processor seconds of the search alone, and what it looked at."""
-    spec = make_budget({"model": case.model, "algorithm": case.algorithm, "gpus": case.gpus}, case.overrides)
+    spec = settle(job_from({"policy": case.model, "algorithm": case.algorithm, "hardware": case.gpus}, case.overrides))
     setting = read_setting(spec)
     start = time.process_time()
     stats = GpuSearch(spec, setting).run().stats

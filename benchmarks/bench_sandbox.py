@@ -86,22 +86,26 @@ def _median_s(command: tuple[str, ...], count: int) -> float:
 
 
 def left_behind() -> dict[str, int]:
-    """What could be left: processes, mounts, files of the sandboxes' uids, control groups, descriptors."""
+    """What could be left: processes below this, mounts, files of the sandboxes' uids, control groups, descriptors."""
     places = (Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"))
     owners = [path.lstat().st_uid for place in places for path in place.iterdir()]
     return {
-        "processes": sum(_is_inside(process) for process in psutil.process_iter(["name", "uids"])),
+        "processes": sum(map(_is_inside, psutil.Process().children(recursive=True))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": sum(FIRST_UID <= owner < FIRST_UID + 100 for owner in owners),
-        "canaries": sum(len(list(place.glob("rlplan-canary*"))) for place in places),
+        "canaries": sum(len(list(place.glob(f"rlplan-canary-{os.getpid()}-*"))) for place in places),
         "control groups": len(list(Path("/sys/fs/cgroup").glob(f"**/{PREFIX}-{os.getpid()}-*"))),
         "descriptors": psutil.Process().num_fds(),
     }
 
 
 def _is_inside(process: psutil.Process) -> bool:
-    uids = process.info["uids"]
-    return process.info["name"] == "bwrap" or (uids is not None and FIRST_UID <= uids.real < FIRST_UID + 100)
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.name() == "bwrap" or FIRST_UID <= process.uids().real < FIRST_UID + 100
+    except psutil.Error:
+        return False
 
 
 def table(open_: Callable[[str, int], Sandbox], names: list[str], seconds: float) -> list[str]:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from rlplan.planner.budget import read_setting
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import make_budget
+from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import job_from
+from rlplan.spec.resolved import settle
 
 CASES = (
     ("Qwen/Qwen2.5-7B", "grpo", "8xH100"),
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 def _measure(model: str, algorithm: str, gpus: str) -> str:
-    budget = make_budget({"model": model, "algorithm": algorithm, "gpus": gpus})
+    budget = settle(job_from({"policy": model, "algorithm": algorithm, "hardware": gpus}))
     setting = read_setting(budget)
     search = GpuSearch(budget, setting)
     candidates = list(islice(search.space, 2000))

@@ -5,7 +5,7 @@ Prints microseconds an event, seconds for a million, and ratios within one run. 
 
 import time
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
@@ -26,8 +26,7 @@ MODES = {
 
 def setting(num_engines: int, asynchrony: Asynchrony | None = None, num_steps: int = 4) -> SimulationSetting:
     """16 prompts an engine, 16 samples each; a reward takes a second."""
-    step = GpuStep(Placement.DISAGGREGATED, num_engines, num_engines, num_mini_batches=4)
-    schedule = build_gpu_schedule(step)
+    schedule = plain_schedule(Placement.DISAGGREGATED, num_engines, num_engines, num_mini_batches=4)
     costs = {action.id: Cost({Resource.COMPUTE: 20.0}) for action in schedule.step if action.mini_batch is not None}
     work = RolloutWork(16 * num_engines, 16, 200, LENGTHS, num_engines, EngineLimits(256, 40_000))
     return SimulationSetting(schedule, costs, work, SPEED, num_steps, asynchrony, reward_latency_s=1.0)

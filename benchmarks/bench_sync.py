@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,10 +64,11 @@ def make_policy(folder: Path) -> None:
 def make_job(folder: Path, content: str = "full") -> Any:
     """The job of an engine with that policy."""
     from rlplan.spec.job_file import load_job
+    from rlplan.spec.resolved import on_a_cpu_host
     from rlplan.vocabulary import Dtype
 
     overrides = ("training.dtype=bfloat16", f"policy.path={folder}", f"placement.sync_content={content}")
-    job = load_job(ROOT / "examples" / "quickstart.yaml", overrides)
+    job = on_a_cpu_host(load_job(ROOT / "examples" / "quickstart.yaml", overrides))
     return job.model_copy(update={"rollout": job.rollout.model_copy(update={"dtype": Dtype.BFLOAT16})})
 
 
@@ -117,7 +119,7 @@ def engine(pipe: Connection, folder: Path) -> None:
         else:
             start = time.monotonic()
             report = worker.invoke("receive_weights", *arguments)
-            pipe.send({"readable_at": time.monotonic(), "update_s": time.monotonic() - start, **report})
+            pipe.send({"readable_at": time.monotonic(), "update_s": time.monotonic() - start, **asdict(report)})
 
 
 class Other:

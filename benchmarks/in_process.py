@@ -24,7 +24,7 @@ from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 from rlplan.runtime.workers.scorer import Scorer
 from rlplan.runtime.workers.value_trainer import ValueTrainer
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 
@@ -33,7 +33,7 @@ class PlainEngine:
 
     dp_world_size = 1
 
-    def __init__(self, module: torch.nn.Module, job: JobSpec, learning_rate: float) -> None:
+    def __init__(self, module: torch.nn.Module, job: ResolvedJob, learning_rate: float) -> None:
         self.module, self.clip = module, job.algorithm.gradient_clipping
         betas = (job.algorithm.adam_beta1, job.algorithm.adam_beta2)
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=0.0)
@@ -55,7 +55,7 @@ class PlainEngine:
 class InProcess:
     """A job's steps, one after the other."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: ResolvedJob) -> None:
         torch.manual_seed(job.seed)
         self.job, self.prompts = job, load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)

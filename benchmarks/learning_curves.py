@@ -16,6 +16,7 @@ from benchmarks.learning_record import CONTROLS, CURVES, EVERY, JOBS, SEEDS, Cur
 from benchmarks.timed_runs import ROOT, RUNS, read_run, run_job
 from rlplan.errors import RlplanError
 from rlplan.planner.plan import read_plan
+from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
 
 
@@ -56,7 +57,7 @@ def _is_of(folder: Path, job: Path, overrides: tuple[str, ...]) -> bool:
     if not status.exists() or json.loads(status.read_text("utf-8")).get("state") != "finished":
         return False
     try:
-        return read_plan(folder / "plan.json").job == load_job(job, overrides)
+        return read_plan(folder / "plan.json").job == find_plan(load_job(job, overrides)).job
     except RlplanError:  # a plan of another version
         return False
 

@@ -14,6 +14,7 @@ from benchmarks.in_process import InProcess
 from benchmarks.learning_page import write_page
 from benchmarks.learning_record import CONTROLS, EVERY, IN_PROCESS, JOBS, LEARNING_RATE_0, SEEDS, Curve, add_curve
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import on_a_cpu_host
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
 
 def run(name: str, case: str, overrides: tuple[str, ...]) -> Curve:
     """A job's own number of steps; a few at learning rate 0, where one step is as all of them."""
-    job = load_job(JOBS[name], overrides)
+    job = on_a_cpu_host(load_job(JOBS[name], overrides))
     num_steps = EVERY if case == LEARNING_RATE_0 else job.workload.num_steps
     trained = InProcess(job)
     accuracy = [trained.accuracy()]

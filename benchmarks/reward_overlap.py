@@ -12,7 +12,7 @@ from benchmarks.timed_runs import NUM_WARM_UP_STEPS, ROOT, TimedRun, run_job
 from rlplan.trace import Span, Trace
 
 JOB = "examples/rewards/code-executor.yaml"
-PATTERN = ("rewards=[{kind: answer_matcher}]", "workload.prompts=../data/sort_digits/train.jsonl")
+PATTERN = ("rewards=[{kind: answer_matcher}]", "data.prompts=../data/sort_digits/train.jsonl")
 LENGTHS = (
     "placement={placement: disaggregated, transport: shared_memory}",
     "workload.num_prompts_per_step=8",

@@ -147,7 +147,7 @@ def main() -> int:
             constants[4:] = full["Blackwell" if name == "Hopper" else "Hopper"][4:]
         inside, outside = ([row.error(used) for row in mine] for used in (None, constants))
         line = {
-            "model": pair[0],
+            "policy": pair[0],
             "gpu": pair[1],
             "format": pair[2],
             "has_experts": mine[0].counts.experts is not None,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
@@ -142,7 +142,7 @@ INPUTS = Inputs()
 
 def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) -> float:
     """Seconds of generation in a colocated step."""
-    schedule = build_gpu_schedule(GpuStep(Placement.HYBRID, num_gpus, num_gpus, tp=4))
+    schedule = plain_schedule(Placement.HYBRID, num_gpus, num_gpus, tp=4)
     work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, inputs.lengths(1.0), num_gpus // 4, LIMITS)
     setting = SimulationSetting(schedule, rollouts=work, speed=inputs.speed, num_steps=num_steps)
     return simulate(setting).phase_s[Phase.ROLLOUT] / num_steps
@@ -178,7 +178,7 @@ def with_fitted_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
 def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, seed: int = 0) -> SimulationResult:
     """The first `num_steps` hand-overs of one run."""
     num_mini = REQUIRE_BATCHES * TRIGGER
-    schedule = build_gpu_schedule(GpuStep(Placement.DISAGGREGATED, 64, 64, num_mini_batches=num_mini, tp=4))
+    schedule = plain_schedule(Placement.DISAGGREGATED, 64, 64, num_mini_batches=num_mini, tp=4)
     each = Cost({Resource.COMPUTE: inputs.update_s / num_mini})
     costs = {action.id: each for action in schedule.step if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD}
     costs["sync_weights"] = Cost({Resource.NETWORK: SYNC_S})

@@ -14,11 +14,13 @@ from itertools import product
 from pathlib import Path
 
 from rlplan.errors import RlplanError
-from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.budget_checks import check_budget
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import make_budget
+from rlplan.planner.gpu_checks import check_job
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import job_from
 from rlplan.spec.profiles import get_gpu
+from rlplan.spec.resolved import settle
 from rlplan.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +39,7 @@ RANK = 64
 WAYS = {
     "full": (),
     "LoRA": (f"training.lora={{rank: {RANK}}}",),
-    "QLoRA": (f"training.lora={{rank: {RANK}, base: nf4}}", "rollout.quantization=fp8"),
+    "QLoRA": (f"training.lora={{rank: {RANK}, base_dtype: nf4}}", "rollout.quantization=fp8"),
 }
 """QLoRA's rollouts are served in fp8: a base of four bits would be generated from in sixteen otherwise."""
 COUNTS = (1, 2, 4, 8)
@@ -123,19 +125,19 @@ def suggest(gpu: str, size: str, training: str) -> Suggestion:
     return Suggestion(gpu, size, training, COUNTS[-1], f"not on {COUNTS[-1]}")
 
 
-def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> Budget | None:
+def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> GpuPlan | None:
     """The best plan; None where nothing can be built."""
     try:
-        spec = make_budget({"model": MODELS[size], "gpus": f"{count}x{gpu}"}, (*WORKLOAD, *overrides))
+        spec = settle(job_from({"policy": MODELS[size], "hardware": f"{count}x{gpu}"}, (*WORKLOAD, *overrides)))
         setting = read_setting(spec)
-        check_budget(spec, setting)
+        check_job(spec, setting)
         return GpuSearch(spec, setting).run(with_others=False)
     except RlplanError:
         return None
 
 
-def _row(gpu: str, size: str, training: str, count: int, budget: Budget) -> Suggestion:
-    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+def _row(gpu: str, size: str, training: str, count: int, budget: GpuPlan) -> Suggestion:
+    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
     kv = budget.kv
     assert kv is not None, "there are rollouts"
     return Suggestion(
@@ -146,7 +148,7 @@ def _row(gpu: str, size: str, training: str, count: int, budget: Budget) -> Sugg
         verdict=budget.verdict.value,
         placement=step.placement.value,
         zero_stage=trainer.zero_stage,
-        recompute="full" if trainer.recomputes else "none",
+        recompute="full" if trainer.gradient_checkpointing else "none",
         offloads_optimizer=trainer.offloads_optimizer,
         micro_batch_size_per_gpu=0 if trainer.max_tokens else trainer.micro_batch,
         max_tokens_per_micro_batch=trainer.max_tokens,
@@ -156,12 +158,12 @@ def _row(gpu: str, size: str, training: str, count: int, budget: Budget) -> Sugg
         gpu_memory_utilization=round(engine_share(budget), 3),
         max_num_seqs=kv.max_num_seqs,
         max_lora_rank=_largest_rank(gpu, size, count, training),
-        step_s=round(budget.timing.seconds, 3),
+        step_s=round(budget.seconds, 3),
         peak_bytes=budget.binding.num_bytes,
     )
 
 
-def engine_share(budget: Budget) -> float:
+def engine_share(budget: GpuPlan) -> float:
     """What the engine's process holds while it generates, as a part of what the driver reports as total.
 
     Counts: weights, KV cache, activations, graphs, context: vLLM's gpu_memory_utilization is a part of the total too,

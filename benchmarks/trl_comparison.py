@@ -22,8 +22,8 @@ from benchmarks.trl.model import write_model, write_prompts
 from rlplan.report.style import ACCENT, MUTED
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
-from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "reports" / "runtime"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_prompts(work / "prompts.jsonl", 8 * options.steps)
     write_prompts(work / "heldout.jsonl", 1, seed=1)
     (work / "job.yaml").write_bytes(JOB.read_bytes())
-    job = load_job(work / "job.yaml", [f"workload.num_steps={options.steps}"])
+    job = on_a_cpu_host(load_job(work / "job.yaml", [f"workload.num_steps={options.steps}"]))
     python = options.trl_python or make_environment(work / "trl-venv")
     ours = run_ours(job, work)
     theirs: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def make_environment(folder: Path) -> Path:
     return python
 
 
-def run_ours(job: JobSpec, work: Path) -> dict[str, Any]:
+def run_ours(job: ResolvedJob, work: Path) -> dict[str, Any]:
     """Seconds of our steps, by phase, from the run's own trace."""
     out = next(folder for number in range(1, 1000) if not (folder := work / f"run-{number}").exists())
     steps = f"workload.num_steps={job.workload.num_steps}"
@@ -109,12 +109,12 @@ def covered(intervals: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def tokens_of(job: JobSpec, step: int) -> int:
+def tokens_of(job: ResolvedJob, step: int) -> int:
     """Tokens that are generated in a step."""
     return sum(lengths_of(job, step))
 
 
-def lengths_of(job: JobSpec, step: int) -> list[int]:
+def lengths_of(job: ResolvedJob, step: int) -> list[int]:
     """Tokens of each rollout of a step, as our run draws them."""
     requests, count = RequestMaker(job, load_prompts(job)), job.workload.num_prompts_per_step
     return [
@@ -122,12 +122,12 @@ def lengths_of(job: JobSpec, step: int) -> list[int]:
     ]
 
 
-def run_trl(python: Path, job: JobSpec, work: Path, dtype: str, batch_size: int) -> dict[str, Any]:
+def run_trl(python: Path, job: ResolvedJob, work: Path, dtype: str, batch_size: int) -> dict[str, Any]:
     """Seconds of TRL's steps with one setting. Its rollouts have the very lengths of ours."""
     load = job.workload
     lengths = [length for step in range(1, load.num_steps + 1) for length in lengths_of(job, step)]
     settings = {
-        "model": job.policy.path,
+        "policy": job.policy.path,
         "prompts": load.prompts,
         "out": str(work / "trl-out"),
         "num_threads": os.cpu_count(),

@@ -5,7 +5,7 @@
       NoFeasiblePlanError  a correct, negative answer               exit 1
       EmitError            the plan cannot be expressed in a target exit 3
       HostError            missing extra, version, device, memory   exit 4
-      RunError             a launched process failed                exit 5
+      RunError             a launched process or a disk failed      exit 5
       InterruptedRunError  stopped by Ctrl-C or SIGTERM             exit 130 or 143, 75 if resumable
     a bug of ours (anything else)                                   exit 70
 
@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 EXIT_BUG = 70
 EXIT_RESUMABLE = 75
+EXIT_NO_READER = 141
+"""The reader of the output has gone: what a shell says of a program that SIGPIPE ends."""
 
 
 class RlplanError(Exception):
@@ -69,7 +71,7 @@ class HostError(RlplanError):
 
 
 class RunError(RlplanError):
-    """A launched process failed, hung past its deadline or gave an impossible result."""
+    """A launched process failed, hung past its deadline or gave an impossible result; or a disk takes no more."""
 
     exit_code = 5
 

@@ -1,11 +1,33 @@
 """Settings that hold for every test."""
 
 import os
+from pathlib import Path
+from typing import Any
 
+import pytest
+import pytest_timeout
 from hypothesis import settings
+
+from rlplan.runtime.machine_speed import scaled
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)
 settings.load_profile("rlplan")
 # Readline, which comes along where tests run side by side, writes a terminal's size there: tables would be narrow.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """A test's whole time, too, follows how slow the machine is."""
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=scaled(settings.timeout)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What `make test` shows again when both of its halves have ended."""
+    if path := os.environ.get("RLPLAN_TEST_RESULTS"):
+        reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
+        lines = [f"  {report.outcome}: {report.nodeid}" for report in reports]
+        words = ", ".join(text for text, _ in terminalreporter.build_summary_stats_line()[0])
+        with Path(path).open("a", encoding="utf-8") as results:
+            results.write("\n".join([*lines, f"  {words}"]) + "\n")

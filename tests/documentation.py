@@ -6,6 +6,7 @@ In: Markdown files, pydantic models. Out: sections, table rows, key paths, plans
 import re
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from pydantic.fields import FieldInfo
 
@@ -62,7 +63,10 @@ def keys_of(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
     keys: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Spec):
+        named = [one for one in get_args(inner) if isinstance(one, type) and issubclass(one, Spec)]
+        if named and name != "response_lengths":  # a part that may be absent
+            keys |= keys_of(named[0], f"{prefix}{name}.")
+        elif isinstance(inner, type) and issubclass(inner, Spec):
             keys |= keys_of(inner, f"{prefix}{name}.")
         elif name != "rewards":
             keys[prefix + name] = field

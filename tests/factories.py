@@ -4,6 +4,7 @@ In: what should differ. Out: real specs, through the library's own validation.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,20 @@ from rlplan.planner.search import find_plan
 from rlplan.spec.base import validate
 from rlplan.spec.hardware import HardwareProfile
 from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import job_from
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob, SettledJob, on_a_cpu_host, settle
 from rlplan.units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 QUICKSTART = EXAMPLES / "quickstart.yaml"
-JOB_EXAMPLES = sorted(
-    path
-    for pattern in ("*.yaml", "training/*.yaml", "rewards/*.yaml")
-    for path in EXAMPLES.glob(pattern)
-    if "\ngpus:" not in path.read_text("utf-8")
+ALL_EXAMPLES = sorted(
+    path for pattern in ("*.yaml", "training/*.yaml", "rewards/*.yaml") for path in EXAMPLES.glob(pattern)
 )
-"""Jobs that run; the other examples are budgets to plan for GPUs."""
+JOB_EXAMPLES = [path for path in ALL_EXAMPLES if "profile: cpu-host" in path.read_text("utf-8")]
+"""Jobs that run on a CPU host; the other examples are planned for GPUs."""
+GPU_EXAMPLES = [path for path in ALL_EXAMPLES if path not in JOB_EXAMPLES]
 
 
 def job_data(**overrides: Any) -> dict[str, Any]:
@@ -33,14 +35,16 @@ def job_data(**overrides: Any) -> dict[str, Any]:
     overrides: nested (`workload={"num_steps": 3}` is laid over the part) or dotted (`**{"workload.num_steps": 3}`).
     """
     data: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "name": "small",
         "policy": {"path": str(EXAMPLES / "models" / "sorter")},
         "hardware": {"profile": "cpu-host", "num_devices": 2, "memory": "8GiB"},
         "algorithm": {"name": "grpo", "learning_rate": 1e-5},
-        "workload": {
+        "data": {
             "prompts": str(EXAMPLES / "data" / "sort_digits" / "train.jsonl"),
-            "heldout_prompts": str(EXAMPLES / "data" / "sort_digits" / "heldout.jsonl"),
+            "heldout": str(EXAMPLES / "data" / "sort_digits" / "heldout.jsonl"),
+        },
+        "workload": {
             "num_steps": 3,
             "num_prompts_per_step": 4,
             "num_samples_per_prompt": 4,
@@ -65,9 +69,17 @@ def job_data(**overrides: Any) -> dict[str, Any]:
     return data
 
 
-def make_job(**overrides: Any) -> JobSpec:
-    """The job of `job_data`, validated."""
-    return validate(JobSpec, job_data(**overrides), file="job.yaml")
+def make_job(**overrides: Any) -> ResolvedJob:
+    """The job of `job_data`, validated, with what its open choices come to on its machine.
+
+    On GPUs everything is resolved as on a CPU host, so that tests say what they want to differ.
+    """
+    return on_a_cpu_host(validate(JobSpec, job_data(**overrides), file="job.yaml"))
+
+
+def gpu_job(answers: dict[str, Any], overrides: Sequence[str] = ()) -> SettledJob:
+    """A job on GPUs as a command line says it, with its machine's defaults."""
+    return settle(job_from(answers, overrides))
 
 
 def write_job(folder: Path, **overrides: Any) -> Path:

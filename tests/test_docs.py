@@ -17,7 +17,6 @@ from rlplan_cli.app import app
 
 from rlplan import vocabulary
 from rlplan.spec.base import Spec
-from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
 from rlplan.spec.profiles import get_profile
 from rlplan.units import format_bytes
@@ -27,7 +26,6 @@ from tests.documentation import (
     EXAMPLES,
     ROOT,
     anchors,
-    keys_of,
     plan_of,
     read,
     rows,
@@ -35,6 +33,7 @@ from tests.documentation import (
     without_code_blocks,
     words,
 )
+from tests.factories import JOB_EXAMPLES
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -50,7 +49,8 @@ PAGES = sorted(
 )
 
 
-BUDGET_KEYS = set(keys_of(BudgetSpec))
+PARTS_AND_KEYS = ALL_KEYS | {key.rsplit(".", count)[0] for key in ALL_KEYS for count in range(1, key.count(".") + 1)}
+"""A part may be given as a whole: as a short form (`hardware=8xH100`) or as a mapping."""
 
 # ------------------------------------------------------------------------------------------------------------- links
 
@@ -100,8 +100,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
         for word in arguments:
             key, is_override, _ = word.partition("=")
             if is_override and not key.startswith("-"):
-                key = key.removeprefix("job.")  # the job in a budget
-                assert key in ALL_KEYS | BUDGET_KEYS | {"rewards"}, f"{line}: no job or budget has a key {key}"
+                assert key in PARTS_AND_KEYS | {"rewards"}, f"{line}: no job has a key {key}"
             if word.startswith("examples/"):
                 assert (ROOT / word).is_file(), f"{line}: {word} does not exist"
 
@@ -175,8 +174,8 @@ def test_every_example_is_listed_with_its_steps_and_memory() -> None:
         words(row[0])[0] if words(row[0]) else re.findall(r"\[(.+?)\]", row[0])[0]: row for row in rows(EXAMPLES_PAGE)
     }
     for path in sorted(EXAMPLES.glob("*.yaml")):
-        if "\ngpus:" in read(path):
-            continue  # a budget: docs/planning.md names it
+        if path not in JOB_EXAMPLES:
+            continue  # on GPUs: docs/planning.md names it
         plan = plan_of(path.stem)
         row, ledger = listed[path.name], plan.ledger
         assert row[2] == str(plan.job.workload.num_steps)

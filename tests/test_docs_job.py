@@ -15,8 +15,10 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from rlplan.errors import SpecError
+from rlplan.planner.executable import missing
 from rlplan.planner.search import find_plan
 from rlplan.runtime.data.layouts import Columns, detect, read_row
+from rlplan.runtime.rewards.assertions.functions import FUNCTIONS
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec
@@ -135,10 +137,18 @@ def test_the_minimal_job_is_minimal(tmp_path: Path) -> None:
         return {name: value for name, value in data.items() if name != first}
 
     job = minimal_job()
-    paths = [(name,) for name in job]
-    paths += [(name, key) for name, part in job.items() if isinstance(part, dict) for key in part]
-    for path in paths:
-        file = tmp_path / "job.yaml"
+    for folder in ("models", "data"):
+        (tmp_path / folder).symlink_to(EXAMPLES / folder)
+    file = tmp_path / "job.yaml"
+    for path in ((name,) for name in ("policy", "hardware")):
         file.write_text(json.dumps(without(job, path)))
         with pytest.raises(SpecError, match="missing"):
             load_job(file)
+    for path in ((name,) for name in ("data", "rewards")):
+        file.write_text(json.dumps(without(job, path)))
+        assert list(missing(load_job(file))), "what a run needs, and a plan does not"
+
+
+def test_the_functions_that_assertions_may_use_are_listed() -> None:
+    (bullet,) = re.findall(r"^- (`abs`.*?)\.$", section(JOB_PAGE, "Prompt files"), re.MULTILINE | re.DOTALL)
+    assert words(bullet) == sorted(FUNCTIONS)

@@ -1,20 +1,22 @@
-"""docs/planning.md: every resource, objective and example budget, and the keys of a plan file."""
+"""docs/planning.md: every resource, objective and example on GPUs, and the keys of a plan file."""
 
 import json
 import typing
 
-from rlplan_cli.render_plan import WORDS
+from rlplan_cli.render import RESOURCES
 
 from rlplan.planner.answers.plan_file import dump_gpu_plan
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.spec.budget import Objective, load_budget
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.spec.job_file import load_job
+from rlplan.spec.job_parts import Objective
 from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
+from tests.factories import GPU_EXAMPLES
 
 PAGE = read(DOCS / "planning.md")
 
 
 def test_every_resource_is_explained_by_the_word_that_a_table_has_for_it() -> None:
-    assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(WORDS)] == list(WORDS.values())
+    assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(RESOURCES)] == list(RESOURCES.values())
 
 
 def test_every_objective_is_explained() -> None:
@@ -22,13 +24,13 @@ def test_every_objective_is_explained() -> None:
     assert documented == list(typing.get_args(Objective))
 
 
-def test_every_example_budget_is_named() -> None:
-    for path in EXAMPLES.glob("*.yaml"):
-        if "\ngpus:" in read(path):
-            assert f"(../examples/{path.name})" in PAGE
+def test_every_example_on_gpus_is_named() -> None:
+    assert GPU_EXAMPLES
+    for path in GPU_EXAMPLES:
+        assert f"(../examples/{path.name})" in PAGE
 
 
 def test_every_key_of_a_plan_file_is_documented() -> None:
-    data = json.loads(dump_gpu_plan(find_budget(load_budget(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
+    data = json.loads(dump_gpu_plan(find_gpu_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
     documented = {word for row in rows(section(PAGE, "The plan file")) for word in words(row[0])}
     assert documented == set(data)

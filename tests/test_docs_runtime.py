@@ -11,7 +11,9 @@ import pytest
 
 from rlplan import errors
 from rlplan.emit.bundle import write_bundle
+from rlplan.emit.editable import EDITABLE
 from rlplan.report.plans.write import PlanFiles
+from rlplan.runtime.agreement import LIMITS
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
@@ -77,7 +79,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
         "loss",
         "entropy_sum",
         "is_clipped_sum",
-        "logprob_difference_max",
+        *(f"logprob_difference_{what}" for what in ("sum", "count", "max")),
         "ratio_max",
         "kl_sum",
         "teacher_kl_sum",
@@ -93,10 +95,22 @@ def collected_rows() -> tuple[set[str], set[str]]:
     return set(learning), set(timings)
 
 
+def test_the_limits_of_log_prob_differences_are_documented_as_they_are() -> None:
+    documented = {words(row[0])[0]: row[1:] for row in rows(section(RUNTIME_PAGE, "Weight sync")) if len(row) == 3}
+    assert documented == {str(name): [f"{limits.mean:g}", f"{limits.p99:g}"] for name, limits in LIMITS.items()}
+
+
 def test_every_file_of_a_bundle_is_documented(tmp_path: Path) -> None:
     write_bundle(plan_of("quickstart"), tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "The bundle"))} == files
+    of_files = section(RUNTIME_PAGE, "The bundle").partition("### What may be edited")[0]
+    assert {words(row[0])[0] for row in rows(of_files)} == files
+
+
+def test_every_key_of_a_bundle_that_may_be_edited_is_documented_with_its_range() -> None:
+    documented = [tuple(cell.strip("`") for cell in row) for row in rows(section(RUNTIME_PAGE, "What may be edited"))]
+    may_be = {True: "; may be added", False: ""}
+    assert documented == [(row.file, row.key, f"{row.takes}{may_be[row.may_be_added]}", row.why) for row in EDITABLE]
 
 
 def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:

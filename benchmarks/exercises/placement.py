@@ -4,18 +4,23 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 """
 
 from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
-from rlplan.planner.budget import Budget, Verdict
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.profiles import get_gpu
 from rlplan.units import format_bytes, format_seconds
 
 FOUR = "exercises/ppo-70b"
 EIGHT = "meta-llama/Llama-3.1-8B-Instruct"
-SMALL = (f"value_model={EIGHT}", f"reward_model={EIGHT}")
+SMALL = (f"roles.value.path={EIGHT}", f"roles.reward.path={EIGHT}")
 SIZES: dict[str, tuple[str, ...]] = {"four of 70B": (), "value and reward of 8B": SMALL}
 PLACES = (("8xA100-80GB", "colocated"), ("32xA100-80GB", "disaggregated"), ("32xA100-80GB", "colocated"))
 PLACED = {
-    f"{size}, {gpus.partition('x')[0]} GPUs, {place}": (FOUR, f"gpus={gpus}", f"placement.placement={place}", *small)
+    f"{size}, {gpus.partition('x')[0]} GPUs, {place}": (
+        FOUR,
+        f"hardware={gpus}",
+        f"placement.placement={place}",
+        *small,
+    )
     for size, small in SIZES.items()
     for gpus, place in PLACES
 }
@@ -55,7 +60,7 @@ def placed() -> str:
             for group in found.schedule.groups
             if group.devices[0] in found.ledger.devices
         ]
-        step = format_seconds(found.timing.seconds) if found.verdict.rank < 2 else "-"
+        step = format_seconds(found.seconds) if found.verdict.rank < 2 else "-"
         host = found.ledger.host_peak().num_bytes
         rows.append((name, choice(found), ", ".join(peaks), format_bytes(host), found.verdict.value, step))
     return table(("setting", "nearest plan", "fullest GPU", "fullest host", "verdict", "a step"), rows)
@@ -64,11 +69,11 @@ def placed() -> str:
 def placed_answer() -> str:
     """Which fits, and what it costs."""
     found = {name: example(*question) for name, question in PLACED.items()}
-    fits = [name for name, one in found.items() if isinstance(one, Budget) and one.verdict is Verdict.FITS]
+    fits = [name for name, one in found.items() if isinstance(one, GpuPlan) and one.verdict is Verdict.FITS]
     lines = [f"Fits: {'; '.join(fits) if fits else 'none of these'}."]
     for size in SIZES:
         pair = [found[f"{size}, 32 GPUs, {place}"] for place in ("disaggregated", "colocated")]
-        times = [one.timing.seconds for one in pair if isinstance(one, Budget) and one.verdict is Verdict.FITS]
+        times = [one.seconds for one in pair if isinstance(one, GpuPlan) and one.verdict is Verdict.FITS]
         if len(times) == 2:
             faster = "colocated" if times[1] < times[0] else "disaggregated"
             lines.append(

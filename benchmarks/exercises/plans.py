@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
-from rlplan.planner.budget import Budget, read_setting
-from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import BudgetSpec, load_budget
+from rlplan.planner.gpu.remedies import search_of
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
 from rlplan.vocabulary import MemoryKind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,17 +21,15 @@ GB = 10**9
 
 
 @cache
-def example(name: str, *overrides: str) -> Budget | str:
+def example(name: str, *overrides: str) -> GpuPlan | str:
     """The best plan of a file in examples/; or, in words, why there can be none."""
-    return asked(load_budget(ROOT / "examples" / f"{name}.yaml", overrides))
+    return asked(load_job(ROOT / "examples" / f"{name}.yaml", overrides))
 
 
-def asked(spec: BudgetSpec) -> Budget | str:
+def asked(spec: JobSpec) -> GpuPlan | str:
     """The best plan of a budget; or, in words, why there can be none."""
     try:
-        setting = read_setting(spec)
-        check_budget(spec, setting)
-        return GpuSearch(spec, setting).run(with_others=False)
+        return search_of(spec).run(with_others=False)
     except RlplanError as error:
         return str(error).splitlines()[0]
 
@@ -47,7 +45,7 @@ def commands(lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(("```", *(typed(*line) for line in lines), "```"))
 
 
-def peak_of(budget: Budget, device: str) -> Peak:
+def peak_of(budget: GpuPlan, device: str) -> Peak:
     """The fullest moment of a device."""
     return budget.ledger.device_peak(device)
 
@@ -60,22 +58,24 @@ def kinds(peak: Peak) -> dict[MemoryKind, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def choice(budget: Budget) -> str:
+def choice(budget: GpuPlan) -> str:
     """What was chosen, in a few words."""
-    step, trainer, engine = budget.candidate.step, budget.candidate.trainer, budget.candidate.engine
+    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
     words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
     words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
-    words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * step.parks
+    words += ["optimizer on the host"] * trainer.offloads_optimizer + ["waiting roles on the host"] * (
+        step.offloaded == "all"
+    )
     if not step.shares_devices:
         words.append(f"{step.num_training} GPUs train, {step.num_generation} generate")
         words += [f"{step.num_scoring} score"] * bool(step.num_scoring)
-    return ", ".join([*words, f"engine tp {engine.tp}"] if step.has_rollouts else words)
+    return ", ".join([*words, f"engine tp {engine.tp}"] if budget.job.has_rollouts else words)
 
 
-def a_pass(budget: Budget) -> str:
+def a_pass(budget: GpuPlan) -> str:
     """What a pass of the trainer works on."""
-    trainer = budget.candidate.trainer
+    trainer = budget.choice.trainer
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 
 

@@ -18,13 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.errors import HostError, RlplanError
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.planner.lowering import executable_plan
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
 from rlplan.runtime.detect import detect
 from rlplan.spec.base import validate
-from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.job import JobSpec
 from rlplan.trace import Trace
 from rlplan.units import format_bytes
@@ -32,9 +31,9 @@ from rlplan.units import format_bytes
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS = {"cuda": "decoder-160m", "cpu": "sorter"}
 PLACEMENTS: Mapping[str, dict[str, Any]] = {
-    "colocated": {"placement": "colocated", "parks": True},
-    "colocated-frozen-parked": {"placement": "colocated", "parks": "frozen"},
-    "hybrid": {"placement": "hybrid", "parks": False},
+    "colocated": {"placement": "colocated", "offload": "host", "offload_roles": "all"},
+    "colocated-frozen-parked": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"},
+    "hybrid": {"placement": "hybrid", "offload": "none"},
 }
 WORKLOAD = {
     "num_steps": 3,
@@ -44,12 +43,8 @@ WORKLOAD = {
     "max_response_len": 96,
 }
 JOB: dict[str, Any] = {
-    "workload": {
-        "prompts": "data/sort_digits/train.jsonl",
-        "heldout_prompts": "data/sort_digits/heldout.jsonl",
-        "num_heldout_prompts": 16,
-        "evaluate_every": 3,
-    },
+    "data": {"prompts": "data/sort_digits/train.jsonl", "heldout": "data/sort_digits/heldout.jsonl"},
+    "workload": {"num_heldout_prompts": 16, "evaluate_every": 3},
     "rewards": [{"kind": "answer_matcher"}],
     "algorithm": {"learning_rate": 1e-5},
     "policy": {"init": "random"},
@@ -102,22 +97,20 @@ def found_gpu() -> str:
 def plan_on_gpu(placement: str, gpu: str) -> Plan:
     """What the search over GPUs chooses for the placement, as it runs."""
     data = {
-        "model": str(EXAMPLES / "models" / MODELS["cuda"]),
-        "gpus": f"1x{gpu}",
-        "workload": WORKLOAD,
+        **JOB,
+        "policy": {"path": f"models/{MODELS['cuda']}", "init": "random"},
+        "hardware": f"1x{gpu}",
+        "workload": WORKLOAD | JOB["workload"],
         "rollout": {"has_cuda_graphs": False},
         "placement": PLACEMENTS[placement],
-        "job": JOB,
-        "folder": str(EXAMPLES),
     }
-    return executable_plan(find_budget(validate(BudgetSpec, data, file="jobs.py")))
+    return executable_plan(find_gpu_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES)))
 
 
 def plan_on_cpu(placement: str) -> Plan:
     """The same placement on a CPU host."""
     chosen = PLACEMENTS[placement]
-    place = {"placement": chosen["placement"], "parks_only_frozen": chosen["parks"] == "frozen"}
-    place["parks"] = "disk" if chosen["parks"] else "none"
+    place = {**chosen, "offload": "none" if chosen["offload"] == "none" else "disk"}
     data: dict[str, Any] = {
         **JOB,
         "name": placement,

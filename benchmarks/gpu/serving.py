@@ -1,7 +1,7 @@
 """vLLM: what it takes, what it leaves asleep, and weights handed from one process to another without a copy.
 
 In: a case and a device. Out: bytes and tokens, by name. Weights are vLLM's dummies: nothing is read but a config.
-Left out: more than one GPU, quantised weights. Written against vLLM 0.25.1 (CUDA) and 0.32 (CPU).
+Left out: more than one GPU, quantised weights. Written against vLLM 0.32.
 """
 
 import json
@@ -32,7 +32,7 @@ WORKER_BYTES = {
     "requested_bytes": "requested_memory",
     "consumed_bytes": "total_consumed",
 }
-"""Our name, and the worker's attribute (v1/worker/gpu_worker.py); one that a version lacks is left out."""
+"""Our name, and the worker's attribute (vLLM's v1/worker/gpu_worker.py); one that a version lacks is left out."""
 
 
 def measure_engine(case: Case, device: torch.device, used_before: int | None) -> dict[str, float]:

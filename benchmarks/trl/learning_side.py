@@ -23,15 +23,15 @@ from rlplan.runtime.groups import GroupMaker
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.desk import RewardDesk
-from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from trl import GRPOConfig, GRPOTrainer
 
 
 class Task:
     """The job's prompts and rewards. Every token sequence that TRL makes is judged here, after its end was cut off."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: ResolvedJob) -> None:
         self.job = job
         self.prompts = load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)
@@ -99,7 +99,7 @@ class Evaluation(TrainerCallback):
             self.accuracy.append(self.measure(keywords["model"]))
 
 
-def configuration(job: JobSpec, out: str, batch_size: int) -> GRPOConfig:
+def configuration(job: ResolvedJob, out: str, batch_size: int) -> GRPOConfig:
     """TRL's names of what the job says. Raises: AssertionError for what is not said on both sides alike."""
     algorithm, load = job.algorithm, job.workload
     assert algorithm.name == "grpo"
@@ -151,7 +151,7 @@ def main(settings_file: str) -> None:
     """Train, and print the curve."""
     settings = json.loads(Path(settings_file).read_text())
     torch.set_num_threads(settings["num_threads"])
-    job = load_job(Path(settings["job"]), settings["overrides"])
+    job = on_a_cpu_host(load_job(Path(settings["job"]), settings["overrides"]))
     task = Task(job)
     tokenizer = AutoTokenizer.from_pretrained(job.policy.path)
     rows = task.rows()

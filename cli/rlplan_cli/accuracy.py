@@ -37,6 +37,8 @@ def command(
         return
     _show_points(report, shows_all=shows_all or file is not None)
     _show_refusals(report)
+    if shows_all or file is not None:
+        _show_without_effect(report)
     _show_pairs(report)
     _show_summary(report)
 
@@ -81,6 +83,16 @@ def _show_refusals(report: AccuracyReport) -> None:
         if kind == "memory_snapshot":
             values = "; ".join(f"{point.id}: {_measured(point)} {point.unit}" for point in points) + ": "
         table.add_row(kind, str(len(points)), values + reason)
+    stdout.print(table)
+
+
+def _show_without_effect(report: AccuracyReport) -> None:
+    """Settings of predicted points that no formula needed; any other that is not read refuses its point."""
+    if not report.without_effect:
+        return
+    table = new_table("kind", "settings", "why", title="Settings without effect", left=("kind", "settings", "why"))
+    for (kind, why), names in sorted(report.without_effect.items()):
+        table.add_row(kind, ", ".join(names), why)
     stdout.print(table)
 
 

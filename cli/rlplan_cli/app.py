@@ -6,16 +6,18 @@ Results go to stdout, progress and messages to stderr. Exit codes stand in `rlpl
 import gc
 import importlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
-from typing import Annotated, Any, NoReturn
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from rlplan import __version__
-from rlplan.errors import EXIT_BUG, HostError, RlplanError, SpecError
+from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, RlplanError, SpecError
 
 COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
@@ -23,7 +25,7 @@ COMMANDS = {
     "explain": "Say what binds in a plan for GPUs, and what would change it.",
     "simulate": "Play the steps of a plan, with lengths that are drawn.",
     "emit": "Write the bundle that will run.",
-    "run": "Run a job, budget, plan or bundle on vLLM, DeepSpeed and Ray.",
+    "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",
     "report": "Write a page with charts and tables of a run or a plan.",
     "accuracy": "Compare the formulas with published or your own measurements.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",
@@ -69,6 +71,18 @@ def _command_of(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
+class _PipeError(Exception):
+    """A BrokenPipeError under a name that typer does not know: it would end with 1, which says that nothing fits."""
+
+
+@contextmanager
+def _pipes_that_break() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _PipeError from error
+
+
 class _Root(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -76,6 +90,16 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Reads a command line, and prints the help."""
+        with _pipes_that_break():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command."""
+        with _pipes_that_break():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -125,7 +149,22 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
-    sys.exit(_run(debug))
+    try:
+        exit_code = _run(debug)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        exit_code = EXIT_NO_READER
+        # nothing may be flushed into the pipe any more, not even at exit
+        for stream in filter(_has_no_reader, (sys.stdout, sys.stderr)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(exit_code)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether what is written there reaches nobody, as after `head`."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def show_error(error: RlplanError) -> None:
@@ -138,7 +177,6 @@ def show_error(error: RlplanError) -> None:
 def _run(debug: bool) -> int:
     try:
         result = app(prog_name="rlplan", standalone_mode=False)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except RlplanError as error:
         if debug:
@@ -152,11 +190,14 @@ def _run(debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has gone; nothing may be flushed into the pipe any more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except Exception as error:
+        if isinstance(error, _PipeError) and any(map(_has_no_reader, (sys.stdout, sys.stderr))):
+            raise BrokenPipeError from error  # of our own output, not of a process that was lost
+        if failure := _disk_error(error):
+            if debug:
+                traceback.print_exc()
+            show_error(failure)
+            return failure.exit_code
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
@@ -168,6 +209,17 @@ def _run(debug: bool) -> int:
             file=sys.stderr,
         )
         return EXIT_BUG
+
+
+def _disk_error(error: Exception) -> RlplanError | None:
+    """What a full disk did to a writer that has no boundary of its own, such as the standard output."""
+    from rlplan.runtime.disk_errors import disk_error  # imported where something went wrong
+
+    failure = disk_error(error, None)
+    if failure is not None and failure.where == "standard output":
+        # Nothing may be written there any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return failure
 
 
 def _show_usage(error: typer.TyperException) -> int:

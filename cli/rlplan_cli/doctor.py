@@ -1,15 +1,29 @@
 """`rlplan doctor`: what this machine lacks for a run, with the fix."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 
 from rlplan_cli.options import AsJson
 from rlplan_cli.render import new_table, stdout
 
+if TYPE_CHECKING:
+    from rlplan.runtime.doctor import Finding
+
 NAME = "doctor"
-_MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "missing": "[red]missing[/red]"}
+_COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
+
+
+def show_findings(findings: "Iterable[Finding]") -> None:
+    """A row a finding."""
+    table = new_table("what", "state", "found", "fix", left=("state", "found", "fix"))
+    for finding in findings:
+        table.add_row(finding.subject, Text(finding.state, _COLORS[finding.state]), finding.found, finding.fix)
+    stdout.print(table)
 
 
 def command(as_json: AsJson = False) -> None:
@@ -20,9 +34,6 @@ def command(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"schema_version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
-        table = new_table("what", "state", "found", "fix", left=("state", "found", "fix"))
-        for finding in findings:
-            table.add_row(finding.subject, _MARKS[finding.state], finding.found, finding.fix)
-        stdout.print(table)
+        show_findings(findings)
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(4)

@@ -20,9 +20,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
-    from rlplan_cli.sources import executable_plan
+    from rlplan_cli.sources import executable
 
-    write_bundle(executable_plan(plan, tuple(overrides or ())), out)
+    write_bundle(executable(NAME, plan, tuple(overrides or ())), out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     if as_json:
         print(json.dumps({"schema_version": 1, "folder": str(out), "files": files}))

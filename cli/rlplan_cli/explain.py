@@ -30,21 +30,20 @@ def command(
     from rlplan.planner.answers.explain import explain
     from rlplan_cli.render import print_json
     from rlplan_cli.render_explain import show_explanation
-    from rlplan_cli.sources import needs_budget, read_question
+    from rlplan_cli.sources import only_on_gpus, read_question
     from rlplan_cli.waiting import waiting
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
-    if question.job is not None:
-        raise needs_budget("explain", question.job)
+    if not question.is_on_gpus:
+        raise only_on_gpus(NAME, question)
     asked = [Change((change,)) for change in changes or ()]
     asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
     with waiting("asking") as listen:
-        budget = question.answered()
-        assert budget is not None, "a question that is not about a job is about a budget"
+        plan = question.on_gpus()
         for change in asked:
-            check_change(budget.spec, change)
-        explanation = explain(budget, asked, more_gpus=more_gpus, listen=listen)
+            check_change(plan.asked, change)
+        explanation = explain(plan, asked, more_gpus=more_gpus, listen=listen)
     if as_json:
         print_json(explanation.as_json())
     else:
-        show_explanation(budget, explanation)
+        show_explanation(plan, explanation)

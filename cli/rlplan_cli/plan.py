@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan.errors import SpecError
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
 
 if TYPE_CHECKING:
@@ -40,57 +39,50 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Choose a layout for a job or for GPUs. Says what was rejected and why."""
-    from rlplan_cli.sources import is_budget, read_question
+    from rlplan_cli.sources import only_on_gpus, read_question
 
     if lengths is not None:
         from rlplan.spec.measured_lengths import lengths_of_run
 
-        overrides = [*lengths_of_run(lengths, for_budget=is_budget(job)), *(overrides or ())]
+        overrides = [*lengths_of_run(lengths), *(overrides or ())]
     answers = {"model": model, "algorithm": algorithm, "gpus": gpus, "objective": objective}
     question = read_question(NAME, job, tuple(overrides or ()), answers)
-    if question.job is None:
+    if question.is_on_gpus:
         _plan_gpus(question, out=out, as_json=as_json, top=top, pareto=pareto)
     elif pareto or top != SHOWN_FIRST or objective is not None:
-        raise SpecError(
-            f"{question.job} is a job for this host",
-            where="--pareto, --top, --objective",
-            rule="they go with plans for GPUs; a job on a host has a handful of layouts, all of them named",
-            way_out=f"rlplan plan {question.job}",
-        )
+        raise only_on_gpus("--pareto, --top or --objective", question)
     else:
-        _plan_job(question.job, question.overrides, out=out, as_json=as_json)
+        _plan_host(question, out=out, as_json=as_json)
 
 
 def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: int, pareto: bool) -> None:
     from rlplan.planner.answers.plan_file import dump_gpu_plan, write_gpu_plan
-    from rlplan.planner.budget import Verdict
+    from rlplan.planner.executable import does_not_fit
+    from rlplan.planner.gpu_plan import Verdict
     from rlplan_cli.render import note
     from rlplan_cli.render_plan import show_gpu_plan
-    from rlplan_cli.sources import does_not_fit
     from rlplan_cli.waiting import waiting
 
     with waiting("searching"):
-        budget = question.answered(with_pareto=pareto)
-    assert budget is not None, "a question that is not about a job is about a budget"
-    fits = budget.verdict is not Verdict.DOES_NOT_FIT
+        plan = question.on_gpus(with_pareto=pareto)
+    fits = plan.verdict is not Verdict.DOES_NOT_FIT
     if out is not None and fits:
-        write_gpu_plan(budget, out)
+        write_gpu_plan(plan, out)
     if as_json:
-        print(dump_gpu_plan(budget, Path.cwd()))
+        print(dump_gpu_plan(plan, Path.cwd()))
     else:
-        show_gpu_plan(budget, top=top)
+        show_gpu_plan(plan, top=top)
     if not fits:
-        raise does_not_fit(budget)
+        raise does_not_fit(plan)
     if out is not None:
         note(f"plan written to {out}; `rlplan explain {out}` says why, `rlplan simulate {out}` plays it")
 
 
-def _plan_job(job: Path, overrides: tuple[str, ...], *, out: Path | None, as_json: bool) -> None:
+def _plan_host(question: "Question", *, out: Path | None, as_json: bool) -> None:
     from rlplan.planner.plan import dump_plan, write_plan
-    from rlplan.planner.search import plan_from_file
     from rlplan_cli.render import note, show_plan
 
-    plan = plan_from_file(job, overrides)
+    plan = question.on_host()
     if out is not None:
         write_plan(plan, out)
     if as_json:

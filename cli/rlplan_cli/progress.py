@@ -31,12 +31,13 @@ class RunDisplay:
     """A context manager; hand its `show` to the run as the listener."""
 
     def __init__(self, plan: Plan) -> None:
+        self.evaluations = plan.job.evaluations
         self.num_steps = plan.job.workload.num_steps
         self.predicted_bytes = plan.ledger.host_peak().num_bytes
         self.started = time.monotonic()
         self.live: Live | None = None
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -80,9 +81,10 @@ class RunDisplay:
             "kl": numbers.get("kl/mean"),
             "entropy": numbers.get("policy/entropy"),
             "tokens/s": numbers.get("throughput/tokens_per_sec"),
-            "accuracy": numbers.get("evaluate/greedy_accuracy"),
+        } | {f"held-out {one.title}": numbers.get(one.metric) for one in self.evaluations}
+        forms = {"tokens/s": "{:,.0f}", "kl": "{:.5f}"} | {
+            f"held-out {one.title}": "{:.1%}" for one in self.evaluations if one.is_share
         }
-        forms = {"tokens/s": "{:,.0f}", "accuracy": "{:.1%}", "kl": "{:.5f}"}
         self.latest |= {k: forms.get(k, "{:.3f}").format(v) for k, v in parts.items() if v is not None}
         memory = numbers.get("memory/host_total_bytes")
         if memory:

@@ -1,11 +1,13 @@
 """Everything that is drawn in a terminal: tables on stdout, notes and errors on stderr; plain text in a pipe."""
 
+import errno
 import json
 import os
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any, Literal
 
 from rich import box
@@ -27,11 +29,27 @@ NARROW = 112
 """Columns below which a table leaves out what another one or `--json` says too."""
 
 
+class _Console(Console):
+    """A console that prints what it is given, brackets and colons too: everything here may hold words of a user."""
+
+    def on_broken_pipe(self) -> None:
+        """The reader has gone. rich's own answer is exit code 1, which says that nothing fits; app.py has another."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def _console(*, is_stderr: bool) -> Console:
     stream = sys.stderr if is_stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would still write bold
-    return Console(stderr=is_stderr, highlight=False, width=width, color_system=colors, soft_wrap=not stream.isatty())
+    return _Console(
+        stderr=is_stderr,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=width,
+        color_system=colors,
+        soft_wrap=not stream.isatty(),
+    )
 
 
 stdout, stderr = _console(is_stderr=False), _console(is_stderr=True)
@@ -102,18 +120,27 @@ def show_estimate(plan: Plan) -> None:
 
 
 def show_verdict(plan: Plan) -> None:
-    """One line: what is needed, what is there, and where the peak is."""
-    ledger, peak = plan.ledger, plan.ledger.host_peak()
-    share = peak.num_bytes / ledger.host_capacity
-    where = f"{peak.action_id} ({_moment_words(peak)})"
+    """One line: what is needed, what is there, and where the peak is; of GPUs the fullest, and their host."""
+    ledger, host = plan.ledger, plan.ledger.host_peak()
+    of_host = _fullness(host, ledger.host_capacity)
+    words = f"{of_host[0]} at the peak, {of_host[1]}"
+    if not ledger.shares_host_memory:
+        gpu = ledger.fullest_device()
+        fullness, where = _fullness(gpu, ledger.capacity_of(gpu.scope))
+        words = f"{fullness} on the fullest GPU at the peak, {where}; {of_host[0]} of a host, {of_host[1]}"
     stdout.print(
         Text.assemble(
             ("fits  ", "bold green"),
-            f"{plan.job.name}: {format_bytes(peak.num_bytes)} of {format_bytes(ledger.host_capacity)} "
-            f"({share:.0%}) at the peak, in {where}; {plan.schedule.placement}, "
+            f"{plan.job.name}: {words}; {plan.schedule.placement}, "
             f"{plan.job.hardware.num_devices} devices, ZeRO-{plan.zero_stage}",
         )
     )
+
+
+def _fullness(peak: Peak, capacity: int) -> tuple[str, str]:
+    """How full it is at the peak, and when that is."""
+    size = f"{format_bytes(peak.num_bytes)} of {format_bytes(capacity)} ({peak.num_bytes / capacity:.0%})"
+    return size, f"in {peak.action_id} ({_moment_words(peak)})"
 
 
 def _moment_words(peak: Peak) -> str:
@@ -150,14 +177,15 @@ def _sizes(sizes: Mapping[MemoryKind, int]) -> list[str]:
 def _show_phases(plan: Plan) -> None:
     """What each process of an action holds after it and at its peak inside it, in a steady step."""
     moment = "steady" if any(row.moment == "steady" for row in plan.ledger.rows) else "first"
-    is_narrow, binding = stdout.width < NARROW, plan.ledger.host_peak()
+    ledger, is_narrow = plan.ledger, stdout.width < NARROW
+    binding = ledger.host_peak() if ledger.shares_host_memory else ledger.fullest_device()
     names = ["action", "phase", "process", "resident", "peak", "largest at the peak"]
     if is_narrow:
         names = [name for name in names if name not in ("phase", "largest at the peak")]
     table = new_table(*names, title="Each action of a step", left=("phase", "process", "largest at the peak"))
     groups: dict[tuple[str, str], list[LedgerRow]] = defaultdict(list)
-    for row in plan.ledger.rows:
-        if row.moment == moment:
+    for row in ledger.rows:
+        if row.moment == moment and (ledger.shares_host_memory or row.space == "device"):
             groups[(row.action_id, row.process)].append(row)
     for (action, process), rows in groups.items():
         sizes: dict[MemoryKind, int] = defaultdict(int)
@@ -187,7 +215,7 @@ def show_plan(plan: Plan) -> None:
             "action": action.id if action.every == 1 else f"{action.id}, every {action.every}",
             "seconds": "-" if (cost := _cost(plan, action.id)) is None else format_seconds(cost.seconds),
             "after": ",\n".join(action.after) or "-",
-            "processes": ",\n".join(action.processes) or "driver",
+            "processes": ",\n".join(_runs(action.processes)) or "driver",
             "stream": action.stream.value,
         }
         table.add_row(*(cells[name] for name in names))
@@ -199,15 +227,33 @@ def show_plan(plan: Plan) -> None:
         stdout.print(rejected)
 
 
+def _runs(processes: tuple[str, ...]) -> Iterator[str]:
+    """Processes by name; of three and more of one layout the first and the last."""
+    for worker, of_worker in groupby(processes, lambda name: name.rpartition("/")[0]):
+        names = list(of_worker)
+        yield from names if len(names) < 3 else [f"{names[0]} to {names[-1].removeprefix(worker)}"]
+
+
 RESOURCES = {
+    Resource.COMPUTE: "compute",
+    Resource.MEMORY: "device memory",
+    Resource.LATENCY: "latency",
+    Resource.DEVICE_LINK: "device link",
+    Resource.NETWORK: "network",
+    Resource.HOST_LINK: "host link",
+    Resource.HOST: "host",
+    Resource.DISK: "disk",
+    Resource.IDLE: "waiting",
+}
+"""What a resource is called in a table."""
+ON_A_HOST = RESOURCES | {
     Resource.COMPUTE: "products",
     Resource.MEMORY: "memory",
     Resource.HOST: "fresh memory",
     Resource.LATENCY: "Python and calls",
     Resource.NETWORK: "collectives",
-    Resource.DISK: "disk",
 }
-"""What a resource of a CPU host is called."""
+"""The same where devices are a CPU host's."""
 
 
 def _cost(plan: Plan, action_id: str) -> Cost | None:
@@ -226,8 +272,9 @@ def _show_step_time(plan: Plan) -> None:
         f"with start and end {format_seconds(timing.run_s(plan.schedule, work.num_steps))}"
     )
     table = new_table("phase", "seconds", "of the step", "made of", title="A usual step, predicted", left=("made of",))
+    names = ON_A_HOST if plan.ledger.shares_host_memory else RESOURCES
     for phase, cost in phase_costs(timing.step).items():
-        parts = sorted(((part, RESOURCES[name]) for name, part in cost.parts.items()), reverse=True)
+        parts = sorted(((part, names[name]) for name, part in cost.parts.items()), reverse=True)
         made = ", ".join(f"{name} {format_seconds(part)}" for part, name in parts if part >= 0.01 * cost.seconds)
         table.add_row(phase.value, format_seconds(cost.seconds), f"{cost.seconds / timing.step.seconds:.0%}", made)
     stdout.print(table)

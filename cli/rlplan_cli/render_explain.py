@@ -1,6 +1,6 @@
 """An explanation in a terminal: what binds, why others lost, what would change it.
 
-In: a Budget and its Explanation. Out: stdout.
+In: a GpuPlan and its Explanation. Out: stdout.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from rich.text import Text
 from rlplan.planner.answers.changes import Outcome
 from rlplan.planner.answers.explain import Explanation, PhaseWhy
 from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
-from rlplan.planner.budget import Budget, Verdict
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render import NARROW, fill, new_table, stdout
-from rlplan_cli.render_plan import COLORS, WORDS, show_headline
+from rlplan_cli.render import NARROW, RESOURCES, fill, new_table, stdout
+from rlplan_cli.render_plan import COLORS, show_headline
 
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
 SHORT_VERDICTS = {Verdict.FITS: "fits", Verdict.IN_EXPECTATION: "expected to", Verdict.DOES_NOT_FIT: "does not"}
 
 
-def show_explanation(budget: Budget, explanation: Explanation) -> None:
+def show_explanation(plan: GpuPlan, explanation: Explanation) -> None:
     """The answers in the order in which one asks: what binds, what else was there, what if."""
-    show_headline(budget)
+    show_headline(plan)
     _show_phases(explanation.phases)
     _show_memory(explanation)
     _show_runners_up(explanation)
@@ -47,7 +47,7 @@ def _show_phases(phases: Sequence[PhaseWhy]) -> None:
 
 
 def _word(resource: str) -> str:
-    return WORDS[Resource(resource)]
+    return RESOURCES[Resource(resource)]
 
 
 def _show_memory(explanation: Explanation) -> None:

@@ -1,6 +1,6 @@
 """A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
 
-In: a Budget or a Plan, and the SimulationResult. Out: stdout.
+In: a GpuPlan or a Plan, and the SimulationResult. Out: stdout.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rich.text import Text
 
 from rlplan.planner.answers.plan_results import phase_costs
-from rlplan.planner.budget import Budget
+from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.planner.plan import Plan
 from rlplan.simulate.result import SimulationResult
 from rlplan.timing.cost import Cost
@@ -19,11 +19,11 @@ from rlplan_cli.render import new_table, stdout
 from rlplan_cli.render_plan import show_headline
 
 
-def show_simulation(budget: Budget, result: SimulationResult) -> None:
+def show_simulation(plan: GpuPlan, result: SimulationResult) -> None:
     """How steps vary, what they are made of, who was busy, how old rollouts were."""
-    show_headline(budget)
+    show_headline(plan)
     _show_steps(result)
-    _show_phases(budget.timing, phase_costs(budget.timing), result)
+    _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
     _show_groups(result, "GPUs")
     _show_rollouts(result)
 

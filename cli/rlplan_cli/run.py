@@ -19,29 +19,34 @@ if TYPE_CHECKING:
 
 NAME = "run"
 
+What = Annotated[Path | None, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")]
+WithReport = Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
+]
+SandboxName = Annotated[
+    str,
+    typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
+]
+
 
 def command(
-    what: Annotated[
-        Path | None, typer.Argument(help="A job or budget file, a plan or a bundle folder.", show_default=False)
-    ] = None,
+    what: What = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")] = None,
-    with_report: Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
-    ] = None,
-    sandbox: Annotated[
-        str,
-        typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
-    ] = "auto",
-    resume: Annotated[
-        str | None,
-        typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
-    ] = None,
+    out: Out = None,
+    with_report: WithReport = False,
+    address: Address = None,
+    sandbox: SandboxName = "auto",
+    resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job, budget, plan or bundle on vLLM, DeepSpeed and Ray.
+    """Run a job, plan or bundle on vLLM, DeepSpeed and Ray.
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
@@ -70,7 +75,7 @@ def command(
                 run_task(task, folder, display.show)
         except RlplanError:
             if with_report and (folder / "trace.jsonl").exists():
-                _report(folder)
+                _report_of_failure(folder)
             raise
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     if with_report:
@@ -105,18 +110,13 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
 def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | Path, str]":
     """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
-    from rlplan_cli.sources import executable_plan
+    from rlplan_cli.sources import executable, read_question
 
     if not what.is_dir():
-        plan = executable_plan(what, overrides)
+        plan = executable(NAME, what, overrides)
         return plan, plan.job.name
     if overrides:
-        raise SpecError(
-            f"override '{overrides[0]}' cannot change the bundle {what}",
-            where="command line",
-            rule="overrides go with a job file; a bundle runs as it stands",
-            way_out="run the job with the override, or emit a new bundle",
-        )
+        read_question(NAME, what, overrides, {})  # which refuses them
     return what, read_bundle(what).job.name
 
 
@@ -129,6 +129,14 @@ def _check_report_extra() -> None:
     for name in ("pandas", "matplotlib", "jinja2"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"no module named {name}", name=name)
+
+
+def _report_of_failure(folder: Path) -> None:
+    """What ended the run comes next and is told, not that a full disk takes no report either."""
+    try:
+        _report(folder)
+    except RlplanError as error:
+        note(f"no report: {error.what}")
 
 
 def _report(folder: Path) -> str:

@@ -11,15 +11,15 @@ from rlplan_cli.render import new_table, stdout
 
 
 def show_summary(folder: Path) -> None:
-    """Accuracy before and after, each process's peak, each action's seconds."""
+    """Each evaluation before and after, each process's peak, each action's seconds."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    accuracies = [(row["step"], row["evaluate/greedy_accuracy"]) for row in rows if "evaluate/greedy_accuracy" in row]
-    if accuracies:
-        steps = ", ".join(
-            f"{accuracy:.1%} {'at the end' if step < 0 else f'after {step}'}" for step, accuracy in accuracies
-        )
-        stdout.print(f"greedy accuracy on held-out prompts: {steps}")
     plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
+    for one in plan.job.evaluations:
+        form = "{:.1%}" if one.is_share else "{:.4g}"
+        found = [(row["step"], form.format(row[one.metric])) for row in rows if one.metric in row]
+        if found:
+            steps = ", ".join(f"{value} {'at the end' if step < 0 else f'after {step}'}" for step, value in found)
+            stdout.print(f"{one.title} on held-out prompts: {steps}")
     table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
     for process in plan.ledger.processes:
         mine = [sample for sample in trace.samples if sample.process == process]

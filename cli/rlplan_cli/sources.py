@@ -1,6 +1,6 @@
-"""What a command line speaks of: a budget on GPUs or a job, by its own words, a file or a plan. Decided here only.
+"""What a command line speaks of: a job by its own words or in a file, a plan, or a bundle. Decided here only.
 
-In: the arguments of estimate, plan, explain and simulate. Out: a Question. Left out: answering it.
+In: the arguments of a verb. Out: a Question. Left out: answering it.
 """
 
 import json
@@ -9,115 +9,125 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.errors import SpecError
 from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
-from rlplan.planner.budget import Budget, Verdict
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.spec.budget import BudgetSpec, load_budget, make_budget
-from rlplan.spec.models.catalogue import load_catalogue, model_path
-from rlplan.spec.yaml import read_yaml
-from rlplan.units import format_bytes
-from rlplan_cli.render_budget import describe_choice
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import job_from, load_job
+from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
 
+KEYS = {"model": "policy", "gpus": "hardware"}
+"""Options of a command line that are keys of a job by another name."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """One of three: spec (a budget), budget (a plan for GPUs, read), job (the path of a job or of its plan)."""
+    """One of three: asked (a job), gpu_plan (a plan of a job on GPUs, read), plan (one that runs, of a bundle too)."""
 
-    spec: BudgetSpec | None = None
-    budget: Budget | None = None
-    job: Path | None = None
-    overrides: tuple[str, ...] = ()
+    asked: JobSpec | None = None
+    gpu_plan: GpuPlan | None = None
+    plan: "Plan | None" = None
 
     @property
-    def needed_job(self) -> Path:
-        """The path, of a question about a job."""
-        assert self.job is not None
-        return self.job
+    def job(self) -> JobSpec:
+        """The job that it is about."""
+        if self.gpu_plan is not None:
+            return self.gpu_plan.asked
+        if self.plan is not None:
+            return self.plan.job
+        assert self.asked is not None, "one of the three"
+        return self.asked
 
-    def answered(self, *, with_pareto: bool = False) -> Budget | None:
-        """The budget that was read, or is found now; None for a job. Raises: SpecError, NoFeasiblePlanError."""
-        return find_budget(self.spec, with_pareto=with_pareto) if self.spec is not None else self.budget
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether its devices are GPUs. Raises: SpecError for an unknown profile."""
+        return self.job.device_kind == "cuda"
+
+    def on_gpus(self, *, with_pareto: bool = False) -> GpuPlan:
+        """The plan on GPUs that was read, or is found now: of a bundle's job everything is chosen already.
+
+        Raises: SpecError, NoFeasiblePlanError.
+        """
+        return self.gpu_plan or find_gpu_plan(self.job, with_pareto=with_pareto)
+
+    def on_host(self) -> "Plan":
+        """The plan on a CPU host that was read, or is found now. Raises: SpecError, NoFeasiblePlanError."""
+        from rlplan.planner.search import find_plan
+
+        return self.plan or find_plan(self.job)
 
 
 def read_question(
-    verb: str, source: str | None, overrides: tuple[str, ...], answers: Mapping[str, str | None]
+    verb: str, source: str | Path | None, overrides: tuple[str, ...], answers: Mapping[str, str | None]
 ) -> Question:
-    """The question of a command line. answers: options that are keys of a budget. Raises: SpecError."""
-    asks = tuple(f"{key}={json.dumps(value)}" for key, value in answers.items() if value is not None)
-    if source is None or ("=" in source and asks):
-        if not asks:
+    """The question of a command line. answers: options that are keys of a job. Raises: SpecError."""
+    given = {KEYS.get(key, key): value for key, value in answers.items() if value is not None}
+    text = None if source is None else str(source)
+    if text is None or ("=" in text and given):
+        if not given:
             raise _nothing_asked(verb)
-        words = overrides if source is None else (source, *overrides)
-        return Question(spec=with_hub_models(make_budget(dict(answers), words)))
-    path = Path(source)
-    if path.suffix == ".json":
-        if not is_gpu_plan(path):
-            return _job(path, overrides, asks)
+        words = overrides if text is None else (text, *overrides)
+        return Question(asked=job_from(given, words, fetch=fetched))
+    path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
+    if path.is_dir() or path.suffix == ".json":
         _refuse_changes(path, (*overrides, *asks))
-        return Question(budget=read_gpu_plan(path))
-    if _is_budget_file(path):
-        return Question(spec=with_hub_models(load_budget(path, (*overrides, *asks))))
-    return _job(path, overrides, asks)
+        return _read(path)
+    return Question(asked=load_job(path, (*overrides, *asks), fetch=fetched))
 
 
-def is_budget(source: str | None) -> bool:
-    """Whether a command line speaks of a budget: by its own words, or by a file with the key gpus."""
-    if source is None or ("=" in source and not Path(source).exists()):
-        return True
-    path = Path(source)
-    return is_gpu_plan(path) if path.suffix == ".json" else _is_budget_file(path)
+def _read(path: Path) -> Question:
+    """A plan or a bundle. Raises: SpecError, EmitError."""
+    from rlplan.planner.plan import read_plan
+
+    if path.is_dir():
+        from rlplan.emit.bundle import read_bundle
+
+        read_bundle(path)
+        return Question(plan=read_plan(path / "plan.json"))
+    return Question(gpu_plan=read_gpu_plan(path)) if is_gpu_plan(path) else Question(plan=read_plan(path))
 
 
-def _is_budget_file(path: Path) -> bool:
-    data = read_yaml(path, "the job file")
-    return isinstance(data, dict) and "gpus" in data
+def executable(verb: str, source: Path, overrides: tuple[str, ...]) -> "Plan":
+    """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
+    from rlplan.planner.executable import does_not_fit, executable_plan
+
+    question = read_question(verb, source, overrides, {})
+    if question.gpu_plan is None:
+        return question.on_host()
+    if question.gpu_plan.verdict is Verdict.DOES_NOT_FIT:
+        raise does_not_fit(question.gpu_plan)
+    return executable_plan(question.gpu_plan)
 
 
-def executable_plan(path: Path, overrides: tuple[str, ...]) -> "Plan":
-    """The plan that would run: of a job, of a budget that says what a run trains on, or one that was written.
-
-    Raises: SpecError, NoFeasiblePlanError, EmitError.
-    """
-    from rlplan.planner.lowering import executable_plan as lowered
-    from rlplan.planner.search import plan_from_file
-
-    question = read_question("run", str(path), overrides, {})
-    if question.job is not None:
-        return plan_from_file(path, overrides)
-    budget = question.answered()
-    assert budget is not None, "a question that is not about a job is about a budget"
-    if budget.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(budget)
-    return lowered(budget)
-
-
-def _job(path: Path, overrides: tuple[str, ...], asks: tuple[str, ...]) -> Question:
-    if asks:
-        raise needs_budget(f"--{asks[0].partition('=')[0]}", path)
-    return Question(job=path, overrides=overrides)
-
-
-def needs_budget(option: str, path: Path) -> SpecError:
-    """Something that only a budget has was asked of a job."""
+def only_on_gpus(option: str, question: Question) -> SpecError:
+    """Something that only plans for GPUs have was asked of a CPU host."""
     return SpecError(
-        f"{option} goes with a budget, {path} is none",
+        f"{option} is for jobs on GPUs, job '{question.job.name}' is on {question.job.hardware.profile}",
         where="command line",
-        rule="a budget file (it has the key gpus), its plan, or --model and --gpus",
-        way_out="rlplan plan --model Qwen/Qwen2.5-7B --gpus 8xH100",
+        rule="a CPU host has a handful of layouts: `rlplan plan` names each and says why it was not taken",
+        way_out="rlplan plan JOB, or name GPUs: hardware=8xH100",
     )
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
+    if changes and path.is_dir():
+        raise SpecError(
+            f"override '{changes[0]}' cannot change the bundle {path}",
+            where="command line",
+            rule="overrides go with a job file; a bundle runs as it stands",
+            way_out="run the job with the override, or emit a new bundle",
+        )
     if changes:
         raise SpecError(
-            f"'{changes[0]}' cannot change the plan {path}",
+            f"override '{changes[0]}' cannot change the plan {path}",
             where="command line",
-            rule="changes go with a budget file; a plan stands as it was made",
-            way_out=f"rlplan explain {path} --set {changes[0]} asks what the change would bring; or plan again with it",
+            rule="overrides go with a job file; a plan stands as it was made",
+            way_out=f"plan the job again with it; of a job on GPUs, rlplan explain {path} --set {changes[0]} asks what "
+            "the change would bring",
         )
 
 
@@ -125,40 +135,21 @@ def _nothing_asked(verb: str) -> SpecError:
     return SpecError(
         f"nothing to {verb}",
         where="command line",
-        rule="a job or budget file, a plan, or --model and --gpus",
+        rule="a job file, a plan or a bundle, or --model and --gpus",
         way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
     )
 
 
-def with_hub_models(spec: BudgetSpec) -> BudgetSpec:
-    """The same with a fetched config in place of every hub id that is neither a path nor bundled."""
-    changed = {}
-    for key in ("model", "value_model", "reward_model"):
-        name = getattr(spec, key)
-        if name and model_path(name) is None and name not in load_catalogue():
-            from rlplan.runtime.hub import fetch_config, looks_like_an_id
+def fetched(name: str, folder: Path) -> str:
+    """The path of a hub id's config, which is fetched; a path or a bundled id as it is.
 
-            if looks_like_an_id(name) and not _is_misspelt(name):
-                changed[key] = str(fetch_config(name))
-    return spec.model_copy(update=changed)
+    Raises: SpecError, HostError.
+    """
+    parts = Path(name).parts
+    if bundled_id(name) or len(name) > MAX_ID or "\0" in name or len(parts) != 2 or (folder / parts[0]).exists():
+        return name  # bundled, no id, or a path whose first folder is there
+    from rlplan.runtime.hub import fetch_config, looks_like_an_id
 
-
-def _is_misspelt(name: str) -> bool:
-    """Whether a bundled id differs in case only: then it is that one which was meant."""
-    return name.lower() in {known.lower() for known in load_catalogue()}
-
-
-def does_not_fit(budget: Budget) -> NoFeasiblePlanError:
-    """The answer where nothing fits, as an error for people; the page stands on stdout already."""
-    of, needed, room = budget.shortage or ("a GPU", budget.binding.num_bytes, budget.binding_capacity)
-    peak = budget.ledger.host_peak() if of == "a host's memory" else budget.binding
-    others = "" if of != "a host's memory" else " and those like it"
-    process, _, kind, size = peak.rows[0]
-    return NoFeasiblePlanError(
-        f"{budget.spec.model} needs {format_bytes(needed)} of {of}, {format_bytes(room)} available; the worst moment "
-        f"is {peak.action_id} ({describe_choice(budget)})",
-        where=f"largest: {kind} of {process}{others}, {format_bytes(size)}",
-        rule="the worst moment of a step fits into a GPU, the host's part into the host, one longest sequence into "
-        "the KV cache",
-        way_out=budget.remedies[0].change if budget.remedies else "a smaller model, shorter lengths or larger GPUs",
-    )
+    if not looks_like_an_id(name) or nearest_id(name):
+        return name  # a bundled id in another case is what was meant
+    return str(fetch_config(name, "policy"))

@@ -21,7 +21,7 @@ Listener = Callable[[int, int, str], None]
 @contextmanager
 def waiting(text: str) -> Iterator[Listener]:
     """A bar that appears after a second; it moves to and fro until the listener is told how much there is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
     task = progress.add_task(text, total=None)
     timer = threading.Timer(PATIENCE_S, progress.start)

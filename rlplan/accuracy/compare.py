@@ -6,7 +6,7 @@ Left out: how a value is predicted (the modules that PREDICTORS names) and drawi
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from statistics import fmean, median
@@ -14,9 +14,10 @@ from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
+from rlplan.accuracy.settings_read import unread, watched
 from rlplan.errors import RlplanError, did_you_mean
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PREDICTORS = (
     *("model_points", "engine_points", "other_engine_points", "training_points", "training_limits"),
     *("training_scores", "throughput_points", "rl_step_points", "sync_points", "serving_points", "later_points"),
@@ -32,6 +33,7 @@ class Comparison:
     """One point. relative_error: signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict.
 
     pair: of a serving latency, the model, GPU and format that it is one of; empty elsewhere.
+    without_effect: of a prediction, the settings that it did not need, each with the reason.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Comparison:
     status: str
     reason: str | None
     pair: str = ""
+    without_effect: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The point as a mapping."""
@@ -55,6 +58,7 @@ class Comparison:
             "relative_error": self.relative_error,
             "status": self.status,
             "reason": self.reason,
+            "without_effect": sorted(self.without_effect),
         }
 
 
@@ -104,6 +108,15 @@ class AccuracyReport:
             for (kind, pair), found in errors.items()
         )
 
+    @property
+    def without_effect(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Settings that no prediction needed, by kind and reason."""
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        for point in self.points:
+            for name, why in point.without_effect.items():
+                found.setdefault((point.kind, why), {})[name] = None
+        return {key: tuple(names) for key, names in found.items()}
+
     def as_json(self) -> dict[str, Any]:
         """What `rlplan accuracy --json` prints."""
         return {
@@ -111,6 +124,10 @@ class AccuracyReport:
             "points": [point.as_json() for point in self.points],
             "summary": {kind: vars(summary) for kind, summary in self.summary.items()},
             "pairs": [vars(pair) for pair in self.pairs],
+            "without_effect": [
+                {"kind": kind, "settings": list(names), "why": why}
+                for (kind, why), names in self.without_effect.items()
+            ],
         }
 
 
@@ -128,13 +145,15 @@ def load_predictors() -> None:
 
 
 def predict(point: MeasuredPoint) -> Prediction | Refusal:
-    """What the formulas say of a point, or why they say nothing."""
+    """What the formulas say of a point, or why they say nothing; a setting that nobody reads is such a reason."""
     predictor = find_predictor(point.kind)
     if predictor is None:
         near = did_you_mean(point.kind, known_kinds())
         return Refusal(f"no formula predicts points of kind '{point.kind}'.{near}")
+    point = watched(point)
     try:
-        return predictor(point)
+        answer = predictor(point)
+        return answer if isinstance(answer, Refusal) else replace(answer, without_effect=unread(point))
     except CannotPredict as error:
         return Refusal(str(error))
     except RlplanError as error:
@@ -157,6 +176,7 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         status=PREDICTED if isinstance(answer, Prediction) else REFUSED,
         reason=answer.reason if isinstance(answer, Refusal) else None,
         pair=_pair_of(point),
+        without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
     )
 
 

@@ -79,12 +79,19 @@ _STATISTICS = {
     "active": Statistic.ACTIVE,
     "allocated": Statistic.ALLOCATED,
     "nvidia-smi": Statistic.PROCESS,
+    "nvml": Statistic.PROCESS,
+    "device used": Statistic.PROCESS,
     "gpu memory": Statistic.PROCESS,
 }
 
 
 class MeasuredPoint(Lenient):
-    """One measurement. settings: what it was made under, in the source's words; reliability: A best."""
+    """One measurement. settings: what it was made under, in the source's words; reliability: A best.
+
+    Keys that stand beside these are kept: what they say counts as a setting (settings_read.py).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=300)
     kind: str = Field(min_length=1, max_length=100)

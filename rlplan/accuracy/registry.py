@@ -20,11 +20,13 @@ class Prediction:
 
     is_right: for verdicts, whether the word agrees (a verdict is right or wrong, not near).
     parts: what the value is made of, in the same unit, for those who ask why.
+    without_effect: settings that it did not need, each with the reason (settings_read.py); predictors leave it empty.
     """
 
     value: float | str
     is_right: bool | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    without_effect: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

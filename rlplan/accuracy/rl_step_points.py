@@ -9,9 +9,10 @@ import re
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_step_settings import RlRun, read_rl_run
-from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
-from rlplan.spec.budget import BudgetRollout
+from rlplan.dataflow.choice import EngineChoice
+from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.collectives import all_gather_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
@@ -126,7 +127,7 @@ def generation(run: RlRun) -> Cost:
     if run.gathers_tokens:
         return chat_generation(run)
     num_engines = max(1, run.generation.num_gpus // run.engine_tp)
-    rollout, choice = BudgetRollout(), EngineChoice(tp=run.engine_tp, sleep_level=1, max_num_seqs=MAX_NUM_SEQS)
+    rollout, choice = SettledRollout(), EngineChoice(tp=run.engine_tp, sleep_level=1, max_num_seqs=MAX_NUM_SEQS)
     speed = EngineSpeed(run.model, rollout, choice, run.generation)
     work = GenerationWork(
         num_rollouts=ceil_div(run.num_rollouts, num_engines),
@@ -151,7 +152,7 @@ def driver(run: RlRun, num_tensors: int) -> Cost:
     return Cost({Resource.HOST: size / DRIVER_BYTES_PER_S})
 
 
-def kv_tokens(run: RlRun, rollout: BudgetRollout, choice: EngineChoice) -> int:
+def kv_tokens(run: RlRun, rollout: SettledRollout, choice: EngineChoice) -> int:
     """Tokens that an engine's cache holds. Raises: CannotPredict where its weights do not fit."""
     gpu = run.generation.gpu
     engine = EngineOnGpu(run.model, rollout, choice, Placement.COLOCATED, gpu.overheads, 1 << 29)

@@ -15,10 +15,11 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.timed_hardware import cluster_of, with_ranks
 from rlplan.accuracy.training_settings import RunSettings
-from rlplan.memory.gpu.states import TrainerChoice
-from rlplan.spec.budget import BudgetTraining, Target
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.spec.job_parts import Target
 from rlplan.spec.lengths import ConstantLengths, Lengths, LogNormalLengths
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cluster import Cluster
 
 USUAL_PROMPT = 200
@@ -35,6 +36,11 @@ SHORT_LIMIT = 2048
 """Limits up to which responses are taken to be half of the limit."""
 NUM_SAMPLES = 16
 """Responses of a prompt where they are not stated (GRPO in NeMo-RL's recipes and verl's)."""
+WORDS = (
+    *("algo", "algorithm", "policy", "train", "trainer", "rollout", "mode", "engine", "framework", "backend"),
+    *("kl", "kl_coef", "reference", "ref", "async", "schedule"),
+)
+"""Settings in whose words the software, the algorithm and the schedule are looked for."""
 CRITIC = re.compile(r"ppo", re.IGNORECASE)
 
 
@@ -58,7 +64,7 @@ class RlRun:
     max_prompt: int
     lengths: Lengths
     engine_tp: int
-    trained: BudgetTraining
+    trained: SettledTraining
     choice: TrainerChoice
     target: Target
     tokens_per_pass: int
@@ -71,7 +77,7 @@ class RlRun:
 def read_rl_run(point: MeasuredPoint) -> RlRun:
     """The step of a point. Raises: CannotPredict."""
     settings, model, cluster = RunSettings(point), model_of(point), cluster_of(point)
-    text = " ".join(f"{key} {value}" for key, value in point.settings.items()).lower() + " " + point.source.lower()
+    text = f"{settings.words_of(WORDS)} {point.source.lower()}"
     is_chat = "deepspeed-chat" in text or "dschat" in point.id
     is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|fully.async|\basync\b", text.replace("async_tp", "")))
     is_async = is_async and "sync mode" not in text and "colocate sync" not in text
@@ -97,7 +103,7 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
         max_prompt=_first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT),
         lengths=lengths,
         engine_tp=_engine_tp(settings, model, generation),
-        trained=BudgetTraining.model_validate({"logits": "plain"}),
+        trained=SettledTraining.model_validate({"logits": "plain"}),
         choice=choice,
         target=target,
         tokens_per_pass=0 if is_chat else int(2 * max_len) * choice.ulysses * choice.cp,
@@ -211,7 +217,7 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSp
     stage = 1 if target == "megatron" else _first(settings, ("zero_stage", "zero"), 3)
     return TrainerChoice(
         zero_stage=stage,
-        recomputes=True,
+        gradient_checkpointing=True,
         offloads_optimizer=False,
         offloads_parameters=False,
         micro_batch=_first(settings, ("micro_batch", "train_mbs"), 4),
@@ -239,7 +245,7 @@ def _critic(settings: RunSettings, model: ModelSpec) -> ModelSpec | None:
 
 def _num_scored(text: str, *, is_chat: bool) -> int:
     """Forward passes of the policy's size: old log-probs, and a reference unless the algorithm goes without (DAPO)."""
-    without = "dapo" in text or "kl 0" in text or "no ref" in text
+    without = "dapo" in text or re.search(r"\bkl(_coef)?[= ]0(\.0*)?\b(?!\.)|no ref", text) is not None
     return 1 if without and not is_chat else 2
 
 

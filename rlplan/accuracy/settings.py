@@ -32,7 +32,7 @@ class Settings:
     """The settings of one point. Every reader raises CannotPredict where the value is of no use."""
 
     def __init__(self, point: MeasuredPoint) -> None:
-        self._values = point.settings
+        self._values: dict[str, Any] = point.settings
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -55,8 +55,17 @@ class Settings:
         return value
 
     def first(self, keys: tuple[str, ...]) -> str | None:
-        """The first key that is stated."""
-        return next((key for key in keys if key in self), None)
+        """The first key that is stated. Others that say the same are read with it."""
+        stated = next((key for key in keys if key in self), None)
+        if stated is not None:
+            for key, value in self._values.items():
+                if key in keys and value == self._values[stated]:
+                    self._values.get(key)
+        return stated
+
+    def words_of(self, keys: tuple[str, ...]) -> str:
+        """Those of some keys that are stated, with their values, as `key=value` in lower case."""
+        return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 
     def ways(self, *keys: str) -> int:
         """A degree of parallelism; 1 where it is not stated."""

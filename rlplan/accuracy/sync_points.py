@@ -27,6 +27,12 @@ STATE_BYTES = 16
 SLIME_BUCKET, USUAL_BUCKET = 1 << 30, 512 << 20
 USUAL_TP = 8
 """Ranks of an engine where the point does not say: a node."""
+WORDS = (
+    *("placement", "backend", "transport", "mode", "method", "engine", "checkpoint_engine", "trainer", "rollout"),
+    *("framework", "gpus", "nodes", "tp", "gen_tp", "rollout_tp", "generation_tp"),
+    *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
+)
+"""Settings in whose words the software, the transport and the GPUs are looked for."""
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
@@ -59,8 +65,7 @@ class _Words:
 
 
 def _words(point: MeasuredPoint) -> _Words:
-    keys = [f"{key}={value}" for key, value in point.settings.items() if not isinstance(value, dict)]
-    return _Words(" ".join([*keys, point.gpu or "", point.source]).lower())
+    return _Words(f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower())
 
 
 def _work(point: MeasuredPoint) -> SyncWork:

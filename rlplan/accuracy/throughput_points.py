@@ -11,12 +11,13 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.timed_hardware import cluster_of
 from rlplan.accuracy.training_run import Run, read_run
-from rlplan.accuracy.training_settings import BATCH, RECOMPUTE, RunSettings, num_ranks
+from rlplan.accuracy.training_settings import ACCUMULATION, BATCH, RECOMPUTE, VIRTUAL_STAGES, RunSettings, num_ranks
 from rlplan.accuracy.training_trainers import FOUNDRY, MEGATRON, TORCHTITAN, Trainer
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Recompute
-from rlplan.spec.budget import BudgetTraining, Target
+from rlplan.spec.job_parts import Target
+from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost
 from rlplan.timing.flops import Lengths, attention_flops, head_flops, linear_flops
@@ -27,7 +28,6 @@ from rlplan.timing.training import TrainWork, train_cost
 from rlplan.vocabulary import Dtype, Role
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
-ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -109,7 +109,7 @@ def read_step(point: MeasuredPoint) -> Step:
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     """A point with what its kind leaves out: a pipeline's micro-batch is one sequence; recomputation may stand in
     `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
-    settings: dict[str, Any] = dict(point.settings)
+    settings: dict[str, Any] = point.settings | {}
     read = RunSettings(point)
     if read.first(BATCH) is None and read.ways("pp", "pipeline_parallel") > 1:
         settings["micro_batch"] = 1
@@ -141,7 +141,7 @@ def _setting(run: Run) -> TrainSetting:
     settings, trainer = run.settings, run.trainer
     choice = TrainerChoice(
         zero_stage=_zero_stage(run),
-        recomputes=run.recompute is Recompute.FULL,
+        gradient_checkpointing=run.recompute is Recompute.FULL,
         offloads_optimizer=run.offloads_states,
         offloads_parameters=False,
         micro_batch=run.tokens.sequences,
@@ -154,7 +154,7 @@ def _setting(run: Run) -> TrainSetting:
     logits = {Loss.FUSED: "fused", Loss.CHUNKED: "chunked"}.get(run.loss, "plain")
     if run.is_compiled or trainer is MEGATRON:
         logits = "in_place"
-    training = BudgetTraining.model_validate({"logits": logits})
+    training = SettledTraining.model_validate({"logits": logits})
     target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
     kernels = kernels_for(trainer, settings, run)
     return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, target, kernels)
@@ -188,7 +188,7 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
     if trainer is MEGATRON:
         is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
-        virtual = settings.ways("virtual_stages", "vpp", "interleaved_stages")
+        virtual = settings.ways(*VIRTUAL_STAGES)
         attention = Attention.FLASH_2 if is_early else Attention.VENDOR
         return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
     return kernels

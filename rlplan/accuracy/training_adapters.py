@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training_methods import DORA, Method, method_of, num_prompt_tokens
+from rlplan.accuracy.training_methods import DORA, LORA_RANKS, Method, method_of, num_prompt_tokens
 from rlplan.accuracy.training_settings import RunSettings
 from rlplan.accuracy.training_trainers import Trainer
 from rlplan.memory.frozen import Frozen
+from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
 
@@ -26,6 +27,10 @@ TARGETS = (
     ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 """Sets of layers that people adapt, by the names of Llama's modules."""
+TYPES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+"""Bytes of an adapter's element by the word for its type."""
+DROPOUTS = ("lora_dropout", "adapter_dropout")
+TARGET_KEYS = ("targets", "target_modules", "lora_targets", "lora_target_modules", "lora_target", "target")
 _PLACES = {
     "attention": r"q_proj|k_proj|v_proj|query_key_value|Wqkv|qkv|c_attn|query|key|value",
     "output": r"o_proj|out_proj|dense$|attn\.c_proj|self_attention\.dense",
@@ -38,6 +43,7 @@ _PLACES = {
 class Adapters:
     """What is trained beside a frozen model. num_virtual_tokens: trained tokens that stand before each sequence.
     copies_table: the language head multiplies with a copy of the vocabulary table, into which trained rows are put.
+    reference_bytes: of a second set of adapters that is not trained, the reference's.
     """
 
     parameters: tuple[Parameter, ...]
@@ -45,6 +51,7 @@ class Adapters:
     element_bytes: int
     num_virtual_tokens: int = 0
     copies_table: bool = False
+    reference_bytes: int = 0
 
 
 def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:
@@ -53,16 +60,19 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     method = method_of(settings, f"{point.id} {point.source}")
     if method is None:
         return None
+    trainer = _as_stated(settings, trainer)
     keeps, element = trainer.keeps_inputs and is_quantized, trainer.adapter_bytes
     if method.trains_norms:
         norms = tuple(p for p in model.parameters if len(p.shape) == 1 and "norm" in p.name)
         return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), element)
     if method.is_lora:
         targets, rank = _targets(settings, point, model, trainer, method)
+        trained = lora_parameters(model, rank, _names(model, targets))
         return Adapters(
-            lora_parameters(model, rank, _names(model, targets)),
+            trained,
             _with_products(_inputs(model, targets, trainer, keeps), method, model, targets, element),
             element,
+            reference_bytes=element * sum(p.numel for p in trained) * ("reference" in _adapter_words(settings)),
         )
     numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
     if method.scales:
@@ -73,6 +83,25 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     frozen = _with_products(frozen, method, model, trainer.targets, element)
     virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
     return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
+
+
+def _as_stated(settings: RunSettings, trainer: Trainer) -> Trainer:
+    """The trainer with what a point says of its adapters: their type, and whether dropout stands before them."""
+    words = _adapter_words(settings)
+    if words & TYPES.keys():
+        trainer = replace(trainer, adapter_bytes=max(TYPES[word] for word in words & TYPES.keys()))
+    if key := settings.first(DROPOUTS):
+        trainer = replace(trainer, dropout=settings.number(key, high=1.0) > 0)
+    return trainer
+
+
+def _adapter_words(settings: RunSettings) -> set[str]:
+    """What `adapters` says, such as `policy + reference adapter, fp32`. Raises: CannotPredict for other words."""
+    words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
+    known = {"policy", "reference", "adapter", "adapters", "and", "lora"} | TYPES.keys()
+    if unknown := words - known:
+        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which is not modelled")
+    return words
 
 
 def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int) -> Frozen:
@@ -104,13 +133,37 @@ def _targets(
 ) -> tuple[tuple[str, ...], int]:
     """Adapted layers and rank: stated, else those that give the stated number of parameters, else the default."""
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
-    stated = next((key for key in ("rank", "lora_rank", "lora_r", "r") if key in settings), None)
+    stated = settings.first(LORA_RANKS)
     match = re.search(r"(?:^|[\s\-_,(])r(?:ank)?[ =_\-]?(\d+)", text)
     rank = settings.count(stated) if stated else int(match.group(1)) if match else None
-    listed = _listed(text)
+    listed = _stated_targets(settings, model) or _listed(text)
     if listed is None and "trainable_params" in settings:
         return _counted(model, settings.count("trainable_params"), rank, method)
     return listed or trainer.targets, rank or trainer.rank
+
+
+def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
+    """Layers that a setting names: `all-linear`, a list, or names with commas. None where the words are no names.
+
+    Raises: CannotPredict for a layer that the model has not, or that no adapter is described for.
+    """
+    key = settings.first(TARGET_KEYS)
+    value = settings.raw(key) if key else None
+    if not isinstance(value, str | list | tuple) or not value:
+        return None
+    names = value.split(",") if isinstance(value, str) else [str(name) for name in value]
+    names = [name.strip().lower() for name in names]
+    if len(names) == 1 and re.fullmatch(r"all([ \-_](linear|layers|targets))?", names[0]):
+        return TARGETS[-1]
+    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
+    spelled = {short.lower(): name for name in known for short in (name, name.removesuffix("_proj"))}
+    found = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
+    if not found and isinstance(value, str) and "," not in value:
+        return None  # words of a remark, such as `see config`
+    for name in names:
+        if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
+            raise CannotPredict(f"setting '{key}' names layer {shorten(name)}, which is not modelled in this model")
+    return found
 
 
 def _listed(text: str) -> tuple[str, ...] | None:

@@ -36,6 +36,14 @@ ETP = ("etp", "expert_tensor_parallel")
 
 def hold(run: Run) -> Held:
     """What the rank holds, by who shards it. Raises: CannotPredict."""
+    held = _sharded(run)
+    resident = dict(held.resident)
+    if run.adapters:
+        resident[MemoryKind.WEIGHTS] = resident.get(MemoryKind.WEIGHTS, 0) + run.adapters.reference_bytes
+    return replace(held, resident=resident, accumulates=held.accumulates or run.accumulates)
+
+
+def _sharded(run: Run) -> Held:
     if read_stage(run.settings) is not None:
         return _by_zero(run)
     if run.trainer is MEGATRON:

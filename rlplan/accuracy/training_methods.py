@@ -41,7 +41,7 @@ class Method:
 LORA = Method("lora", is_lora=True)
 """Two matrices beside each layer, of one rank: they differ in how they start."""
 DORA = Method("dora", outputs=1, output_copies=1, is_lora=True)
-"""tuners/lora/dora.py: `(scale - 1) * base_result + scale * lora_result` keeps both products."""
+"""PEFT's tuners/lora/dora.py: `(scale - 1) * base_result + scale * lora_result` keeps both products."""
 _DENSE = Method("dense", changes=1)
 """A dense change of the weights, which the product keeps: loha, lokr, fourierft, waveft (`get_delta_weight`)."""
 _LIKE_LORA = Method("like lora")
@@ -70,6 +70,10 @@ up to a rank's width first; SHiRA adds its sparse change to the weights in their
 and its scales multiply outputs; RoAd turns outputs, in two products; RandLoRA's bases are as wide as the narrower side;
 trained rows are put into a copy of the table."""
 FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
+LORA_RANKS = ("rank", "lora_rank", "lora_r", "lora_dim", "r")
+LORA_FLAGS = ("lora", "use_lora", "is_lora", "has_lora")
+ALGORITHMS = ("algo", "algorithm")
+POLICY_GRADIENTS = frozenset({"grpo", "drgrpo", "dapo", "gspo", "rloo", "reinforce", "cispo"})
 PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
 _BACKENDS = ("custom", "bnb", "hqq")
 """How fsdp_qlora writes its own modules: `hqq_lora`."""
@@ -87,12 +91,39 @@ def method_of(settings: RunSettings, hint: str = "") -> Method | None:
     if found := PREFERENCE & set(words):
         raise CannotPredict(f"{sorted(found)[0].upper()} has more passes than one, which are not modelled here")
     named = next((METHODS[word] for word in words if word in METHODS), None)
+    if named is None and (key := _lora_key(settings)):
+        if FULL & set(words):
+            raise CannotPredict(f"'{settings.text}' is full training, and setting '{key}' speaks of LoRA")
+        named = LORA
+    _check_algorithm(settings, named)
     if named is LORA:
         variants = [*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])]
         return next((METHODS[word] for word in variants if word in ("dora", "qdora", "lorafa")), LORA)
     if named is None and "method" in settings and not (FULL & set(words)):
         raise CannotPredict(f"method {shorten(settings.raw('method'))} is not modelled")
     return named
+
+
+def _lora_key(settings: RunSettings) -> str | None:
+    """The setting that says that LoRA is trained, without the method being named: a rank above 0, or a flag."""
+    if settings.says(*LORA_FLAGS):
+        return next(key for key in LORA_FLAGS if settings.says(key))
+    key = settings.first(LORA_RANKS)
+    return key if key and settings.count(key, at_least=0) else None
+
+
+def _check_algorithm(settings: RunSettings, method: Method | None) -> None:
+    """Raises: CannotPredict where an algorithm has passes or models that a training step of the policy alone has not.
+
+    A step of a policy gradient is one pass like any other; beside full training stands a reference, which the point
+    does not speak of, while with LoRA it is the frozen model itself.
+    """
+    words = set(_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
+    if not words or words <= FULL | {"sft"}:
+        return
+    if not words <= POLICY_GRADIENTS or method is None or not method.is_lora:
+        name = " ".join(sorted(words)).upper()
+        raise CannotPredict(f"{name} has passes or models beside the policy's, which the point does not state")
 
 
 def num_prompt_tokens(trainable: int, hidden: int) -> int | None:

@@ -20,7 +20,7 @@ from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Held, Moment, Work, layer_bytes, moments
-from rlplan.units import ceil_div
+from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
@@ -37,7 +37,8 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     found = [moment for work in works_of(run) for moment in _moments(run, held, work)]
     moment = max(found, key=lambda moment: sum(moment.values()))
     if run.statistic is Statistic.PROCESS:
-        moment = moment | {MemoryKind.CONTEXT: context_bytes(point, run)}
+        asleep = int(run.settings.number("sleeping_engine_residual_gib", 0.0) * GIB)
+        moment = moment | {MemoryKind.CONTEXT: context_bytes(point, run), MemoryKind.PROCESS: asleep}
     return in_its_unit(point, moment)
 
 

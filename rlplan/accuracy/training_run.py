@@ -12,9 +12,14 @@ from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training_adapters import Adapters, read_adapters
 from rlplan.accuracy.training_settings import (
+    ACCUMULATION,
+    RECOMPUTE,
+    ULYSSES,
+    VIRTUAL_STAGES,
     Precision,
     RunSettings,
     Tokens,
+    check_data_parallel,
     num_ranks,
     read_optimizer,
     read_precision,
@@ -89,6 +94,12 @@ class Run:
         return max(1, self.num_ranks // (self.tp * self.pp))
 
     @property
+    def accumulates(self) -> bool:
+        """Whether a step has several micro-batches, so that gradients are there before the last one's."""
+        key = self.settings.first(ACCUMULATION)
+        return key is not None and self.settings.count(key) > 1
+
+    @property
     def splits_sequence(self) -> bool:
         """Whether tensor parallel ranks share what lies between the products: torchtitan, Megatron with experts."""
         does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and self.model.experts is not None)
@@ -109,7 +120,7 @@ class Run:
         schedule = str(self.settings.raw("schedule") or self.settings.raw("pp_schedule") or "1f1b").lower()
         if "gpipe" in schedule:
             return max(self.pp, self.settings.ways("microbatches", "num_microbatches"))
-        chunks = self.settings.ways("virtual_stages", "vpp") if "interleaved" not in schedule else 2
+        chunks = self.settings.ways(*VIRTUAL_STAGES) if "interleaved" not in schedule else 2
         return self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
 
 
@@ -126,7 +137,8 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     adapters = read_adapters(point, model, trainer, is_quantized=quantization is not None)
     if adapters:
         tokens = replace(tokens, length=tokens.length + adapters.num_virtual_tokens)
-    layers = layers_of(model, trainer)
+    layers, ranks = layers_of(model, trainer), num_ranks(settings)
+    check_data_parallel(settings, ranks)
     return Run(
         settings=settings,
         trainer=trainer,
@@ -140,19 +152,25 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
         statistic=point.measured.statistic,
         quantization=quantization,
         adapters=adapters,
-        num_ranks=num_ranks(settings),
+        num_ranks=ranks,
         tp=settings.ways("tp", "tensor_parallel"),
         pp=pp,
         cp=settings.ways("cp", "context_parallel"),
         ep=settings.ways("ep", "expert_parallel"),
-        ulysses=settings.ways("sp", "ulysses", "ulysses_sp"),
+        ulysses=settings.ways(*ULYSSES),
         is_compiled=compiled,
-        offloads_activations=bool(settings.says("act_offload", "activation_offloading")),
+        offloads_activations=bool(settings.says("act_offload", "activation_offloading")) or _says_offload(settings),
         offloads_states=re.search(r"(?<!no )(?<!no_)(?<!no-)(cpu.?)?offload", settings.text) is not None
         or bool(settings.says("cpu_offload", "fsdp_cpu_offload")),
         steps_in_backward=bool(settings.says("optimizer_in_bwd", "optim_in_bwd", "fused_optimizer_backward")),
         replicates="ddp" in settings.text or ("ddp" in settings and "fsdp" not in settings),
     )
+
+
+def _says_offload(settings: RunSettings) -> bool:
+    """Whether the words about recomputation add that what is kept goes to the host."""
+    key = settings.first(RECOMPUTE)
+    return key is not None and re.search(r"(?<!no )(?<!without )offload", str(settings.raw(key)).lower()) is not None
 
 
 def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:

@@ -21,12 +21,27 @@ SEQUENCE = (
     *("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx"),
 )
 BATCH = (
-    *("micro_batch", "mbs", "lbs", "batch", "batch_size", "micro_batch_size", "per_device_batch_size", "bs"),
-    *("local_batch_size", "per_device_train_batch_size", "device_batch_size"),
+    *(
+        "micro_batch_effective",
+        "micro_batch",
+        "mbs",
+        "lbs",
+        "batch",
+        "batch_size",
+        "micro_batch_size",
+        "per_device_batch_size",
+        "bs",
+    ),
+    *("local_batch", "local_batch_size", "per_device_train_batch_size", "device_batch_size"),
 )
 RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
+BASE_DTYPES = ("base_dtype", "lora_base_dtype")
+"""The type of frozen weights beside adapters: that of the passes, or a format of 4 bits."""
 RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
-METHODS = ("method", "finetuning_type", "peft", "quant", "quantize", "quantization")
+ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
+ULYSSES = ("sp", "ulysses", "ulysses_sp")
+METHODS = ("method", "task", "finetuning_type", "peft", "quant", "quantize", "quantization", *BASE_DTYPES)
+VIRTUAL_STAGES = ("virtual_stages", "vpp", "vp", "interleaved_stages")
 
 
 TECHNIQUES = (
@@ -105,7 +120,22 @@ def num_ranks(settings: RunSettings) -> int:
     if match := HOSTS.match(settings.gpu):
         return int(match.group(1)) * int(match.group(2))
     match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
-    return int(match.group(1)) if match else 1
+    return int(match.group(1)) if match else _ranks_of_degrees(settings)
+
+
+def _ranks_of_degrees(settings: RunSettings) -> int:
+    """GPUs where only degrees of parallelism say how many: their product."""
+    ranks = settings.ways("dp", "data_parallel")
+    for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
+        ranks *= settings.ways(*keys)
+    return ranks
+
+
+def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
+    """Raises: CannotPredict where the stated data parallel degree cannot be one of that many GPUs."""
+    stated = settings.ways("dp", "data_parallel")
+    if num_ranks % stated:
+        raise CannotPredict(f"setting 'dp' is {stated}, which does not divide {num_ranks} GPUs")
 
 
 @dataclass(frozen=True)
@@ -179,8 +209,14 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     >>> read_precision(RunSettings(point), has_master=False)
     Precision(stored=4, compute=2)
     """
-    key = settings.first(("dtype", "precision"))
+    flagged = _flagged(settings)
+    key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
+    if key is not None and key == flagged:
+        word = key
+    elif key is None and (base := settings.first(BASE_DTYPES)):
+        stated = str(settings.raw(base)).lower()
+        word = word if re.search(r"4|hqq", stated) else stated
     if any(name in word for name in ("mixed", "amp", "autocast")):
         return Precision(4, 2)
     if any(name in word for name in ("fp32", "float32", "32-true")):
@@ -188,6 +224,19 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     if not any(name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8")):
         raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
     return Precision(4 if has_master else 2, 2)
+
+
+FLAGS = ("bf16", "fp16", "fp32")
+"""Types that a trainer's flags of the same name switch on."""
+
+
+def _flagged(settings: RunSettings) -> str | None:
+    """The type whose flag is on. Raises: CannotPredict where flags only say what it is not."""
+    stated = [key for key in FLAGS if key in settings]
+    chosen = [key for key in stated if settings.flag(key)]
+    if stated and len(chosen) != 1:
+        raise CannotPredict(f"settings {', '.join(stated)} do not say which type the passes compute in")
+    return chosen[0] if chosen else None
 
 
 def read_optimizer(settings: RunSettings) -> Optimizer:

@@ -1,22 +1,63 @@
-"""From a job to its StepGraph: which calls the algorithm needs and in what order they may run.
+"""The one builder: from a job and a choice to the schedule that is planned, timed, executed and reported.
 
-In: a JobSpec. Out: a StepGraph. Left out: where anything runs.
+In: a JobSpec, a Choice. Out: a Schedule; or a view of it, in which one process stands for all ranks that are alike and
+one action, with a count, for all that are repeated: what a search asks of thousands of choices.
+Left out: bytes and seconds.
 """
 
+from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice
 from rlplan.dataflow.graph import Call, StepGraph
-from rlplan.spec.job import JobSpec
+from rlplan.dataflow.placements import arrange, place, representative
+from rlplan.dataflow.schedule import Schedule, located
+from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 """Actions in which a trained role keeps what a resumed run needs of it."""
 
 
-def build_step_graph(job: JobSpec) -> StepGraph:
-    """The calls of a synchronous on-policy step: rollouts, scores beside rewards, training, weight sync."""
-    return StepGraph(start=_start_calls(job), step=_step_calls(job), finish=_finish_calls())
+def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
+    """The schedule of a job: what a plan says and a run does, action by action."""
+    graph = build_step_graph(job, takes_all=choice.hands_over_each, has_engine=bool(choice.way))
+    groups, layouts = place(job, choice)
+    arrangement = choice.arrangement
+    return located(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
 
 
-def _start_calls(job: JobSpec) -> tuple[Call, ...]:
+def build_view(job: SettledJob, arrangement: Arrangement, *, has_engine: bool = True) -> Schedule:
+    """The same of any choice in an arrangement, with the first process of each layout and repeats counted.
+
+    Of several mini-batches the second stands for all but the first.
+    """
+    graph = build_step_graph(job, has_engine=has_engine, counts_repeats=True)
+    groups, layouts = place(job, Choice(arrangement, NO_TRAINER, NO_ENGINE, "disk" if has_engine else ""))
+    layouts = tuple(map(representative, layouts))
+    return located(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)
+
+
+def build_step_graph(
+    job: SettledJob, *, takes_all: bool = False, has_engine: bool = True, counts_repeats: bool = False
+) -> StepGraph:
+    """The calls of a synchronous on-policy step: rollouts, scores beside rewards, training, weight sync.
+
+    takes_all: every rank of the trainer hands weights over. has_engine: there is one, to generate or to evaluate.
+    """
+    start, step = _start_calls(job, takes_all), _step_calls(job, takes_all, counts_repeats)
+    graph = StepGraph(start=start, step=step, finish=_finish_calls())
+    return graph if has_engine else _without_engine(graph)
+
+
+def _without_engine(graph: StepGraph) -> StepGraph:
+    """What is left where answers are given and nobody evaluates."""
+    gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, ActionKind.EVALUATE)
+
+    def kept(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        return tuple(call for call in calls if call.kind not in gone)
+
+    return StepGraph(start=kept(graph.start), step=kept(graph.step), finish=kept(graph.finish))
+
+
+def _start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
     """Processes come up side by side; the first sync makes the engine's weights the trainer's own."""
     calls = [
         Call("start_trainer", ActionKind.START_TRAINER, Role.POLICY, Phase.START),
@@ -27,12 +68,12 @@ def _start_calls(job: JobSpec) -> tuple[Call, ...]:
     for role in job.frozen_roles:
         calls.append(Call(f"start_scorer/{role}", ActionKind.START_SCORER, role, Phase.START))
     ready = tuple(call.id for call in calls)
-    calls.append(_sync_call(job, ready))
+    calls.append(_sync_call(takes_all, ready))
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, after=("sync_weights",)))
     return tuple(calls)
 
 
-def _step_calls(job: JobSpec) -> tuple[Call, ...]:
+def _step_calls(job: SettledJob, takes_all: bool, counts_repeats: bool) -> tuple[Call, ...]:
     calls = _experience_calls(job)
     before = calls[0].id
     for role in job.scored_roles:  # one after the other: they compute on the same devices
@@ -44,17 +85,17 @@ def _step_calls(job: JobSpec) -> tuple[Call, ...]:
     calls.append(Call("compute_advantages", ActionKind.COMPUTE_ADVANTAGES, Role.POLICY, Phase.TRAIN, after=scored))
     before = "compute_advantages"
     for role in reversed(job.trained_roles):  # the policy last: its weights are handed over next
-        for index in range(job.workload.num_mini_batches):
-            calls += _mini_batch_calls(job, role, index, before)
+        for index, repeat in _mini_batches(job.workload.num_mini_batches, counts_repeats):
+            calls += _mini_batch_calls(job, role, index, before, repeat)
             before = calls[-1].id
         calls += _saving_calls(job, role, before)
-    calls.append(_sync_call(job, (before, *(call.id for call in calls if call.kind in SAVING))))
+    calls.append(_sync_call(takes_all, (before, *(call.id for call in calls if call.kind in SAVING))))
     every = job.workload.evaluate_every
     calls.append(Call("evaluate", ActionKind.EVALUATE, Role.POLICY, Phase.EVALUATE, ("sync_weights",), every))
     return tuple(calls)
 
 
-def _experience_calls(job: JobSpec) -> list[Call]:
+def _experience_calls(job: SettledJob) -> list[Call]:
     """Where a step's answers come from: the engine, and rules that judge them; or the data."""
     if not job.algorithm.declaration.has_rollouts:
         return [Call("take_answers", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)]
@@ -64,24 +105,38 @@ def _experience_calls(job: JobSpec) -> list[Call]:
     ]
 
 
-def _sync_call(job: JobSpec, after: tuple[str, ...]) -> Call:
-    takes_all = job.placement.sync_senders == "each"
+def _sync_call(takes_all: bool, after: tuple[str, ...]) -> Call:
     return Call("sync_weights", ActionKind.SYNC_WEIGHTS, Role.POLICY, Phase.SYNC, after, takes_all=takes_all)
 
 
-def _mini_batch_calls(job: JobSpec, role: Role, index: int, before: str) -> list[Call]:
+def _mini_batches(num: int, counts_repeats: bool) -> list[tuple[int, int]]:
+    """(index, how many it stands for) of each mini-batch that has calls of its own."""
+    return [(0, 1), (1, num - 1)] if counts_repeats and num > 2 else [(index, 1) for index in range(num)]
+
+
+def _mini_batch_calls(job: SettledJob, role: Role, index: int, before: str, repeat: int) -> list[Call]:
     """Passes and optimizer step of one role's mini-batch; the policy's bear no name, for every job has them."""
     suffix = f"/{role}" if role is not Role.POLICY else ""
     suffix += f"/{index}" if job.workload.num_mini_batches > 1 else ""
     passes, step = f"train_forward_backward{suffix}", f"optimizer_step{suffix}"
     first = 1 + (job.algorithm.value_warmup_steps if role is Role.POLICY else 0)
     return [
-        Call(passes, ActionKind.TRAIN_FORWARD_BACKWARD, role, Phase.TRAIN, (before,), 1, index, first=first),
-        Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index, first=first),
+        Call(
+            passes,
+            ActionKind.TRAIN_FORWARD_BACKWARD,
+            role,
+            Phase.TRAIN,
+            (before,),
+            1,
+            index,
+            first=first,
+            repeat=repeat,
+        ),
+        Call(step, ActionKind.OPTIMIZER_STEP, role, Phase.TRAIN, (passes,), 1, index, first=first, repeat=repeat),
     ]
 
 
-def _saving_calls(job: JobSpec, role: Role, before: str) -> list[Call]:
+def _saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
     """What a role keeps of itself for a resumed run, right after its last optimizer step."""
     if not job.checkpoints.every:
         return []

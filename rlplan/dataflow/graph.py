@@ -15,7 +15,8 @@ class Call:
 
     after: ids of calls of the same part (start, step or finish) that must have finished.
     every: the call happens in steps that are a multiple of it; first: from that step on.
-    mini_batch: index of the mini-batch, for train calls.
+    mini_batch: index of the mini-batch, for train calls. repeat: of how many alike that follow one another it is the
+    first, in a view.
     held_by: the role whose processes do it, where that is not `role`. takes_all: every rank of it takes part, where
     one would do.
     """
@@ -30,6 +31,7 @@ class Call:
     held_by: Role | None = None
     takes_all: bool = False
     first: int = 1
+    repeat: int = 1
 
 
 @dataclass(frozen=True, slots=True)

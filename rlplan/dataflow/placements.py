@@ -1,99 +1,98 @@
 """Placements: which device groups there are, which role lies on which, and who waits for whom because of it.
 
-In: a job and a placement. Out: device groups and role layouts; a StepGraph arranged for the placement.
+In: a job and a choice. Out: device groups and role layouts; a StepGraph arranged for the placement.
 """
 
+from dataclasses import replace
+from functools import lru_cache
+
+from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.graph import StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.running_ahead import run_ahead
-from rlplan.dataflow.taking_turns import Turns, park, take_turns
-from rlplan.spec.job import JobSpec
+from rlplan.dataflow.time_sharing import TimeSharing, offload_between, share_time
+from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement, Role
 
+SHARED, TRAINING, GENERATION, SCORING = "shared", "training", "generation", "scoring"
+"""Names of device groups: where training and generation share devices, and where each has its own."""
 
-def arrange(graph: StepGraph, job: JobSpec, placement: Placement) -> StepGraph:
-    """What the placement makes of a step.
 
-    hybrid: as it is. colocated: engine and trainer take turns. disaggregated: as it is, or, where rollouts may be some
-    versions old, with generation that runs ahead. Frozen roles are parked where the job says so.
+def arrange(graph: StepGraph, job: SettledJob, arrangement: Arrangement) -> StepGraph:
+    """What the arrangement makes of a step.
+
+    hybrid: as it is. colocated: engine and trainer share time. disaggregated: as it is, or, where rollouts may be some
+    versions old, with generation that runs ahead. Roles are offloaded while they wait where that was chosen.
     """
-    if placement is Placement.COLOCATED:
-        stages = job.checkpoints.writes == "beside"
-        return take_turns(graph, Turns(job.device_kind == "cuda", parked_roles(job), stages))
-    if job.placement.parks_only_frozen:
-        graph = park(graph, parked_roles(job))
-    if job.placement.max_staleness:
+    roles = offloaded_roles(job, arrangement)
+    if arrangement.placement is Placement.COLOCATED and (arrangement.sleeps or job.device_kind == "cpu"):
+        return share_time(graph, TimeSharing(arrangement.sleeps, roles, job.checkpoints.writes == "beside"))
+    if roles:
+        graph = offload_between(graph, roles)
+    if arrangement.is_async:
         return run_ahead(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
     return graph
 
 
-def parked_roles(job: JobSpec) -> tuple[Role, ...]:
-    """Roles that are moved away while they wait, where devices are shared in turns.
-
-    Frozen roles are read from their own files again. Trained states go to disk, or from a GPU to its host: on a host
-    without one, memory for memory would free nothing, so that they stay.
-    """
-    if job.placement.parks == "none":
+def offloaded_roles(job: SettledJob, arrangement: Arrangement) -> tuple[Role, ...]:
+    """Roles that are moved away while they wait. Frozen roles are read from their own files again, or from the host."""
+    if arrangement.offloaded == "none":
         return ()
-    moves_states = job.placement.parks == "disk" or job.device_kind == "cuda"
-    moves_states = moves_states and not job.placement.parks_only_frozen
-    return (*(job.trained_roles if moves_states else ()), *job.frozen_roles)
+    return (*(job.trained_roles if arrangement.offloaded == "all" else ()), *job.frozen_roles)
 
 
-def place(
-    job: JobSpec, placement: Placement, zero_stage: int
-) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
-    """Groups and layouts for a placement.
+def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
+    """Groups and layouts of a choice.
 
     hybrid, colocated: every role on the same devices; the trainer has a rank on each, a scorer one process (or one on
     each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score
-    (with num_scoring_devices 0: those that train do), the others train.
+    (where no device scores alone: those that train do), the others train.
     """
-    devices = tuple(f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices))
-    if placement is Placement.DISAGGREGATED:
-        groups = _own_groups(job, devices)
-        training, scoring, generation = groups[0], groups[-2], groups[-1]
-    else:
-        groups = (DeviceGroup("shared", devices),)
-        training = scoring = generation = groups[0]
-    layouts = [
-        _trainer(job, Role.POLICY, "policy_trainer", training, zero_stage),
-        RoleLayout(
-            Role.POLICY,
-            "rollout_engine",
-            generation.name,
-            generation.devices[-job.rollout.num_processes :],
-            dp=job.rollout.num_engines,
-            tp=job.rollout.tp,
-        ),
-    ]
-    for role in job.trained_roles[1:]:
-        layouts.append(_trainer(job, role, "value_trainer", training, zero_stage))
+    groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.way))
+    training, scoring, generation = groups[0], groups[-2 if len(groups) > 1 else 0], groups[-1]
+    trainer = choice.trainer
+    layouts = [_trainer(choice, Role.POLICY, "policy_trainer", training)]
+    if choice.way:
+        count, tp = choice.engines, choice.engine.tp
+        layouts.append(
+            RoleLayout(
+                Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * tp :], dp=count, tp=tp
+            )
+        )
+    layouts += [_trainer(choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
     on = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
-    shared = zero_stage if zero_stage == 3 and len(on) > 1 else 0
+    shared = 3 if trainer.zero_stage == 3 and len(on) > 1 else 0
     for role in job.frozen_roles:
         layouts.append(RoleLayout(role, "scorer", scoring.name, on, dp=len(on), zero_stage=shared))
     return groups, tuple(layouts)
 
 
-def _trainer(job: JobSpec, role: Role, worker: Worker, group: DeviceGroup, zero_stage: int) -> RoleLayout:
+def representative(layout: RoleLayout) -> RoleLayout:
+    """The layout with its first process alone, which stands for all."""
+    return replace(layout, devices=layout.devices[:1], dp=1, tp=1)
+
+
+def _trainer(choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> RoleLayout:
     """A rank on each device; some of them compute a pass together."""
-    replicas = len(group.devices) // job.training.num_ranks_per_pass
-    return RoleLayout(role, worker, group.name, group.devices, replicas, job.training.tp, zero_stage)
+    trainer = choice.trainer
+    replicas = len(group.devices) // trainer.ranks_per_sequence
+    return RoleLayout(role, worker, group.name, group.devices, replicas, trainer.tp, trainer.zero_stage)
 
 
-def num_training_devices(job: JobSpec, placement: Placement) -> int:
-    """Devices that train."""
-    generating = max(job.placement.num_generation_devices, job.rollout.num_processes)
-    apart = generating + job.placement.num_scoring_devices
-    return job.hardware.num_devices - (apart if placement is Placement.DISAGGREGATED else 0)
+def scoring_group(arrangement: Arrangement) -> str:
+    """The device group of the frozen roles."""
+    return SCORING if arrangement.num_scoring else SHARED if arrangement.shares_devices else TRAINING
 
 
-def _own_groups(job: JobSpec, devices: tuple[str, ...]) -> tuple[DeviceGroup, ...]:
-    """Training, scoring where it has devices of its own, generation."""
-    first = num_training_devices(job, Placement.DISAGGREGATED)
-    last = first + job.placement.num_scoring_devices
-    groups = [DeviceGroup("training", devices[:first])]
+@lru_cache(maxsize=256)
+def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[DeviceGroup, ...]:
+    """Training, scoring where it has devices of its own, generation; or one that all share."""
+    devices = tuple(f"{kind}:{index}" for index in range(arrangement.num_devices))
+    if arrangement.shares_devices:
+        return (DeviceGroup(SHARED, devices),)
+    first = arrangement.num_training
+    last = first + arrangement.num_scoring
+    groups = [DeviceGroup(TRAINING, devices[:first])]
     if last > first:
-        groups.append(DeviceGroup("scoring", devices[first:last]))
-    return (*groups, DeviceGroup("generation", devices[last:]))
+        groups.append(DeviceGroup(SCORING, devices[first:last]))
+    return (*groups, DeviceGroup(GENERATION, devices[last:])) if has_engine else tuple(groups)

@@ -12,6 +12,8 @@ from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
 Part = Literal["start", "step", "finish"]
+Beside = tuple[Part, str, str]
+"""A part of a schedule and two of its actions that may run at the same time."""
 
 HOST_GROUP = "host"
 DRIVER_PROCESS = "driver/0"
@@ -64,7 +66,8 @@ _FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.C
 class Action:
     """One thing that happens to one role on one device group, when everything in `after` has finished.
 
-    processes: the worker processes that take part; empty for what the driver does itself.
+    processes: the worker processes that take part; empty for what the driver does itself. repeat: of how many alike
+    that follow one another this is the first; 1 in a schedule that runs, more in a view of it (build.py).
     """
 
     id: str
@@ -78,6 +81,7 @@ class Action:
     every: int = 1
     mini_batch: int | None = None
     first: int = 1
+    repeat: int = 1
 
     def happens_in(self, step: int) -> bool:
         """Whether this action belongs to RL step `step` (from 1; start and finish actions always happen)."""
@@ -112,17 +116,21 @@ class Schedule:
         return tuple(pair for layout in self.layouts for pair in layout.processes)
 
     @property
-    def concurrent(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of actions of one part that may run at the same time: neither must come before the other."""
-        pairs = []
-        for _, actions in self.parts:
+    def concurrent(self) -> tuple[Beside, ...]:
+        """Pairs of actions that may run at the same time: neither must come before the other.
+
+        Each with its part: actions of the same names may be a pair while starting and come in turn in a step.
+        """
+        pairs: list[Beside] = []
+        for part, actions in self.parts:
             before: dict[str, set[str]] = {}
             for action in actions:
                 before[action.id] = set(action.after).union(*(before.get(name, set()) for name in action.after))
             names = [action.id for action in actions if action.processes]
             for index, one in enumerate(names):
-                pairs += [(one, two) for two in names[index + 1 :] if one not in before[two] and two not in before[one]]
-        return tuple(dict.fromkeys(pairs))
+                others = (two for two in names[index + 1 :] if one not in before[two] and two not in before[one])
+                pairs += [(part, one, two) for two in others]
+        return tuple(pairs)
 
     def actions_of(self, step: int) -> tuple[Action, ...]:
         """The actions of an RL step. What waits for one that is left out waits for what that one waits for."""
@@ -146,15 +154,15 @@ class Schedule:
         raise KeyError(f"{worker} of {role}")
 
 
-def build_schedule(
+def located(
     graph: StepGraph, placement: Placement, groups: tuple[DeviceGroup, ...], layouts: tuple[RoleLayout, ...]
 ) -> Schedule:
     """Give every call of the graph its place."""
 
-    def located(calls: tuple[Call, ...]) -> tuple[Action, ...]:
+    def actions(calls: tuple[Call, ...]) -> tuple[Action, ...]:
         return tuple(_locate(call, layouts) for call in calls)
 
-    parts = located(graph.start), located(graph.step), located(graph.finish)
+    parts = actions(graph.start), actions(graph.step), actions(graph.finish)
     return Schedule(placement, groups, layouts, *parts, graph.lead)
 
 
@@ -173,6 +181,7 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
         every=call.every,
         mini_batch=call.mini_batch,
         first=call.first,
+        repeat=call.repeat,
     )
 
 

@@ -8,24 +8,29 @@
     DIR/launch.sh               the one command
 
 In: a Plan. Out: those files; and back: `read_bundle(write_bundle(plan)) == execution_spec(plan)`.
+Every file but plan.json follows from plan.json, and is made anew when a bundle is read: what stands in it is compared
+(edits.py), never believed. Files that a plan does not give are not opened.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from rlplan.emit.edits import Edits, emit_again
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.emit.flags import check_keys
+from rlplan.emit.flags import check_engine_file, check_keys
+from rlplan.emit.ray import RayPlacement
 from rlplan.errors import EmitError, SpecError
-from rlplan.planner.plan import Plan, write_plan
-from rlplan.spec.base import read_json, validate, writing
-from rlplan.vocabulary import Role
+from rlplan.planner.plan import Plan, read_plan, write_plan
+from rlplan.spec.base import MAX_SPEC_BYTES, read_json, read_text, shorten, validate, writing
 
 LAUNCH_SCRIPT = """#!/usr/bin/env bash
 # Runs this bundle, exactly as it stands, with the rlplan of the active environment.
 set -euo pipefail
 exec rlplan run "$(dirname "$0")" "$@"
 """
+ENGINES = ("deepspeed", "vllm")
+"""Folders with a file for each role."""
 
 
 def write_bundle(plan: Plan, folder: Path) -> None:
@@ -41,111 +46,118 @@ def write_bundle(plan: Plan, folder: Path) -> None:
         )
     spec = execution_spec(plan)
     check_keys(spec)
+    files = _files_of(spec, folder)
+    for name in ("plan.json", *files):
+        _refuse_links(folder, name)
     with writing(folder):
-        _write_files(plan, spec, folder)
+        for engine in ENGINES:
+            (folder / engine).mkdir(parents=True, exist_ok=True)
+            for left_over in (folder / engine).glob("*.json"):
+                left_over.unlink()
+        write_plan(plan, folder / "plan.json")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        (folder / "launch.sh").chmod(0o755)
 
 
-def _write_files(plan: Plan, spec: ExecutionSpec, folder: Path) -> None:
-    for name in ("deepspeed", "vllm"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for left_over in (folder / name).glob("*.json"):
-            left_over.unlink()
-    write_plan(plan, folder / "plan.json")
+def _files_of(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
+    """The text of every file but plan.json, by its path in the bundle: a function of the plan and of the folder."""
     portable = spec.model_copy(update={"job": spec.job.relative_to(folder)})
-    _write_json(folder / "execution.json", json.loads(portable.model_dump_json(exclude={"deepspeed", "vllm", "ray"})))
-    for role, config in spec.deepspeed.items():
-        _write_json(folder / "deepspeed" / f"{role}.json", config)
-    for role, arguments in spec.vllm.items():
-        _write_json(folder / "vllm" / f"{role}.json", arguments)
-    _write_json(folder / "ray.json", json.loads(spec.ray.model_dump_json()))
-    launch = folder / "launch.sh"
-    launch.write_text(LAUNCH_SCRIPT, encoding="utf-8")
-    launch.chmod(0o755)
+    return {
+        "execution.json": _dump(json.loads(portable.model_dump_json(exclude={*ENGINES, "ray"}))),
+        **{f"deepspeed/{role}.json": _dump(config) for role, config in spec.deepspeed.items()},
+        **{f"vllm/{role}.json": _dump(arguments) for role, arguments in spec.vllm.items()},
+        "ray.json": _dump(json.loads(spec.ray.model_dump_json())),
+        "launch.sh": LAUNCH_SCRIPT,
+    }
 
 
 def read_bundle(folder: Path) -> ExecutionSpec:
-    """The ExecutionSpec in a bundle. Raises: SpecError, EmitError."""
-    if not (folder / "execution.json").is_file():
+    """The ExecutionSpec of a bundle: of its plan, with the edits that are allowed. Raises: SpecError, EmitError."""
+    if not all((folder / name).is_file() for name in ("plan.json", "execution.json")):
         raise SpecError(
             f"{folder} holds no bundle",
             where=str(folder / "execution.json"),
-            rule="a bundle has execution.json, deepspeed/, vllm/ and ray.json",
+            rule="a bundle has plan.json, execution.json, deepspeed/, vllm/ and ray.json",
             way_out="make one with `rlplan emit plan.json -o DIR`",
         )
-    data = read_json(folder / "execution.json", "the bundle's execution.json", limit=1 << 28)
-    if isinstance(data, dict):
-        data["deepspeed"] = _read_folder(folder / "deepspeed")
-        data["vllm"] = _read_folder(folder / "vllm")
-        data["ray"] = read_json(folder / "ray.json", "the bundle's ray.json")
-    spec = validate(ExecutionSpec, data, file=str(folder / "execution.json"), way_out="emit the bundle again")
-    _check_roles(spec, folder)
-    _check_order(spec, folder)
-    _check_workers(spec, folder)
+    _refuse_links(folder, "plan.json")
+    plan = read_plan(folder / "plan.json")
+    spec = execution_spec(plan, str(folder / "plan.json"))
     check_keys(spec)
-    return spec.model_copy(update={"job": spec.job.resolved(folder)})
+    files = _files_of(spec, folder)
+    _check_files(folder, files)
+    found = {name: _with_edits(plan, folder, name, text) for name, text in files.items()}
+    engines = {
+        engine: {role: found[f"{engine}/{role}.json"] for role in getattr(spec, engine)} for engine in ENGINES
+    }  # fmt: skip
+    ray = validate(RayPlacement, found["ray.json"], file=str(folder / "ray.json"), way_out=emit_again(folder))
+    return spec.model_copy(update={**engines, "ray": ray})
 
 
-def _check_order(spec: ExecutionSpec, folder: Path) -> None:
-    """An edited schedule must still be one that ends: what an action waits for stands before it."""
-    for part, actions in spec.schedule.parts:
-        before: set[str] = set()
-        for action in actions:
-            unknown = [name for name in action.after if name not in before]
-            if unknown:
-                raise SpecError(
-                    f"action '{action.id}' waits for '{unknown[0]}', which does not come before it",
-                    where=f"{folder / 'execution.json'}: schedule.{part}",
-                    rule="an action waits only for actions that stand before it in the same part",
-                    way_out="mend `after`, or emit the bundle again",
-                )
-            before.add(action.id)
+def _with_edits(plan: Plan, folder: Path, name: str, given: str) -> Any:
+    """What runs of one file. Raises: SpecError, EmitError."""
+    limit = MAX_SPEC_BYTES + 2 * len(given.encode())
+    if name == "launch.sh":
+        return _check_script(folder, read_text(folder / name, "the bundle's launch.sh", limit=limit))
+    data = read_json(folder / name, f"the bundle's {name}", limit=limit)
+    if isinstance(data, dict):
+        check_engine_file(name, data)
+    return Edits(folder, name, plan).laid_over(json.loads(given), data)
 
 
-def _check_workers(spec: ExecutionSpec, folder: Path) -> None:
-    """An edited placement must still hold the schedule's processes, each in a bundle with room for it."""
-    named, wanted = [worker.process for worker in spec.ray.workers], [name for name, _ in spec.schedule.processes]
-    islands = [bundle for island in spec.ray.islands for bundle in island]
-    room = [bundle.get("CPU", 0.0) for bundle in spec.ray.bundles]
-    if sorted(named) != sorted(wanted):
-        what, rule = f"ray.json has the workers {named}", f"the schedule's processes, {wanted}"
-    elif not all(0 <= worker.bundle < len(room) for worker in spec.ray.workers):
-        what, rule = "a worker names a bundle that does not exist", f"bundle is 0 to {len(room) - 1}"
-    elif not {worker.bundle for worker in spec.ray.workers} <= set(islands) or len(set(islands)) < len(islands):
-        what, rule = f"islands are {spec.ray.islands}", "every worker's bundle lies in one island, none in two"
-    elif short := [
-        index
-        for index, cpus in enumerate(room)
-        if sum(worker.num_cpus for worker in spec.ray.workers if worker.bundle == index) > cpus + 1e-9
-    ]:
-        what, rule = f"bundle {short[0]} offers {room[short[0]]} CPU", "a bundle offers what its workers take together"
-    else:
-        return
-    raise SpecError(what, where=str(folder / "ray.json"), rule=rule, way_out="mend it, or emit the bundle again")
+def _check_script(folder: Path, found: str) -> str:
+    """launch.sh is not run by rlplan, but people run it. Raises: SpecError."""
+    if found != LAUNCH_SCRIPT:
+        lines = zip([*LAUNCH_SCRIPT.splitlines(), ""], [*found.splitlines(), ""], strict=False)
+        number, (given, other) = next(
+            ((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1]), (1, ("", found))
+        )
+        raise SpecError(
+            f"launch.sh: line {number} is {shorten(other)}, the plan gives {shorten(given)}",
+            where=f"{folder / 'launch.sh'}: {number}",
+            rule="the script of a bundle is the one that every bundle has",
+            way_out=f"`{emit_again(folder)}` writes it anew; keep a script of your own outside of the bundle",
+        )
+    return found
 
 
-def _check_roles(spec: ExecutionSpec, folder: Path) -> None:
-    shared = [layout.role for layout in spec.schedule.layouts if layout.shares_frozen_weights]
-    wanted = [("deepspeed", role, spec.deepspeed) for role in (*spec.job.trained_roles, *shared)]
-    for name, role, configs in [*wanted, ("vllm", Role.POLICY, spec.vllm)]:
-        if role not in configs:
+def _check_files(folder: Path, files: dict[str, str]) -> None:
+    """Each is there, and a file; of the engines' configurations there are no others. Raises: SpecError."""
+    for name in files:
+        _refuse_links(folder, name)
+        engine = name.rpartition("/")[0]
+        if engine and not (folder / engine).is_dir():
+            raise _unlike(folder, f"{engine}/ is missing from the bundle", engine)
+        if not (folder / name).is_file():
+            raise _unlike(folder, f"{name} is missing from the bundle", name)
+    for engine in ENGINES:
+        for path in sorted((folder / engine).glob("*.json")):
+            name = f"{engine}/{path.name}"
+            if name not in files:
+                raise _unlike(folder, f"{name} stands in the bundle, and the plan gives no such file", name)
+
+
+def _unlike(folder: Path, what: str, name: str) -> SpecError:
+    return SpecError(
+        what,
+        where=str(folder / name),
+        rule="one file for each trained role, one for the rollout engine, execution.json, ray.json and launch.sh",
+        way_out=f"`{emit_again(folder)}` writes the bundle anew",
+    )
+
+
+def _refuse_links(folder: Path, name: str) -> None:
+    """A link leads to a file that nobody looked at, and writing over it would write there. Raises: SpecError."""
+    for place in (name, name.rpartition("/")[0]):
+        if place and (folder / place).is_symlink():
             raise SpecError(
-                f"{name}/{role}.json is missing from the bundle",
-                where=str(folder / name),
-                rule="one file for each trained role and for the rollout engine",
-                way_out="emit the bundle again",
+                f"{place} is a link to {shorten(str((folder / place).readlink()))}",
+                where=str(folder / place),
+                rule="a bundle's files and folders lie in the bundle",
+                way_out=f"`{emit_again(folder, f'{folder}-again')}` writes one without links",
             )
 
 
-def _read_folder(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise SpecError(
-            f"{folder.name}/ is missing from the bundle",
-            where=str(folder),
-            rule="a folder of JSON files",
-            way_out="emit the bundle again",
-        )
-    return {path.stem: read_json(path, f"the bundle's {folder.name} config") for path in sorted(folder.glob("*.json"))}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"

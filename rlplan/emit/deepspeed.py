@@ -1,14 +1,13 @@
 """The DeepSpeed configuration of a trained role, complete: no `auto`, nothing left to a launcher.
 
-In: a JobSpec and a Schedule. Out: a plain dict for `deepspeed.initialize(config=...)`. Source: DeepSpeed 0.19.8.
+In: a ResolvedJob and a Schedule. Out: a plain dict for `deepspeed.initialize(config=...)`. Source: DeepSpeed 0.19.8.
 """
 
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.zero import ZeroSettings
-from rlplan.spec.job import JobSpec
-from rlplan.spec.training import TrainingSpec
+from rlplan.spec.resolved import ResolvedJob, ResolvedTraining
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, Role
 
@@ -20,7 +19,7 @@ EIGHT_BIT = "AdamW8bit"
 """bitsandbytes' name for AdamW with moments of 8 bits."""
 
 
-def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
+def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POLICY) -> dict[str, Any]:
     """DeepSpeed's JSON for a trained role.
 
     `managed_gradient_accumulation: false` makes each `step()` the boundary, so that micro-batches of different sizes
@@ -49,7 +48,7 @@ def deepspeed_config(job: JobSpec, schedule: Schedule, role: Role = Role.POLICY)
     }
 
 
-def _optimizer(job: JobSpec, learning_rate: float | None, *, on_gpus: bool) -> dict[str, Any]:
+def _optimizer(job: ResolvedJob, learning_rate: float | None, *, on_gpus: bool) -> dict[str, Any]:
     """`optimizer`. bitsandbytes' is none that DeepSpeed makes by itself: the runtime does, from this section."""
     algorithm = job.algorithm
     params = {
@@ -65,7 +64,7 @@ def _optimizer(job: JobSpec, learning_rate: float | None, *, on_gpus: bool) -> d
     return {"type": "AdamW", "params": {**params, **own}}
 
 
-def frozen_config(job: JobSpec) -> dict[str, Any]:
+def frozen_config(job: ResolvedJob) -> dict[str, Any]:
     """DeepSpeed's JSON for a frozen role whose ranks share its weights: ZeRO-3 without an optimizer."""
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -99,7 +98,7 @@ def tensor_parallel_section(tp: int) -> dict[str, Any]:
     }
 
 
-def zero_section(training: TrainingSpec, stage: int, *, on_gpus: bool = False) -> dict[str, Any]:
+def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = False) -> dict[str, Any]:
     """`zero_optimization`: only what the stage reads.
 
     On a CPU `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo computes and
@@ -129,7 +128,7 @@ def zero_section(training: TrainingSpec, stage: int, *, on_gpus: bool = False) -
     return section
 
 
-def _zero_on_gpus(training: TrainingSpec, stage: int) -> dict[str, Any]:
+def _zero_on_gpus(training: ResolvedTraining, stage: int) -> dict[str, Any]:
     counted = ZeroSettings(stage, 1)
     section: dict[str, Any] = {
         "stage": stage,

@@ -10,9 +10,11 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.emit.deepspeed import deepspeed_config, frozen_config
 from rlplan.emit.ray import RayPlacement, ray_placement
 from rlplan.emit.vllm import engine_arguments
+from rlplan.planner.executable import check_executable
 from rlplan.planner.plan import Plan
+from rlplan.planner.search import check_schedule
 from rlplan.spec.base import Spec
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 
 class ExecutionSpec(Spec):
@@ -20,15 +22,21 @@ class ExecutionSpec(Spec):
     share its weights; vllm: engine arguments of the policy's rollout engine."""
 
     schema_version: Literal[1] = 1
-    job: JobSpec
+    job: ResolvedJob
     schedule: Schedule
     deepspeed: dict[str, dict[str, Any]]
     vllm: dict[str, dict[str, Any]]
     ray: RayPlacement
 
 
-def execution_spec(plan: Plan) -> ExecutionSpec:
-    """The executable part of a plan."""
+def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
+    """The executable part of a plan, and of nothing but a plan. where: it stands, for a message.
+
+    Raises: SpecError where its schedule is none that its job gives, or where a run lacks something; EmitError where the
+    runtime does not run it.
+    """
+    check_executable(plan.job, where)
+    check_schedule(plan, where)
     return ExecutionSpec(
         job=plan.job,
         schedule=plan.schedule,

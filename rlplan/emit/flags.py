@@ -11,6 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EmitError, did_you_mean
+from rlplan.spec.base import shorten
 
 if TYPE_CHECKING:
     from rlplan.emit.execution import ExecutionSpec
@@ -26,25 +27,30 @@ def known_keys() -> dict[str, Any]:
 
 def check_keys(spec: "ExecutionSpec") -> None:
     """Raises: EmitError for a key that the pinned engine does not know."""
-    known = known_keys()
     for role, config in spec.deepspeed.items():
-        refuse_unknown(config, known["deepspeed"]["top_level"], f"deepspeed/{role}.json", known["deepspeed"]["version"])
-        zero = config.get("zero_optimization")
-        if not isinstance(zero, dict):
-            raise EmitError(
-                f"zero_optimization is {json.dumps(zero)}",
-                where=f"deepspeed/{role}.json: zero_optimization",
-                rule="a mapping with the ZeRO stage and its buckets",
-                way_out="emit the bundle again with this rlplan",
-            )
-        refuse_unknown(
-            zero,
-            known["deepspeed"]["zero_optimization"],
-            f"deepspeed/{role}.json: zero_optimization",
-            known["deepspeed"]["version"],
-        )
+        check_engine_file(f"deepspeed/{role}.json", config)
     for role, arguments in spec.vllm.items():
-        refuse_unknown(arguments, known["vllm"]["engine_arguments"], f"vllm/{role}.json", known["vllm"]["version"])
+        check_engine_file(f"vllm/{role}.json", arguments)
+
+
+def check_engine_file(file: str, config: Mapping[str, Any]) -> None:
+    """The keys of one file of a bundle; others than the engines' hold none of theirs. Raises: EmitError."""
+    engine, known = file.partition("/")[0], known_keys()
+    if engine == "vllm":
+        refuse_unknown(config, known["vllm"]["engine_arguments"], file, known["vllm"]["version"])
+    if engine != "deepspeed":
+        return
+    version = known["deepspeed"]["version"]
+    refuse_unknown(config, known["deepspeed"]["top_level"], file, version)
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict):
+        raise EmitError(
+            f"zero_optimization is {shorten(zero)}",
+            where=f"{file}: zero_optimization",
+            rule="a mapping with the ZeRO stage and its buckets",
+            way_out="emit the bundle again with this rlplan",
+        )
+    refuse_unknown(zero, known["deepspeed"]["zero_optimization"], f"{file}: zero_optimization", version)
 
 
 def refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, version: str) -> None:
@@ -52,7 +58,7 @@ def refuse_unknown(config: Mapping[str, Any], allowed: list[str], where: str, ve
     for key in config:
         if key not in allowed:
             raise EmitError(
-                f"key '{key}' is unknown to {version}",
+                f"key {shorten(key)} is unknown to {version}",
                 where=where,
                 rule=f"a key of {version}." + did_you_mean(key, allowed),
                 way_out="remove the key, or emit the bundle again with this rlplan",

@@ -12,8 +12,8 @@ from rlplan.dataflow.layouts import Worker
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware import NodeProfile
-from rlplan.spec.job import JobSpec
 from rlplan.spec.profiles import find_profile
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.eager import MMAP_THRESHOLD
 from rlplan.units import MIB
 from rlplan.vocabulary import Role
@@ -150,7 +150,7 @@ def _threads_a_gpu(plan: Plan) -> int:
     return max(1, node.num_cores.value // node.num_gpus) if isinstance(node, NodeProfile) else THREADS_A_GPU
 
 
-def _islands(job: JobSpec, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:
+def _islands(job: ResolvedJob, bundles: tuple[dict[str, float], ...]) -> tuple[tuple[int, ...], ...]:
     """The bundles of each host that hold anything."""
     hosts = [job.hardware.host_of(index) for index in range(len(bundles))]
     islands = (

@@ -1,12 +1,12 @@
 """vLLM's engine arguments for the rollout engine, by vLLM's own names.
 
-In: a JobSpec. Out: a plain dict for `vllm.LLM(**arguments)`, without the model's path. Source: vLLM 0.32.0.
+In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the model's path. Source: vLLM 0.32.0.
 """
 
 from typing import Any
 
 from rlplan.memory.weight_sync import engine_lora_rank
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement, SyncContent
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
@@ -16,7 +16,7 @@ LONGEST_NGRAM = 3
 """Tokens that must have stood before for what followed them to be guessed again."""
 
 
-def engine_arguments(job: JobSpec, placement: Placement = Placement.HYBRID) -> dict[str, Any]:
+def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) -> dict[str, Any]:
     """Engine arguments. `kv_cache_memory_bytes` skips vLLM's profiling run, so the KV cache is what the plan says.
 
     On a CPU prompts are not cut (a batch holds one longest sequence): vLLM 0.32 takes back the random draw of a cut
@@ -32,7 +32,8 @@ def engine_arguments(job: JobSpec, placement: Placement = Placement.HYBRID) -> d
         "tensor_parallel_size": job.rollout.tp,
         "distributed_executor_backend": "uni" if job.rollout.tp == 1 else "external_launcher",
         "skip_tokenizer_init": not any(isinstance(part, str) for part in job.rollout.stop),
-        "load_format": "auto",
+        "trust_remote_code": False,
+        "load_format": "safetensors",
         "max_model_len": job.workload.max_seq_len,
         "max_num_seqs": job.rollout.max_num_seqs,
         "max_num_batched_tokens": job.rollout.max_num_batched_tokens,
@@ -60,10 +61,10 @@ def engine_arguments(job: JobSpec, placement: Placement = Placement.HYBRID) -> d
 
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
-free (v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for next to nothing."""
+free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for almost none."""
 
 
-def _gpu_arguments(job: JobSpec, placement: Placement) -> dict[str, Any]:
+def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
     """What an engine on GPUs is told beside. Its ranks see one GPU each, so their own all-reduce, which opens their
     peers' memory by device numbers, is left out for NCCL's. Not yet run on a GPU.
     """
@@ -81,9 +82,9 @@ def _gpu_arguments(job: JobSpec, placement: Placement) -> dict[str, Any]:
     return arguments
 
 
-def _adapter_arguments(job: JobSpec) -> dict[str, Any]:
+def _adapter_arguments(job: ResolvedJob) -> dict[str, Any]:
     """One slot for an adapter, where adapters alone are handed over."""
-    rank = job.training.lora.rank
-    if rank is None or job.placement.sync_content is not SyncContent.ADAPTER:
+    lora = job.training.lora
+    if lora is None or job.placement.sync_content is not SyncContent.ADAPTER:
         return {}
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_lora_rank(rank)}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_lora_rank(lora.rank)}

@@ -4,6 +4,7 @@ In: a job and its model. Out: bytes by kind. The formulas are in params.py, gene
 """
 
 from dataclasses import replace
+from functools import cached_property
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.generation import (
@@ -23,8 +24,8 @@ from rlplan.memory.params import (
 )
 from rlplan.memory.weight_sync import adapter_slot_bytes, sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
@@ -36,28 +37,21 @@ def _stops(action: Action) -> bool:
 class EngineForecast:
     """One rank of an engine. See `memory.predict.Forecast`."""
 
-    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
+    def __init__(self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
         """has_arena: whether weights come through shared memory; otherwise the engine is started anew with them."""
         self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
         self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
     def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
-        rollout = self.job.rollout
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads(action, moment)
         held = {
-            MemoryKind.WEIGHTS: unpacked_remainder_bytes(self.model, self.element_bytes, self.tp),
-            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(
-                self.model, self.element_bytes, self.profile.weight_packing, self.tp
-            ),
-            MemoryKind.KV_CACHE: kv_cache_bytes(
-                self.model, self.element_bytes, rollout.block_size, rollout.kv_cache_memory, self.tp
-            ),
+            **self._settled,
             **self._overheads(action, moment),
         }
         if action.kind is not ActionKind.START_ENGINE and self.has_arena:
-            held[MemoryKind.SYNC_STAGING] = sync_staging_bytes(self.job, self.model)
+            held[MemoryKind.SYNC_STAGING] = self._staging_bytes
         if slots := adapter_slot_bytes(self.job, self.model):
             held[MemoryKind.SYNC_STAGING] = slots
         return held
@@ -66,14 +60,14 @@ class EngineForecast:
         """Every parameter, as loaded."""
         if action.kind is not ActionKind.START_ENGINE:
             return {}
-        return {MemoryKind.WEIGHTS: engine_parameter_bytes(self.model, self.element_bytes, self.tp)}
+        return {MemoryKind.WEIGHTS: self._loaded_bytes}
 
     def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, moment)
-        largest = largest_linear_bytes(self.model, self.element_bytes, self.tp)
+        largest = self._largest_bytes
         if action.kind is ActionKind.START_ENGINE:
-            loading = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+            loading = self._loaded_bytes
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
             if loading + largest > settled:
                 # Every parameter as loaded, and the first pack; the KV cache comes later.
@@ -93,6 +87,34 @@ class EngineForecast:
         held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, moment)
         return held
 
+    # Sums over every tensor of the model: made once, asked for at every action.
+
+    @cached_property
+    def _settled(self) -> dict[MemoryKind, int]:
+        model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
+        return {
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp),
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, self.profile.weight_packing, tp),
+            MemoryKind.KV_CACHE: kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp),
+        }
+
+    @cached_property
+    def _loaded_bytes(self) -> int:
+        return engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+
+    @cached_property
+    def _largest_bytes(self) -> int:
+        return largest_linear_bytes(self.model, self.element_bytes, self.tp)
+
+    @cached_property
+    def _staging_bytes(self) -> int:
+        return sync_staging_bytes(self.job, self.model)
+
+    @cached_property
+    def _kernel_bytes(self) -> int:
+        packing = self.profile.weight_packing
+        return compiled_kernel_bytes(self.model, packing, num_batch_sizes(self.job), self.tp)
+
     def _overheads(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
         return {
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
@@ -108,5 +130,4 @@ class EngineForecast:
         numba = guessing.value if guessing and self.job.rollout.speculative_tokens else 0
         if action.kind is ActionKind.START_ENGINE and moment == "start":
             return numba
-        sizes = num_batch_sizes(self.job)
-        return numba + compiled_kernel_bytes(self.model, self.profile.weight_packing, sizes, self.tp)
+        return numba + self._kernel_bytes

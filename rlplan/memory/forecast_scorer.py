@@ -11,13 +11,13 @@ from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import frozen_states
 from rlplan.spec.hardware import HardwareProfile
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def judging_peak(job: JobSpec, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
+def judging_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
     """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head.
 
     num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
@@ -36,7 +36,7 @@ class ScorerForecast:
     """One scorer process. See `memory.predict.Forecast`."""
 
     def __init__(
-        self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
     ) -> None:
         """shares: whether the processes share the weights (ZeRO-3) instead of having all of them each."""
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes

@@ -19,8 +19,8 @@ from rlplan.memory.params import parameter_bytes
 from rlplan.memory.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
 from rlplan.memory.weight_sync import sync_staging_bytes
 from rlplan.spec.hardware import HardwareProfile
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -51,7 +51,9 @@ class TrainerForecast:
     stages_states: bool = False
     """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
 
-    def __init__(self, job: JobSpec, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int) -> None:
+    def __init__(
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int
+    ) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
         parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
@@ -232,6 +234,10 @@ class TrainerForecast:
         sends = not self.rank or self.job.placement.sync_senders == "each"
         if not sends or not self.has_arena:
             return 0
+        return self._arena_bytes
+
+    @cached_property
+    def _arena_bytes(self) -> int:
         return sync_staging_bytes(self.job, self.model)
 
 

@@ -11,9 +11,9 @@ from rlplan.memory.activations import forward_working_bytes
 from rlplan.memory.params import fused_linear_shapes
 from rlplan.memory.serving_kv import cache_pool
 from rlplan.spec.hardware import WeightPacking
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.kv import layer_caches
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 
 
@@ -83,7 +83,7 @@ SIZES_PER_POSITION = 5
 code for some 60 sizes after 40 steps, and its responses have 12 positions."""
 
 
-def num_batch_sizes(job: JobSpec) -> int:
+def num_batch_sizes(job: ResolvedJob) -> int:
     """Different numbers of sequences that one engine decodes at a time in a run.
 
     Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and guesses) at

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from rlplan.dataflow.schedule import Beside, Part
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 
 Moment = Literal["start", "first", "steady", "finish"]
 """When: while starting, in the first step (Adam states appear late), in every later step, while finishing."""
+
+PARTS: dict[Moment, Part] = {"start": "start", "first": "step", "steady": "step", "finish": "finish"}
+"""The part of a schedule whose actions happen then."""
 
 Bound = Literal["low", "expected", "high"]
 """Which end of the intervals of the rows."""
@@ -83,9 +87,9 @@ class MemoryLedger:
     """All rows of a schedule, with the capacity of each device and of the host in bytes.
 
     shares_host_memory: the devices' memory is the host's (a CPU profile), so the host's total is everything.
-    concurrent: pairs of actions of one part that may run at once; their peaks add up. capacities: of devices and hosts
-    whose capacity is another one, by name. host_of_device: the host whose memory a device shares, by device; a device
-    that is not named is the one host's.
+    concurrent: pairs of actions that may run at once, with their part; their peaks add up. capacities: of devices and
+    hosts whose capacity is another one, by name. host_of_device: the host whose memory a device shares, by device; a
+    device that is not named is the one host's.
     """
 
     rows: tuple[LedgerRow, ...]
@@ -93,7 +97,7 @@ class MemoryLedger:
     host_capacity: int
     shares_host_memory: bool
     order: tuple[tuple[Moment, str], ...]
-    concurrent: tuple[tuple[str, str], ...] = ()
+    concurrent: tuple[Beside, ...] = ()
     capacities: tuple[tuple[str, int], ...] = ()
     host_of_device: tuple[tuple[str, str], ...] = ()
     schema_version: int = LEDGER_SCHEMA_VERSION
@@ -142,6 +146,11 @@ class MemoryLedger:
             ),
             key=lambda peak: (peak.num_bytes, peak.moment == "steady"),
         )
+
+    def fullest_device(self) -> Peak:
+        """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
+        peaks = (self.device_peak(device) for device in self.devices)
+        return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.moment == "steady"))
 
     def host_peak(self, only: str = "") -> Peak:
         """The largest total of a host's memory over all moments; on a CPU profile that is every row.
@@ -219,7 +228,8 @@ class MemoryLedger:
         return result
 
     def _beside(self, moment: tuple[Moment, str]) -> list[tuple[Moment, str]]:
-        pairs = [pair for pair in self.concurrent if moment[1] in pair]
+        part = PARTS[moment[0]]
+        pairs = [(one, two) for where, one, two in self.concurrent if where == part and moment[1] in (one, two)]
         return [(moment[0], first if second == moment[1] else second) for first, second in pairs]
 
 

@@ -8,7 +8,7 @@ the model. Judged by traces: tests/memory/test_activations_traced.py.
 
 from enum import StrEnum
 
-from rlplan.spec.budget import Target
+from rlplan.spec.job_parts import Target
 from rlplan.units import ceil_div
 
 ROWS_AT_ONCE = 128

@@ -1,6 +1,6 @@
 """From a job and a schedule to the ledger: what every process holds after and at the peak inside each action.
 
-In: JobSpec, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. Pure: it imports no engine and starts nothing.
+In: ResolvedJob, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. Pure: it starts nothing.
 Left out: overlap of actions other than those that the schedule lets run side by side.
 
 Each process has a forecaster that says, for one action at one moment, the bytes by kind: resident after it, and at the
@@ -22,8 +22,8 @@ from rlplan.memory.overheads import heap_bytes
 from rlplan.memory.sinks import sink_bytes
 from rlplan.memory.verifiers import verifier_bytes
 from rlplan.spec.hardware import HardwareProfile, SourcedBytes
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role
 
 Bytes = Mapping[MemoryKind, int]
@@ -55,7 +55,7 @@ class _Process:
 
 
 def predict_ledger(
-    job: JobSpec,
+    job: ResolvedJob,
     model: ModelSpec,
     profile: HardwareProfile,
     schedule: Schedule,
@@ -84,7 +84,7 @@ def predict_ledger(
     )
 
 
-def _hosts_of_devices(job: JobSpec, schedule: Schedule) -> tuple[tuple[str, str], ...]:
+def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
     """Which host's memory a device shares; nothing to say where there is one host."""
     if job.hardware.num_hosts == 1:
         return ()
@@ -93,7 +93,7 @@ def _hosts_of_devices(job: JobSpec, schedule: Schedule) -> tuple[tuple[str, str]
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
-def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
+def _moments(job: ResolvedJob, schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
     yield "start", schedule.start
     yield "first", tuple(action for action in schedule.step if action.happens_in(1))
     if job.workload.num_steps > 1:
@@ -102,7 +102,7 @@ def _moments(job: JobSpec, schedule: Schedule) -> Iterator[tuple[Moment, tuple[A
 
 
 def _processes(
-    job: JobSpec, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
+    job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[_Process]:
     kinds = {action.kind for action in schedule.step}
     has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
@@ -159,7 +159,7 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
             )
 
 
-def _host_rows(job: JobSpec, profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
+def _host_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> list[LedgerRow]:
     """What runs beside the workers all the time: the driver and the rewards' own processes on the first host, Ray's own
     processes on each.
 

@@ -12,10 +12,10 @@ from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import NF4_DOUBLE, Quantization
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.training import TrainingSpec
+from rlplan.spec.resolved import ResolvedTraining, SettledTraining
 
 BASE_FORMATS = {"nf4": Quantization(NF4_DOUBLE)}
-"""How `training.quantization` keeps a frozen base. Source: `rlplan.runtime.quantized_base`."""
+"""How `training.lora.base_dtype` keeps a frozen base. Source: `rlplan.runtime.quantized_base`."""
 CODE_BYTES = 4 * 16 + 4 * 256
 """What each weight in 4 bits says by itself: its code of 16 values, and that of its scales, of 256.
 
@@ -54,7 +54,7 @@ class TrainedRank:
 
 
 def trained_rank(
-    training: TrainingSpec,
+    training: ResolvedTraining,
     model: ModelSpec,
     stage: int,
     num_ranks: int,
@@ -91,14 +91,14 @@ def trained_rank(
     )
 
 
-def frozen_bytes(training: TrainingSpec, frozen: tuple[Parameter, ...]) -> int:
+def frozen_bytes(training: SettledTraining, frozen: tuple[Parameter, ...]) -> int:
     """Bytes of a frozen base beside adapters, as it is held.
 
     Counts: its elements in the training type; in 4 bits `quantization.NF4_DOUBLE`, and the codes 4 * (16 + 256) of each
     weight. Source: `rlplan.runtime.quantized_base`; bitsandbytes 0.50, functional.py, `QuantState`.
     Assumes: everything but the decoder's linear layers stays as it is.
 
-    >>> training = TrainingSpec(quantization="nf4", lora={"rank": 1})
+    >>> training = SettledTraining(dtype="float32", lora={"rank": 1, "base_dtype": "nf4"})
     >>> weights = (Parameter("model.layers.0.mlp.up_proj.weight", (64, 64)), Parameter("model.norm.weight", (64,)))
     >>> frozen_bytes(training, weights)  # 64*64/2 + 64 scales + 4 + 4 + 1088, and 4*64
     3464
@@ -110,12 +110,12 @@ def frozen_bytes(training: TrainingSpec, frozen: tuple[Parameter, ...]) -> int:
     return codes + sum(form.num_bytes(parameter, e) for parameter in frozen)
 
 
-def _is_quantised(training: TrainingSpec, parameter: Parameter) -> bool:
+def _is_quantised(training: SettledTraining, parameter: Parameter) -> bool:
     form = BASE_FORMATS.get(training.quantization)
     return form is not None and form.covers(parameter)
 
 
-def frozen_states(training: TrainingSpec, model: ModelSpec, num_ranks: int) -> ZeroStates:
+def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:
     """What a rank holds of a frozen model whose weights all share. Source: `rlplan.emit.deepspeed.frozen_config`."""
     settings = ZeroSettings(
         stage=3,
@@ -144,10 +144,11 @@ def put_together_bytes(rank: TrainedRank) -> int:
     Source: `rlplan.runtime.tensor_parallel`. Assumes: one weight at a time.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> from rlplan.spec.training import TrainingSpec
+    >>> from rlplan.spec.resolved import ResolvedTraining, SettledTraining
     >>> model = find_model("Qwen/Qwen3-0.6B")
     >>> parts = held_parameters(model, 2, (model.parameters, ()))
-    >>> put_together_bytes(trained_rank(TrainingSpec(tp=2), model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
+    >>> training = SettledTraining(dtype="float32", tp=2)
+    >>> put_together_bytes(trained_rank(training, model, 2, 1, 0, parts))  # 2 * 4 * 3072 * 1024
     25165824
     """
     held = {parameter.name: parameter.numel for parameter in rank.states.trainable}
@@ -164,10 +165,10 @@ def merging_bytes(rank: TrainedRank) -> int:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.spec.models.adapters import lora_parameters
-    >>> from rlplan.spec.training import TrainingSpec
+    >>> from rlplan.spec.resolved import ResolvedTraining, SettledTraining
     >>> model = find_model("Qwen/Qwen3-0.6B")
     >>> parts = (lora_parameters(model, 8, ["q_proj"]), model.parameters)
-    >>> merging_bytes(trained_rank(TrainingSpec(), model, 2, 1, 0, parts))  # 12 * 2048 * 1024
+    >>> merging_bytes(trained_rank(SettledTraining(dtype="float32"), model, 2, 1, 0, parts))  # 12 * 2048 * 1024
     25165824
     """
     adapted = {parameter.name.split(".lora_")[0] + ".weight" for parameter in rank.adapters}

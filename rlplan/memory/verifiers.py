@@ -6,7 +6,7 @@
 In: a job. Out: bytes. Left out: pages of the interpreter and its libraries that processes share.
 """
 
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec, RewardSpec
 from rlplan.units import MIB
 
@@ -16,7 +16,7 @@ FUNCTION_PROCESS_BYTES = 16 * MIB
 """An interpreter before it has loaded a user's function. Source: CPython 3.11, resident 14 MB."""
 
 
-def verifier_bytes(job: JobSpec) -> int:
+def verifier_bytes(job: ResolvedJob) -> int:
     """Bytes that the rewards' own processes may hold at any time, on the driver's host.
 
     Counts: w x (process + m) of each reward that has processes; of mathematics without m, for answers are short.

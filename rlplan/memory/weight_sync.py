@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.transitions import Bucket, plan_buckets, staging_bytes
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport
 
 ENGINE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -67,12 +67,12 @@ def arena_bytes(packets: Sequence[Packet]) -> int:
     return max(packet.start + packet.bucket.num_bytes for packet in packets)
 
 
-def policy_packets(job: JobSpec, model: ModelSpec) -> tuple[Packet, ...]:
+def policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
     """A job's packets: in the engine's element type, for the trainer converts while it copies."""
     return plan_packets(model.parameters, job.rollout.dtype.num_bytes, job.placement.sync_bucket)
 
 
-def sync_staging_bytes(job: JobSpec, model: ModelSpec) -> int:
+def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
     """Bytes that the sending rank holds for weight sync between syncs, and every engine process likewise.
 
     Counts: the arena A (with `disk` only the largest packet); with `delta` content the last sent copy P as well, for
@@ -98,7 +98,7 @@ def engine_lora_rank(rank: int) -> int:
     return min(size for size in ENGINE_LORA_RANKS if size >= rank)
 
 
-def adapter_slot_bytes(job: JobSpec, model: ModelSpec) -> int:
+def adapter_slot_bytes(job: ResolvedJob, model: ModelSpec) -> int:
     """Bytes of the slot into which vLLM takes an adapter, in every engine process.
 
     Counts: A and B of the slot's rank beside every linear layer, embedding and head (r (V + h) each), whichever of them
@@ -106,10 +106,10 @@ def adapter_slot_bytes(job: JobSpec, model: ModelSpec) -> int:
     Source: vLLM 0.32.0, `create_lora_weights` in lora/layers/base_linear.py, vocab_parallel_embedding.py and
     logits_processor.py, with `max_loras` 1. Measured on a live engine: the same.
     """
-    rank = job.training.lora.rank
-    if rank is None or job.placement.sync_content is not SyncContent.ADAPTER:
+    lora = job.training.lora
+    if lora is None or job.placement.sync_content is not SyncContent.ADAPTER:
         return 0
-    slot_rank = engine_lora_rank(rank)
+    slot_rank = engine_lora_rank(lora.rank)
     linear = sum(parameter.numel for parameter in lora_parameters(model, slot_rank))
     tables = 2 * slot_rank * (model.vocab_size + model.hidden_size)
     return (linear + tables) * job.rollout.dtype.num_bytes

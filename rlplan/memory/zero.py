@@ -102,7 +102,7 @@ class ZeroStates:
         """S: elements that this rank updates.
 
         Counts: stage 0 all; stages 1 and 2 the flat buffer, rounded up to 2N, over N (`flatten_dense_tensors_aligned`);
-        stage 3 every tensor's own share rounded up (`partition_parameters.py`, `_partition_param`).
+        stage 3 every tensor's own share rounded up (DeepSpeed's `partition_parameters.py`, `_partition_param`).
         """
         ranks = self.settings.num_ranks
         if self.settings.stage == 0:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB
 
 MAX_RUNGS = 6
@@ -31,23 +31,25 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     return None
 
 
-def _rungs(job: JobSpec, zero_stage: int) -> Iterator[tuple[str, JobSpec]]:
+def _rungs(job: ResolvedJob, zero_stage: int) -> Iterator[tuple[str, ResolvedJob]]:
     if job.checkpoints.every and job.checkpoints.writes != "waiting":
         yield "checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting")
-    micro, tokens = job.workload.micro_batch_size_per_gpu, job.training.max_tokens_per_micro_batch
-    if tokens is not None and tokens > job.workload.max_seq_len:
-        fewer = max(tokens // 2, job.workload.max_seq_len)
-        yield f"training.max_tokens_per_micro_batch={fewer}", _with(job, "training", max_tokens_per_micro_batch=fewer)
-    if micro > 1 and tokens is None:
-        change = f"workload.micro_batch_size_per_gpu={micro // 2}"
-        yield change, _with(job, "workload", micro_batch_size_per_gpu=micro // 2)
-    if not job.training.offloads_optimizer and zero_stage >= 2:
-        yield "training.offloads_optimizer=true", _with(job, "training", offloads_optimizer=True)
+    tokens, longest = job.training.max_tokens_per_micro_batch, job.workload.max_seq_len
+    least = job.sequences_per_unit * longest
+    if tokens > least:
+        fewer = max(tokens // 2, least)
+        change = f"training.max_tokens_per_micro_batch={fewer}"
+        smaller = _with(job, "workload", micro_batch_size_per_gpu=max(1, fewer // longest))
+        yield change, _with(smaller, "training", max_tokens_per_micro_batch=fewer)
+    if not job.training.offloads_optimizer:
+        offloaded = _with(job, "training", offloads_optimizer=True)
+        if not any(offloaded.training.combination(zero_stage).contradictions()):
+            yield "training.offloads_optimizer=true", offloaded
     kv_cache = job.rollout.kv_cache_memory // 2 // MIB
     if kv_cache:
         change = f"rollout.kv_cache_memory={kv_cache}MiB"
         yield change, _with(job, "rollout", kv_cache_memory=kv_cache * MIB)
 
 
-def _with(job: JobSpec, part: str, **changes: object) -> JobSpec:
+def _with(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
     return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})

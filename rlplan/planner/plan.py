@@ -1,6 +1,6 @@
 """Plan: the schedule that was chosen, its memory ledger, its seconds, and what was rejected and why.
 
-In: a JobSpec. Out: a frozen, JSON-able Plan. On disk its paths stand relative to its own folder.
+In: a ResolvedJob. Out: a frozen, JSON-able Plan. On disk its paths stand relative to its own folder.
 Left out: how candidates are made (candidates.py) and compared (search.py).
 """
 
@@ -16,11 +16,11 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
 from rlplan.spec.base import Spec, read_json, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.job import JobTiming
 from rlplan.vocabulary import Placement
 
-PLAN_SCHEMA_VERSION = 1
+PLAN_SCHEMA_VERSION = 2
 MAX_PLAN_BYTES = 1 << 28
 
 
@@ -45,9 +45,9 @@ class Plan(Spec):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     rlplan_version: str = __version__
-    job: JobSpec
+    job: ResolvedJob
     schedule: Schedule
     ledger: MemoryLedger
     rejected: tuple[Rejection, ...] = ()
@@ -98,10 +98,10 @@ def read_plan(path: Path) -> Plan:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(data, dict) and data.get("kind") == "gpu_plan":
         raise SpecError(
-            f"{path} is a plan for GPUs, which cannot be run or emitted yet",
+            f"{path} is a plan for GPUs, not a job's plan",
             where=f"{path}: kind",
-            rule="what runs today is the plan of a job on a CPU host",
-            way_out=f"rlplan explain {path}, or simulate and report",
+            rule="a bundle or a run folder holds a job's plan, which `rlplan emit` makes of a plan for GPUs",
+            way_out=f"rlplan emit {path} -o bundle, or rlplan explain {path}",
         )
     if version != PLAN_SCHEMA_VERSION:
         raise SpecError(

@@ -61,7 +61,7 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
             rule="a simulation needs the seconds of each action",
             way_out="rlplan profiles measure makes a profile of this host",
         )
-    schedule, work, rollout = _without_evaluation(plan.schedule), job.workload, job.rollout
+    schedule, work, rollout = without_evaluation(plan.schedule), job.workload, job.rollout
     if not 1 <= num_steps <= MAX_STEPS:
         raise SpecError(
             f"{num_steps} steps are to be simulated",
@@ -96,5 +96,6 @@ def job_setting(plan: Plan, num_steps: int) -> SimulationSetting:
     )
 
 
-def _without_evaluation(schedule: Schedule) -> Schedule:
+def without_evaluation(schedule: Schedule) -> Schedule:
+    """The schedule without what happens in some steps only, on engines that are generating in the others."""
     return replace(schedule, step=tuple(action for action in schedule.step if action.kind not in _APART))

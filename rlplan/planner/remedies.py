@@ -6,11 +6,11 @@ Left out: changes that change what is learned, such as the mini-batch size or th
 
 from collections.abc import Callable, Iterator
 
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB, ceil_div
 
 
-def list_remedies(job: JobSpec, needed_bytes: int, fits: Callable[[JobSpec], bool]) -> tuple[str, ...]:
+def list_remedies(job: ResolvedJob, needed_bytes: int, fits: Callable[[ResolvedJob], bool]) -> tuple[str, ...]:
     """Overrides, each of which makes the job fit by itself: the mildest of its kind."""
     memory = ceil_div(needed_bytes, MIB)
     kinds = (
@@ -20,7 +20,7 @@ def list_remedies(job: JobSpec, needed_bytes: int, fits: Callable[[JobSpec], boo
             for size in _halves(job.rollout.kv_cache_memory // MIB)
         ],
         [
-            (f"workload.micro_batch_size_per_gpu={size}", _with(job, "workload", micro_batch_size_per_gpu=size))
+            (f"workload.micro_batch_size_per_gpu={size}", _with_passes(job, size))
             for size in _halves(job.workload.micro_batch_size_per_gpu)
         ],
         [
@@ -38,5 +38,11 @@ def _halves(value: int) -> Iterator[int]:
         yield value
 
 
-def _with(job: JobSpec, part: str, **changes: object) -> JobSpec:
+def _with(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
     return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})
+
+
+def _with_passes(job: ResolvedJob, size: int) -> ResolvedJob:
+    """With passes of so many of the longest sequences."""
+    smaller = _with(job, "workload", micro_batch_size_per_gpu=size)
+    return _with(smaller, "training", max_tokens_per_micro_batch=size * job.workload.max_seq_len)

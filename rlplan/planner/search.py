@@ -1,4 +1,4 @@
-"""Search: the fastest candidate whose peak fits, by predicted seconds of a step.
+"""Search on a CPU host: the fastest choice whose peak fits, by predicted seconds of a step.
 
 In: a JobSpec. Out: a Plan, or NoFeasiblePlanError that says which row binds and what would fit.
 """
@@ -7,32 +7,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import arrange, num_training_devices, place
-from rlplan.dataflow.schedule import Schedule, build_schedule
+from rlplan import __version__
+from rlplan.dataflow.build import build_schedule
+from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.predict import predict_ledger
-from rlplan.planner.candidates import Candidate, list_candidates
-from rlplan.planner.gpu.of_job import GpuJob
+from rlplan.planner.candidates import list_choices
 from rlplan.planner.plan import Plan, Rejection, read_plan
 from rlplan.planner.remedies import list_remedies
+from rlplan.planner.resolve import resolve
+from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from rlplan.timing.cpu import predict_job
-from rlplan.timing.job import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
-from rlplan.vocabulary import Role
 
 
-def find_plan(job: JobSpec) -> Plan:
-    """The plan for a job. Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits)."""
-    model = job.load_model()
-    if job.device_kind == "cpu" and _missing_kv_cache(job, model):
-        raise _small_kv_cache(job, model)
+def find_plan(asked: JobSpec) -> Plan:
+    """The plan for a job, on a CPU host or (planner/executable.py) on GPUs.
+
+    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (it would not run).
+    """
+    if asked.device_kind == "cuda":
+        from rlplan.planner.executable import find_plan_on_gpus
+
+        return find_plan_on_gpus(asked)
+    model, job = asked.load_model(), on_a_cpu_host(asked)
     result = _search(job, model)
     if isinstance(result, Plan):
         return result
@@ -40,9 +45,11 @@ def find_plan(job: JobSpec) -> Plan:
         raise _nothing_possible(result.rejected)
     plan, peak, available = result.nearest
 
-    def fits(other: JobSpec) -> bool:
-        is_small = other.device_kind == "cpu" and _missing_kv_cache(other, model)
-        return not is_small and isinstance(_search(other, model), Plan)
+    def fits(other: ResolvedJob) -> bool:
+        try:
+            return isinstance(_search(other, model), Plan)
+        except SpecError:
+            return False  # a KV cache too small for one sequence, say
 
     raise _nothing_fits(plan, peak, available, list_remedies(job, peak.num_bytes, fits))
 
@@ -55,14 +62,17 @@ class _NoPlan:
     nearest: tuple[Plan, Peak, int] | None
 
 
-def _search(job: JobSpec, model: ModelSpec) -> Plan | _NoPlan:
-    candidates, impossible = list_candidates(job)
-    predict = _predictor(job, model)
+def _search(job: ResolvedJob, model: ModelSpec) -> Plan | _NoPlan:
+    """Raises: SpecError where the KV cache holds no longest sequence."""
+    choices, impossible = list_choices(job)
+    if _missing_kv_cache(job, model):
+        raise _small_kv_cache(job, model)
+    build = _builder(job, model)
     rejected = list(impossible)
     nearest: tuple[Plan, Peak, int] | None = None
-    fitting: list[tuple[Candidate, Plan]] = []
-    for candidate in candidates:
-        plan = _build(job, predict, candidate)
+    fitting: list[tuple[Choice, Plan]] = []
+    for candidate in choices:
+        plan = build(candidate)
         overflow = _overflow(plan.ledger)
         if overflow is None:
             fitting.append((candidate, plan))
@@ -74,9 +84,11 @@ def _search(job: JobSpec, model: ModelSpec) -> Plan | _NoPlan:
     if not fitting:
         return _NoPlan(tuple(rejected), nearest)
     fastest = min(_step_s(plan) for _, plan in fitting)
-    best = next(plan for _, plan in fitting if _step_s(plan) <= fastest * (1 + AS_FAST))
+    choice, best = next((one, plan) for one, plan in fitting if _step_s(plan) <= fastest * (1 + AS_FAST))
     rejected += [_slower(candidate, plan, best) for candidate, plan in fitting if plan is not best]
-    return best.model_copy(update={"rejected": tuple(rejected), "fingerprints": take_fingerprints(job)})
+    decided = resolve(job, choice, job.rollout.kv_cache_memory)
+    found = {"job": decided, "rejected": tuple(rejected), "fingerprints": take_fingerprints(job)}
+    return best.model_copy(update=found)
 
 
 AS_FAST = 0.01
@@ -89,12 +101,12 @@ def _step_s(plan: Plan) -> float:
     return plan.timing.step.seconds if plan.timing else 0.0
 
 
-def _slower(candidate: Candidate, plan: Plan, best: Plan) -> Rejection:
+def _slower(candidate: Choice, plan: Plan, best: Plan) -> Rejection:
     reason = "fits too, is as fast, and comes after in the order of preference"
     if plan.timing and _step_s(plan) > _step_s(best) * (1 + AS_FAST):
         mine, other = format_seconds(_step_s(plan)), format_seconds(_step_s(best))
         reason = f"fits, but a step takes {mine} instead of {other} (predicted)"
-    return Rejection(placement=candidate.placement, zero_stage=candidate.zero_stage, reason=reason)
+    return Rejection(placement=candidate.arrangement.placement, zero_stage=candidate.trainer.zero_stage, reason=reason)
 
 
 def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
@@ -111,38 +123,31 @@ def plan_from_file(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     return find_plan(load_job(path, overrides))
 
 
-def _build(job: JobSpec, predict: "Predictor", candidate: Candidate) -> Plan:
-    groups, layouts = place(job, candidate.placement, candidate.zero_stage)
-    graph = arrange(build_step_graph(job), job, candidate.placement)
-    schedule = build_schedule(graph, candidate.placement, groups, layouts)
-    ledger, timing = predict(schedule, candidate)
-    return Plan(job=job, schedule=schedule, ledger=ledger, timing=timing)
+def check_schedule(plan: Plan, where: str) -> None:
+    """A plan's schedule is one that its job gives: none that was changed afterwards is run. Raises: SpecError."""
+    choices, _ = list_choices(plan.job)
+    if any(build_schedule(plan.job, choice) == plan.schedule for choice in choices):
+        return
+    raise SpecError(
+        "the schedule of the plan is none that its job gives"
+        + (f" (it was made by rlplan {shorten(plan.rlplan_version)})" if plan.rlplan_version != __version__ else ""),
+        where=f"{where}: schedule",
+        rule="placement, layouts and actions follow from the job, and are not edited",
+        way_out="change the job (placement.placement, training.zero_stage, …) and plan it again: rlplan plan JOB",
+    )
 
 
-Predictor = Callable[[Schedule, Candidate], tuple[MemoryLedger, JobTiming | None]]
-"""Bytes and seconds of a candidate's schedule."""
+def _builder(job: ResolvedJob, model: ModelSpec) -> Callable[[Choice], Plan]:
+    """What makes the plan of a choice: its schedule, bytes and seconds."""
+    others, profile = job.load_role_models(), job.load_profile()
 
-
-def _predictor(job: JobSpec, model: ModelSpec) -> Predictor:
-    """How a job is predicted, by the kind of its devices: nothing else of a plan depends on it."""
-    others = job.load_role_models()
-    if job.device_kind == "cuda":
-        on_gpus = GpuJob(job, {Role.POLICY: model, **others})
-
-        def of_gpus(schedule: Schedule, candidate: Candidate) -> tuple[MemoryLedger, JobTiming | None]:
-            num_training = num_training_devices(job, candidate.placement)
-            chosen = on_gpus.candidate(candidate.placement, candidate.zero_stage, num_training)
-            on_gpus.check_kv_cache(chosen)
-            return on_gpus.ledger(schedule, chosen), on_gpus.timing(schedule, chosen)
-
-        return of_gpus
-    profile = job.load_profile()
-
-    def of_cpu(schedule: Schedule, candidate: Candidate) -> tuple[MemoryLedger, JobTiming | None]:
+    def build(choice: Choice) -> Plan:
+        schedule = build_schedule(job, choice)
         ledger = predict_ledger(job, model, profile, schedule, others)
-        return ledger, predict_job(job, model, profile, schedule, others)
+        timing = predict_job(job, model, profile, schedule, others)
+        return Plan(job=job, schedule=schedule, ledger=ledger, timing=timing)
 
-    return of_cpu
+    return build
 
 
 def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:
@@ -153,11 +158,11 @@ def _overflow(ledger: MemoryLedger) -> tuple[Peak, int] | None:
     return next(((peak, available) for peak, available in peaks if peak.num_bytes > available), None)
 
 
-def _rejection(candidate: Candidate, peak: Peak, available: int) -> Rejection:
+def _rejection(candidate: Choice, peak: Peak, available: int) -> Rejection:
     process, role, kind, size = peak.rows[0]
     return Rejection(
-        placement=candidate.placement,
-        zero_stage=candidate.zero_stage,
+        placement=candidate.arrangement.placement,
+        zero_stage=candidate.trainer.zero_stage,
         reason=f"{peak.scope} needs {format_bytes(peak.num_bytes)} in {peak.action_id}, {format_bytes(available)} "
         f"available; largest: {kind} of {role} in {process}, {format_bytes(size)}",
         scope=peak.scope,
@@ -166,14 +171,14 @@ def _rejection(candidate: Candidate, peak: Peak, available: int) -> Rejection:
     )
 
 
-def _missing_kv_cache(job: JobSpec, model: ModelSpec) -> int:
+def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:
     """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
     rollout = job.rollout
     blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory)
     return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
 
 
-def _small_kv_cache(job: JobSpec, model: ModelSpec) -> SpecError:
+def _small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
     rollout, length = job.rollout, job.workload.max_seq_len
     needed = ceil_div(length, rollout.block_size) + 1
     least = needed * rollout.block_size * kv_bytes_per_token(model, rollout.dtype.num_bytes)
@@ -206,5 +211,7 @@ def _nothing_fits(plan: Plan, peak: Peak, available: int, remedies: tuple[str, .
         f"zero_stage={plan.zero_stage})",
         where=f"largest: {kind} of {role} in {process}, {format_bytes(size)}",
         rule="the sum over all processes stays within the memory of hardware.memory or the profile",
-        way_out=f"each of these alone makes it fit: {', '.join(remedies)}",
+        way_out=f"each of these alone makes it fit: {', '.join(remedies)}"
+        if remedies
+        else "no single change that was tried makes it fit: a smaller model, shorter lengths or more devices would",
     )

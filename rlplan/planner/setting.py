@@ -1,19 +1,18 @@
-"""Where a budget runs and what with: one group of GPUs, or two of different kinds that do not share devices.
+"""Where a job on GPUs runs and what with: one group of GPUs, or two of different kinds that do not share devices.
 
-In: a BudgetSpec. Out: frozen pools with their profiles, capacities and rates; models by role.
+In: a SettledJob. Out: frozen pools with their profiles, capacities and rates; models by role.
 Left out: which roles lie where (gpu/candidates.py). Of two pools the first trains and scores, the second generates.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlplan.dataflow.gpu_step import GENERATION
-from rlplan.spec.budget import BudgetSpec
+from rlplan.dataflow.placements import GENERATION
 from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import get_node, parse_pools, profile_paths
+from rlplan.spec.profiles import find_profile, get_gpu, usual_node
+from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cluster import Cluster
 from rlplan.vocabulary import Role
 
@@ -50,7 +49,7 @@ class GpuPool:
 
 @dataclass(frozen=True)
 class GpuSetting:
-    """Where a budget runs and what with. pools: one group of GPUs, or those that train and those that generate.
+    """Where a job on GPUs runs and what with. pools: one group of GPUs, or those that train and those that generate.
 
     What is asked of the whole setting (`gpu`, `capacity`, ...) is the first pool's, but for `num_gpus`.
     """
@@ -142,37 +141,35 @@ class GpuSetting:
         return self.models.get(role, self.policy)
 
 
-def read_setting(budget: BudgetSpec) -> GpuSetting:
-    """Profiles and models of a budget. Raises: SpecError."""
-    models = {Role.POLICY: resolve_model(budget.model)}
-    for role, name in ((Role.VALUE, budget.value_model), (Role.REWARD, budget.reward_model)):
-        if name:
-            models[role] = resolve_model(name, where=f"{role.value}_model")
-    return GpuSetting(read_pools(budget), models)
+def read_setting(job: SettledJob) -> GpuSetting:
+    """Profiles and models of a job on GPUs. Raises: SpecError."""
+    models = {Role.POLICY: job.load_model()}
+    for role, name in job.roles.paths.items():
+        if role in job.scored_roles:
+            models[role] = resolve_model(name, where=f"roles.{role}.path")
+    return GpuSetting(read_pools(job), models)
 
 
-def read_pools(budget: BudgetSpec) -> tuple[GpuPool, ...]:
-    """The groups of GPUs of a budget; memory, host_memory and gpus_per_host hold for each. Raises: SpecError."""
-    pools = []
-    for num_gpus, gpu, named in parse_pools(budget.gpus, where="gpus"):
-        node = named or usual_node(gpu)
-        capacity = gpu.memory.value if budget.memory is None else min(budget.memory, gpu.memory.value)
-        per_host = min(num_gpus, budget.gpus_per_host or (node.num_gpus if node else num_gpus))
-        host_memory = budget.host_memory or (node.host_memory.value if node else None)
-        pools.append(GpuPool(gpu, num_gpus, capacity, per_host, host_memory, node))
-    return tuple(pools)
+def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:
+    """The groups of GPUs of a job; memory and host_memory hold for each. Raises: SpecError."""
+    hardware = job.hardware
+    named = [(hardware.profile, hardware.num_devices, hardware.devices_per_host)]
+    if hardware.generation is not None:
+        named.append((hardware.generation.profile, hardware.generation.num_devices, 0))
+    return tuple(_pool(job, *one) for one in named)
 
 
-def gpus_of(budget: BudgetSpec) -> tuple[int, GpuProfile, int]:
+def _pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
+    found, gpu = find_profile(profile, where="hardware.profile"), get_gpu(profile, where="hardware.profile")
+    node = found if isinstance(found, NodeProfile) else usual_node(gpu)
+    limit = job.hardware.memory
+    capacity = gpu.memory.value if limit is None else min(limit, gpu.memory.value)
+    each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
+    host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)
+    return GpuPool(gpu, num_gpus, capacity, each, host_memory, node)
+
+
+def gpus_of(job: SettledJob) -> tuple[int, GpuProfile, int]:
     """How many of which GPU train, and the bytes of each that may be used. Raises: SpecError."""
-    first = read_pools(budget)[0]
+    first = read_pools(job)[0]
     return first.num_gpus, first.gpu, first.capacity
-
-
-def usual_node(gpu: GpuProfile) -> NodeProfile | None:
-    """The first bundled node with this GPU; None where there is none."""
-    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
-    for name, path in profile_paths().items():
-        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
-            return get_node(name, where=name)
-    return None

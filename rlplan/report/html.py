@@ -13,13 +13,14 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from rlplan.report import style
+from rlplan.report.evaluations import change_text, missing, value_text
 from rlplan.report.frames import PEAK_TOLERANCE, held_memory
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
-"""A control whose accuracy moved less than this counts as flat."""
+"""A control whose share of held-out prompts moved less than this counts as flat."""
 
 _STATES = {
     "finished": ("good", "The run finished."),
@@ -49,6 +50,8 @@ def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping
             schedule=findings.run.plan.schedule,
             rejected=findings.run.plan.rejected,
             commands=_commands(findings),
+            evaluations=summary["learning"][0]["evaluations"],
+            no_evaluation=missing(findings.run),
             flat_points=FLAT_POINTS,
             tolerance=PEAK_TOLERANCE,
         )
@@ -67,7 +70,9 @@ def environment() -> Environment:
         "seconds": _or_dash(format_seconds),
         "percent": _or_dash(style.percent),
         "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
-        "points": _or_dash(lambda value: f"{100 * value:+.1f} points".replace("-", "\u2212")),
+        "sentence": style.sentence,
+        "evaluated": lambda value, is_share: _or_dash(lambda v: value_text(v, is_share=is_share))(value),
+        "changed": lambda value, is_share: _or_dash(lambda v: change_text(v, is_share=is_share))(value),
         "ratio": _or_dash(lambda value: f"{value:.2f}"),
         "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
@@ -87,7 +92,7 @@ def _or_dash(show: Any) -> Any:
 def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The answers that a reader came for: what, how much, and whether it is as it should be."""
     return [
-        _accuracy_tile(summary),
+        *_evaluation_tiles(summary),
         _exactness_tile(summary["memory"]["persistent_kinds"]),
         _peak_tile(summary["memory"]["process_peaks"]),
         _host_tile(summary["memory"]["host_peak"]),
@@ -95,17 +100,24 @@ def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str
     ]
 
 
-def _accuracy_tile(summary: Mapping[str, Any]) -> dict[str, str]:
+def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The first metric over held-out prompts; none where none was recorded, which a sentence says."""
     run = summary["learning"][0]
+    if not run["evaluations"]:
+        return []
+    main = run["evaluations"][0]
+    before, after, is_share = main["before"], main["after"], main["is_share"]
+    title = f"{style.sentence(main['title'])}, held out"
     steps = f"{run['num_steps_done']} of {summary['job']['num_steps']} steps"
-    before, after = run["accuracy_before"], run["accuracy_after"]
+    start = "" if before is None else value_text(before, is_share=is_share)
     if after is None:
-        start = "" if before is None else f"{style.percent(before)} before; "
-        return _tile("Greedy accuracy, held out", "unknown", f"{start}no later evaluation, {steps}", "quiet")
-    value = style.percent(after) if before is None else f"{style.percent(before)} \u2192\u00a0{style.percent(after)}"
-    gained = "" if before is None else f"{100 * (after - before):+.1f} points in ".replace("-", "\u2212")
+        begins = f"{start} before; " if start else ""
+        return [_tile(title, "unknown", f"{begins}no later evaluation, {steps}", "quiet")]
+    value = value_text(after, is_share=is_share)
+    gained = "" if before is None else f"{change_text(main['change'], is_share=is_share)} in "
     grows = before is not None and (after > before) != run["is_control"]
-    return _tile("Greedy accuracy, held out", value, gained + steps, "good" if grows else "quiet")
+    return [_tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
+                  "good" if grows else "quiet")]  # fmt: skip
 
 
 def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:

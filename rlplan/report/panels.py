@@ -1,6 +1,7 @@
 """Scenes: bytes over time, drawn as panels: a row for each scene, a column for each window of time.
 
-In: a Course, Scenes, Windows. Out: a matplotlib figure: a ribbon of phases on top, the peak in words on the right.
+In: a Course, Scenes, Windows. Out: a matplotlib figure: a ribbon of phases on top, each row's kinds in words on the
+right: what the peak is made of, then what is drawn elsewhere in the row.
 Left out: which scenes there are (charts.py), colours and axes (style.py), what was held when (timeline.py).
 """
 
@@ -18,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from rlplan.report import style
 from rlplan.report import timeline as clock
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, Phase
 
 WIDTH, RIBBON = 10.8, 0.43
 BAND: dict[str, Any] = {"facecolor": "#1c263018", "edgecolor": "#1c263060", "hatch": "//////", "lw": 0}
@@ -26,21 +27,31 @@ BAND: dict[str, Any] = {"facecolor": "#1c263018", "edgecolor": "#1c263060", "hat
 
 @dataclass(frozen=True)
 class Scene:
-    """One row of panels: predicted bytes of some processes and kinds, and what was measured of them.
-
-    edges: n + 1 seconds. stacks: n bytes for each kind, from the bottom to the top. measured: n bytes, or nothing where
-    only points were measured. points: (seconds, bytes). capacity: bytes, or nothing. height: inches. band: n bytes at
-    the low and n at the high end of the prediction.
-    """
+    """One row of panels: bytes of some processes and kinds over n intervals, predicted and measured."""
 
     title: str
+    """For people."""
+
     edges: clock.Bytes
+    """Seconds at which intervals begin and end, [n + 1]."""
+
     stacks: dict[str, clock.Bytes]
+    """Predicted bytes by kind, from the bottom to the top, each [n]."""
+
     measured: clock.Bytes | None
+    """Bytes, [n]; None where only points were measured."""
+
     points: tuple[clock.Bytes, clock.Bytes]
+    """Measured points: (seconds, bytes), each [points]."""
+
     height: float
+    """Of the row in inches."""
+
     capacity: int | None = None
+    """Bytes that there are; None where no line is drawn."""
+
     band: tuple[clock.Bytes, clock.Bytes] | None = None
+    """Bytes at the low and at the high end of the prediction, each [n]."""
 
     @property
     def total(self) -> clock.Bytes:
@@ -81,9 +92,10 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
         top=1 - 0.5 / height, bottom=foot / height, wspace=0.07, hspace=0.28 * len(scenes) / height + 0.02,
         width_ratios=[*widths, 0.27 * sum(widths)], height_ratios=[RIBBON, *(scene.height for scene in scenes)],
     )  # fmt: skip
+    named: set[str] = set()
     for column, window in enumerate(windows):
         inches = WIDTH * 0.92 * widths[column] / (1.27 * sum(widths))
-        _draw_ribbon(figure.add_subplot(grid[0, column]), window, blocks, inches)
+        named |= _draw_ribbon(figure.add_subplot(grid[0, column]), window, blocks, inches)
     for row, scene in enumerate(scenes, 1):
         for column, window in enumerate(windows):
             axes = figure.add_subplot(grid[row, column])
@@ -95,8 +107,10 @@ def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.
                 style.names_axis(axes, *ticks[window])
             axes.tick_params(labelleft=column == 0, labelbottom=row == len(scenes))
             axes.spines["left"].set_visible(column == 0)
-        _draw_words(figure.add_subplot(grid[row, -1]), scene)
-    figure.legend(handles=_legend(scenes), loc="lower left", ncols=3, bbox_to_anchor=(0.052, 0.0), handletextpad=0.6)
+        _draw_words(figure.add_subplot(grid[row, -1]), scene, windows)
+    unnamed = {block.phase for window in windows for block in _inside(blocks, window)} - named
+    figure.legend(handles=_legend(scenes, unnamed), loc="lower left", ncols=5, bbox_to_anchor=(0.052, 0.0),
+                  handletextpad=0.6, columnspacing=1.2)  # fmt: skip
     return figure
 
 
@@ -108,8 +122,8 @@ def widths_of(windows: tuple[clock.Window, ...], num_actions: dict[clock.Window,
     return [narrow.get(window.title, 1.7) if len(windows) > 1 else 1.7 for window in windows]
 
 
-def _legend(scenes: list[Scene]) -> list[Any]:
-    """What the marks mean, of those that are there."""
+def _legend(scenes: list[Scene], unnamed: set[str]) -> list[Any]:
+    """What the marks mean, of those that are there, and the phases whose name had no room in the ribbon."""
     line: dict[str, Any] = {"color": style.MEASURED}
     handles: list[Any] = [Patch(facecolor="#b9c3cd", label="predicted, stacked by kind")]
     if any(scene.band for scene in scenes):
@@ -118,17 +132,20 @@ def _legend(scenes: list[Scene]) -> list[Any]:
         handles.append(Line2D([], [], lw=1.2, label="measured peak inside each action", **line))
     if any(len(scene.points[0]) for scene in scenes):
         handles.append(Line2D([], [], lw=0, marker="o", ms=3.4, label="measured after each action", **line))
-    return handles
+    return handles + [
+        Patch(facecolor=style.phase_color(phase), label=phase) for phase in map(str, Phase) if phase in unnamed
+    ]
 
 
-def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ...], inches: float) -> None:
-    """The phases by name, and above them the number of each step."""
+def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ...], inches: float) -> set[str]:
+    """The phases by name, and above them the number of each step; returns the phases that had room for their name."""
     axes.set_xlim(window.start_s, window.end_s)
     axes.set_ylim(0, 1)
     axes.set_axis_off()
     axes.set_title(window.title, fontsize=9.5, pad=16)
     per_second = inches * 72 / max(window.end_s - window.start_s, 1e-9)
     rows = _rows(_inside(blocks, window), 0.02 * (window.end_s - window.start_s))
+    named: set[str] = set()
     for block, row in rows.items():
         low, high = row / (1 + max(rows.values())), (row + 1) / (1 + max(rows.values()))
         axes.axvspan(block.start_s, block.end_s, 1 - high, 1 - low, color=style.phase_color(block.phase), lw=0)
@@ -139,6 +156,7 @@ def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ..
             if points > least:
                 text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "rotation": rotation}
                 axes.text(middle, 1 - (low + high) / 2 - 0.02, block.phase, **text)
+                named.add(block.phase)
                 break
     steps = sorted({block.step for block in _inside(blocks, window)})
     for step in steps if len(steps) > 1 else ():
@@ -146,6 +164,7 @@ def _draw_ribbon(axes: Axes, window: clock.Window, blocks: tuple[clock.Block, ..
         if step and (max(block.end_s for block in mine) - mine[0].start_s) * per_second > 26:
             name = f"step {step}" if step > 0 else "finish"
             axes.text(mine[0].start_s, 1.1, name, ha="left", va="bottom", fontsize=7.2, color=style.MUTED)
+    return named
 
 
 def _rows(blocks: list[clock.Block], tolerance: float) -> dict[clock.Block, int]:
@@ -209,27 +228,47 @@ def _draw_limits(axes: Axes, scene: Scene, *, says_capacity: bool) -> None:
                       xycoords=axes.get_yaxis_transform(), textcoords="offset points", **text)  # fmt: skip
 
 
-def _draw_words(axes: Axes, scene: Scene) -> None:
-    """What the largest predicted moment is made of, in the order of the stack."""
+def _draw_words(axes: Axes, scene: Scene, windows: tuple[clock.Window, ...]) -> None:
+    """The legend of a row: what its largest predicted moment is made of, then the kinds that are drawn elsewhere."""
     axes.set_axis_off()
-    peak = int(scene.total.argmax()) if len(scene.total) else 0
-    held = [(kind, values[peak]) for kind, values in reversed(scene.stacks.items()) if values[peak] > 0]
     axes.set_xlim(0, 1)
-    points = 72 * scene.height
-    lines = min(11.0, (points - 30) / max(len(held) + 1, 1))
-    size, y = min(7.6, lines - 1.2), 1.0
-    axes.text(0.02, y, scene.title, fontweight="bold", va="top", fontsize=8.2)
-    y -= 12.5 / points
+    axes.set_ylim(0, 1)
     text = [f"predicted peak {format_bytes(scene.total.max())}"]
     if scene.band is not None and scene.band[1].max() > scene.band[0].max():
         text.append(f"between {format_bytes(scene.band[0].max())} and {format_bytes(scene.band[1].max())}")
     if scene.measured is not None:
         text.append(f"measured peak {format_bytes(scene.measured.max())}")
-    axes.text(0.02, y, "\n".join(text), va="top", fontsize=7.2, color=style.MUTED, linespacing=1.25)
-    y -= (1 + 10 * len(text) + 2 * (len(text) - 1)) / points
-    for kind, size_bytes in held:
-        axes.plot([0.045], [y - lines / 2 / points], "s", ms=5.4, color=style.KIND_COLORS[MemoryKind(kind)])
-        axes.text(0.11, y - lines / 2 / points, style.name_of(kind), va="center", fontsize=size)
-        axes.text(0.98, y - lines / 2 / points, format_bytes(size_bytes), va="center", ha="right", fontsize=size)
-        y -= lines / points
-    axes.set_ylim(0, 1)
+    axes.text(0.02, 1.0, scene.title, fontweight="bold", va="top", fontsize=8.2)
+    points = 72 * scene.height
+    top = 1.0 - 12.5 / points
+    axes.text(0.02, top, "\n".join(text), va="top", fontsize=7.2, color=style.MUTED, linespacing=1.25)
+    top -= (1 + 10 * len(text) + 2 * (len(text) - 1)) / points
+    _draw_kinds(axes, kinds_of(scene, windows), top, points)
+
+
+def _draw_kinds(axes: Axes, kinds: list[tuple[str, float, float]], top: float, points: float) -> None:
+    """A line for each of (kind, bytes at the peak, most bytes), the second where the first is 0."""
+    height = min(11.0, (top * points - 4) / max(len(kinds), 1))
+    size = min(7.6, height - 1.2)
+    for row, (kind, at_peak, most) in enumerate(kinds):
+        y = top - (row + 0.5) * height / points
+        words = format_bytes(at_peak) if at_peak else f"up to {format_bytes(most)}"
+        text: dict[str, Any] = {"va": "center", "fontsize": size, "color": style.INK if at_peak else style.MUTED}
+        axes.plot([0.045], [y], "s", ms=min(5.4, height - 2.5), color=style.KIND_COLORS[MemoryKind(kind)])
+        axes.text(0.11, y, style.name_of(kind), **text)
+        axes.text(0.98, y, words, ha="right", **text)
+
+
+def kinds_of(scene: Scene, windows: tuple[clock.Window, ...]) -> list[tuple[str, float, float]]:
+    """(kind, bytes at the predicted peak, most bytes) of every kind that those windows show.
+
+    In the order of the stack from its top; the kinds that the peak does not hold come last.
+    """
+    levels = clock.Levels(scene.edges, {})
+    parts = [levels.slice_of(window.start_s, window.end_s) for window in windows]
+    peak = int(scene.total.argmax()) if len(scene.total) else 0
+    found = [
+        (kind, float(values[peak]), max((float(values[part].max(initial=0)) for part in parts), default=0.0))
+        for kind, values in reversed(scene.stacks.items())
+    ]
+    return sorted((row for row in found if row[1] or row[2]), key=lambda row: not row[1])

@@ -4,7 +4,7 @@ In: runs with labels, and the dataframes of frames.py. Out: matplotlib figures.
 Left out: memory over time (charts.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
+from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec, SubplotSpec
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from rlplan.report import style
+from rlplan.report.evaluations import evaluations, value_text
 from rlplan.report.frames import held_memory, is_fine_peak, metrics, process_peaks, timings
-from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder
+from rlplan.report.run_folder import RunFolder
+from rlplan.spec.rewards import Evaluation
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
@@ -32,33 +34,38 @@ _CONTROLS = (("#9a4a4a", (0, (4, 2))), ("#77838f", (0, (1, 1.6))), ("#b08d2e", (
 
 @dataclass(frozen=True)
 class Curve:
-    """A run as the learning chart draws it. The first run of a chart is the one that the report is about."""
+    """A run as the learning chart draws it."""
 
     label: str
+    """What tells it from the other runs."""
+
     frame: pd.DataFrame
+    """Its metrics, a row a step."""
+
     color: str
+    """`#rrggbb`."""
+
     dashes: Any
+    """Matplotlib's line style."""
+
     is_main: bool
+    """Whether it is the run that the report is about, which is the first one of a chart."""
 
 
 def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> Figure:
-    """Held-out accuracy of every run, and beside it six curves: the first run's bold, other runs' thin."""
+    """Every evaluation of every run, and beside them six curves: the first run's bold, other runs' thin."""
     with mpl.rc_context(style.RC):
-        curves = _curves(runs, labels)
+        curves, known = _curves(runs, labels), evaluations(runs)
         figure = style.new_figure(WIDTH, 5.0)
         grid = GridSpec(2, 5, figure=figure, left=0.052, right=0.988, top=0.93, bottom=0.085, wspace=0.34, hspace=0.42,
-                        width_ratios=[1.4, 0.46, 1, 1, 1])  # fmt: skip
+                        width_ratios=[1.4, 0.46, 1, 1, 1] if known else [0.01, 0.01, 1, 1, 1])  # fmt: skip
         last = max([1.0, *(float(curve.frame["step"].max()) for curve in curves if len(curve.frame))])
-        _draw_accuracy(figure.add_subplot(grid[:, 0]), curves, last)
-        panels = (
-            ("Reward", "reward/mean", _draw_reward),
-            ("KL to the reference", "kl/mean", _draw_lines),
-            ("Entropy of the policy", "policy/entropy", _draw_lines),
-            ("Clipped ratios", "policy/clip_fraction", _draw_fractions),
-            ("Throughput, tokens/s", "throughput/tokens_per_sec", _draw_counts),
-            ("Largest log-prob gap,\nengine against trainer", "sync/logprob_difference_max", _draw_magnitudes),
-        )
-        for index, (title, key, draw) in enumerate(panels):
+        if known:
+            _draw_evaluations(figure, grid[:, 0], curves, known, last)
+        else:
+            text = "no evaluation was recorded"
+            figure.text(0.988, 0.985, text, ha="right", va="top", color=style.MUTED, fontsize=7.5)
+        for index, (title, key, draw) in enumerate(PANELS):
             axes = figure.add_subplot(grid[index // 3, 2 + index % 3])
             axes.set_title(title, fontsize=8.4)
             drawn = [curve for curve in curves if key in curve.frame and curve.frame[key].notna().any()]
@@ -117,28 +124,44 @@ def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
     return curves
 
 
-def _draw_accuracy(axes: Axes, curves: list[Curve], last: float) -> None:
-    axes.set_title("Greedy accuracy on held-out prompts")
-    drawn = [curve for curve in curves if GREEDY_ACCURACY in curve.frame]
-    if not drawn:
-        style.say(axes, "no evaluation was recorded")
-        return
+def _draw_evaluations(
+    figure: Figure, room: SubplotSpec, curves: list[Curve], known: Sequence[Evaluation], last: float
+) -> None:
+    """The first metric large, the others below it."""
+    ratios = [1.0 + 0.6 * len(known[1:]), *[1.0] * len(known[1:])]
+    rows = GridSpecFromSubplotSpec(len(known), 1, room, hspace=0.42, height_ratios=ratios)
+    for row, evaluation in enumerate(known):
+        axes = figure.add_subplot(rows[row])
+        drawn = [one for one in curves if evaluation.metric in one.frame and one.frame[evaluation.metric].notna().any()]
+        gap = 0.042 * sum(ratios) / ratios[row]
+        _draw_evaluation(axes, drawn, evaluation, gap)
+        _steps_axis(axes, last, says_unit=row == len(known) - 1)
+
+
+def _draw_evaluation(axes: Axes, drawn: list[Curve], evaluation: Evaluation, gap: float) -> None:
+    """One metric of every run that has it, each named at its end. gap: between two names, of the height."""
+    axes.set_title(f"{style.sentence(evaluation.title)} on held-out prompts", fontsize=8.8)
     ends = []
     for curve in drawn:
-        rows = curve.frame[["step", GREEDY_ACCURACY]].dropna()
+        rows = curve.frame[["step", evaluation.metric]].dropna()
         width = 2.2 if curve.is_main else 1.5
-        axes.plot(rows["step"], rows[GREEDY_ACCURACY], color=curve.color, ls=curve.dashes, lw=width, marker="o",
+        axes.plot(rows["step"], rows[evaluation.metric], color=curve.color, ls=curve.dashes, lw=width, marker="o",
                   ms=3.6 if curve.is_main else 2.8, mec=style.PAPER, mew=0.5)  # fmt: skip
-        value = float(rows[GREEDY_ACCURACY].iloc[-1])
-        ends.append((value, float(rows["step"].iloc[-1]), f"{curve.label}  {style.percent(value)}", curve))
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        ends.append((float(rows["step"].iloc[-1]), float(rows[evaluation.metric].iloc[-1]), curve))
     axes.grid(axis="y")
-    _steps_axis(axes, last)
-    heights = _spread([end[0] for end in ends], 0.042)
-    for (value, step, text, curve), height in zip(ends, heights, strict=True):
+    if evaluation.is_share:
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    else:
+        axes.margins(y=0.12)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    heights = _spread([(value - low) / (high - low) for _, value, _ in ends], gap)
+    for (step, value, curve), height in zip(ends, heights, strict=True):
         axes.annotate(
-            text, (step, value), (1.035, height), textcoords=axes.get_yaxis_transform(), va="center", fontsize=7.8,
+            f"{curve.label}  {value_text(value, is_share=evaluation.is_share)}", (step, value), (1.035, height),
+            textcoords=axes.transAxes, va="center", fontsize=7.8,
             color=curve.color, fontweight="bold" if curve.is_main else "normal", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": curve.color, "lw": 0.5, "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
@@ -213,10 +236,22 @@ def _draw_reward(axes: Axes, curves: list[Curve], key: str) -> None:
     axes.margins(y=0.16)
 
 
-def _steps_axis(axes: Axes, last: float) -> None:
+def _steps_axis(axes: Axes, last: float, *, says_unit: bool = True) -> None:
     axes.set_xlim(-0.03 * last, 1.03 * last)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_xlabel("RL step", fontsize=7.6, labelpad=2)
+    if says_unit:
+        axes.set_xlabel("RL step", fontsize=7.6, labelpad=2)
+
+
+PANELS: tuple[tuple[str, str, Callable[[Axes, list[Curve], str], None]], ...] = (
+    ("Reward", "reward/mean", _draw_reward),
+    ("KL to the reference", "kl/mean", _draw_lines),
+    ("Entropy of the policy", "policy/entropy", _draw_lines),
+    ("Clipped ratios", "policy/clip_fraction", _draw_fractions),
+    ("Throughput, tokens/s", "throughput/tokens_per_sec", _draw_counts),
+    ("Largest log-prob gap,\nengine against trainer", "sync/logprob_difference_max", _draw_magnitudes),
+)
+"""Title, metric and drawing of each curve beside the evaluations."""
 
 
 def _draw_bars(axes: Axes, peaks: pd.DataFrame, held: pd.DataFrame, prefix: str) -> set[MemoryKind]:

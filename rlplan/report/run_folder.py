@@ -16,7 +16,6 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.trace import Trace
 
-GREEDY_ACCURACY = "evaluate/greedy_accuracy"
 FINISHED = "finished"
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
@@ -24,16 +23,22 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run ended. state: `finished` | `interrupted` | `failed` | `running`, or `unknown` when nobody wrote it.
-
-    message: free text of the run, without absolute paths. started_at: as the run wrote it. seconds: wall time.
-    """
+    """How a run ended."""
 
     state: str
+    """`finished`, `interrupted`, `failed`, `running`, or `unknown` when nobody wrote it."""
+
     exit_code: int | None = None
+    """Of `rlplan run`; None before it ended."""
+
     message: str = ""
+    """Free text of the run, without absolute paths."""
+
     started_at: str = ""
+    """As the run wrote it."""
+
     seconds: float | None = None
+    """By the clock; None before it ended."""
 
     @property
     def is_finished(self) -> bool:
@@ -43,17 +48,25 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run: its plan, what was measured, what was learned, how long it took and how it ended.
-
-    name: the folder's own name, never its path. metrics, timings: rows as written, one a step.
-    """
+    """One run."""
 
     name: str
+    """The folder's own name, never its path."""
+
     plan: Plan
+    """With what was predicted."""
+
     trace: Trace
+    """What was measured: spans of actions and samples of memory."""
+
     metrics: tuple[dict[str, Any], ...]
+    """What was learned: rows as written, one a step."""
+
     timings: tuple[dict[str, Any], ...]
+    """How long it took: rows as written, one a step."""
+
     status: RunStatus
+    """How it ended."""
 
     @property
     def ledger(self) -> MemoryLedger:

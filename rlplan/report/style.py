@@ -104,6 +104,15 @@ def name_of(word: str) -> str:
     return {"kv_cache": "KV cache", "cuda_graphs": "CUDA graphs"}.get(word, word.replace("_", " "))
 
 
+def sentence(name: str) -> str:
+    """A name in words at the beginning of a title; a name of the user's own stays as it is.
+
+    >>> sentence("greedy accuracy"), sentence("length_score")
+    ('Greedy accuracy', 'length_score')
+    """
+    return name[0].upper() + name[1:] if " " in name else name
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, width and height in inches. Draw and save inside `mpl.rc_context(RC)`."""
     return Figure(figsize=(width, height))

@@ -13,26 +13,43 @@ import pandas as pd
 
 from rlplan import __version__
 from rlplan.report import frames
-from rlplan.report.run_folder import GREEDY_ACCURACY, RunFolder, read_run_folder, unique_labels
+from rlplan.report.evaluations import evaluations, outcome
+from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
+from rlplan.spec.rewards import Evaluation
 from rlplan.timing.measured import FIRST, join_seconds, measured_seconds
 from rlplan.vocabulary import MemoryKind
 
-REPORT_SCHEMA_VERSION = 1
+REPORT_SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The run that the report is about, the runs beside it (with one label each, the run's own first), its tables."""
+    """What a report is made of."""
 
     run: RunFolder
+    """That the report is about."""
+
     others: tuple[RunFolder, ...]
+    """The runs beside it."""
+
     labels: tuple[str, ...]
+    """One for each run, the report's own first."""
+
     joined: pd.DataFrame
+    """`frames.joined_memory`: a row for each measured sample."""
+
     peaks: pd.DataFrame
+    """`frames.process_peaks`: a row for each process."""
+
     exactness: pd.DataFrame
+    """`frames.exactness`: a row for each persistent kind of each process and role."""
+
     metrics: pd.DataFrame
+    """A row a step."""
+
     timings: pd.DataFrame
+    """A row a step."""
 
     @property
     def runs(self) -> tuple[RunFolder, ...]:
@@ -57,7 +74,7 @@ def find(run_dir: Path, compare: Sequence[Path] = ()) -> Findings:
 
 
 def summarize(findings: Findings) -> dict[str, Any]:
-    """The report as data: the job, how it ended, accuracy of every run, and how far predictions were off.
+    """The report as data: the job, how it ended, evaluations of every run, and how far predictions were off.
 
     Fractions are 0-1, bytes integers, seconds floats; an error is predicted minus measured; unknown is null.
     """
@@ -85,7 +102,7 @@ def summarize(findings: Findings) -> dict[str, Any]:
             "seconds": run.status.seconds,
             "num_steps_done": num_steps_done(run),
         },
-        "learning": [learned(other, label) for other, label in zip(findings.runs, findings.labels, strict=True)],
+        "learning": _learning(findings),
         "memory": {
             "persistent_kinds": _persistent_kinds(findings.exactness),
             "packed_weights": _packed_weights(findings.joined),
@@ -96,12 +113,14 @@ def summarize(findings: Findings) -> dict[str, Any]:
     }
 
 
-def learned(run: RunFolder, label: str) -> dict[str, Any]:
-    """What one run learned: greedy accuracy before the first and after the last step that was evaluated."""
+def _learning(findings: Findings) -> list[dict[str, Any]]:
+    known = evaluations(findings.runs)
+    return [learned(run, label, known) for run, label in zip(findings.runs, findings.labels, strict=True)]
+
+
+def learned(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
+    """What one run learned: each of those metrics before the first and after the last step that was evaluated."""
     job, frame = run.plan.job, frames.metrics(run)
-    accuracy = frame[GREEDY_ACCURACY].dropna() if GREEDY_ACCURACY in frame else pd.Series(dtype=float)
-    before = float(accuracy.iloc[0]) if len(accuracy) and frame.loc[accuracy.index[0], "step"] == 0 else None
-    after = float(accuracy.iloc[-1]) if len(accuracy) and frame.loc[accuracy.index[-1], "step"] > 0 else None
     return {
         "label": label,
         "run": run.name,
@@ -112,9 +131,7 @@ def learned(run: RunFolder, label: str) -> dict[str, Any]:
         "skips_sync_after_step": job.controls.skip_sync_after_step,
         "is_control": run.is_control,
         "num_steps_done": num_steps_done(run),
-        "accuracy_before": before,
-        "accuracy_after": after,
-        "accuracy_change": None if before is None or after is None else after - before,
+        "evaluations": [outcome(run, one) for one in known],
         "logprob_difference_max": _largest(frame, "sync/logprob_difference_max"),
     }
 

@@ -48,10 +48,13 @@ class Course(Protocol):
 
 @dataclass(frozen=True)
 class Levels:
-    """Step functions on one grid. edges: n + 1 seconds; parts: n bytes for each (process, kind)."""
+    """Step functions over n intervals of one grid."""
 
     edges: Bytes
+    """Seconds at which intervals begin and end, [n + 1]."""
+
     parts: dict[tuple[str, str], Bytes]
+    """Bytes by (process, kind), each [n]."""
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -100,12 +103,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run that is worth a panel. is_timed: whether its seconds mean seconds, or an order alone."""
+    """A stretch of the run that is worth a panel."""
 
     title: str
+    """For people."""
+
     start_s: float
+    """In the trace's seconds."""
+
     end_s: float
+    """In the trace's seconds."""
+
     is_timed: bool = True
+    """Whether its seconds mean seconds, or an order alone."""
 
 
 def predicted_levels(

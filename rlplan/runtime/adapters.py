@@ -1,7 +1,7 @@
 """LoRA adapters in a trained module, by PEFT: added, switched off, merged into the weights, written in PEFT's layout.
 
 In: a Hugging Face module and the job's `training.lora`. Out: the same module with adapters beside its linear layers.
-The base is frozen and shared: with the adapters off it is the reference, to the bit. With `training.quantization` its
+The base is frozen and shared: with the adapters off it is the reference, to the bit. With a `lora.base_dtype` its
 linear layers are in 4 bits (quantized_base.py).
 """
 
@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from rlplan.memory.training import BASE_FORMATS
+from rlplan.runtime.disk_errors import writing_file
 from rlplan.runtime.quantized_base import quantize_base, whole_form, whole_weight
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 ADAPTER = "default"
 """PEFT's name for an adapter that has none."""
@@ -26,7 +27,7 @@ _PEFT_PREFIX = "base_model.model."
 _BASE = ".base_layer."
 
 
-def add_adapters(model: Any, job: JobSpec) -> None:
+def add_adapters(model: Any, job: ResolvedJob) -> None:
     """Put adapters beside the linear layers that the job names, and freeze everything else. B starts at zero."""
     from peft import inject_adapter_in_model
 
@@ -80,7 +81,7 @@ class MergedWeights(WeightSource):
             name.replace(_BASE, "."): _Change(
                 whole[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
                 whole[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
-                module.get_submodule(name.removesuffix(f"{_BASE}weight")).scaling[ADAPTER],  # type: ignore[index, union-attr]
+                _scaling_of(module.get_submodule(name.removesuffix(f"{_BASE}weight"))),
             )
             for name in whole
             if name.endswith(f"{_BASE}weight")
@@ -104,6 +105,12 @@ class MergedWeights(WeightSource):
         return [self._parameters[name] for name in names] + [p for c in changes for p in (c.a, c.b)]
 
 
+def _scaling_of(layer: Any) -> float:
+    """layer: one of PEFT's, whose types are not read."""
+    scaling: float = layer.scaling[ADAPTER]
+    return scaling
+
+
 def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The adapters by PEFT's names, as views. Under ZeRO-3 gather them first."""
     return {
@@ -113,24 +120,26 @@ def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def save_adapter(module: nn.Module, job: JobSpec, folder: Path) -> None:
+def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
     """Write the adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     # Copied, for under ZeRO they are all views of one buffer, which the format refuses.
     tensors = {name: tensor.clone().contiguous() for name, tensor in adapter_tensors(module).items()}
-    save_file(tensors, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
-    _config(job).save_pretrained(str(folder))
+    with writing_file(folder / ADAPTER_FILE, sum(tensor.nbytes for tensor in tensors.values())):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
+        _config(job).save_pretrained(str(folder))
 
 
-def _config(job: JobSpec) -> Any:
+def _config(job: ResolvedJob) -> Any:
     from peft import LoraConfig
 
     lora = job.training.lora
+    assert lora is not None, "there are adapters"
     adapters = job.adapter_parameters(job.load_model())
     return LoraConfig(
-        r=lora.rank or 0,
+        r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=sorted({adapter.name.split(".")[-3] for adapter in adapters}),
         lora_dropout=0.0,

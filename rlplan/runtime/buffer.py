@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlplan.errors import SpecError
+from rlplan.runtime.disk_errors import writing_file
 from rlplan.runtime.experience import FinishedRequest
 
 STATE_VERSION = 1
@@ -21,24 +22,33 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
-    """Finished samples of the `number`-th prompt, begun under a policy version: no token of theirs is older."""
+    """Finished samples of one prompt."""
 
     number: int
+    """The prompt's, from 0."""
+
     version: int
+    """Of the policy that they were begun under: no token of theirs is older."""
+
     finished: FinishedRequest
+    """The samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """max_staleness: versions that a taken group may be behind. capacity: groups in all, None for any number.
-
-    max_in_memory: groups, None for any number; the others are written into `folder`.
-    """
+    """How old groups may become, how many there may be, and where they lie."""
 
     max_staleness: int
+    """Versions that a taken group may be behind."""
+
     capacity: int | None = None
+    """Groups in all; None: any number."""
+
     max_in_memory: int | None = None
+    """Groups in memory; None: any number. The others are written into `folder`."""
+
     folder: Path | None = None
+    """Needed where `max_in_memory` is given."""
 
 
 class ExperienceBuffer:
@@ -142,11 +152,13 @@ class ExperienceBuffer:
     def _spill(self, group: BufferedGroup) -> None:
         """Write a group whole or not at all."""
         assert self.limits.folder is not None
-        self.limits.folder.mkdir(parents=True, exist_ok=True)
         path = self.limits.folder / f"group-{group.number:09d}.json"
         partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(group)), "utf-8")
-        partial.replace(path)
+        text = json.dumps(asdict(group)).encode()
+        with writing_file(path, len(text), "raise placement.max_groups_in_memory"):
+            self.limits.folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(text)
+            partial.replace(path)
         self._spilled[group.number] = (group.version, path)
 
 

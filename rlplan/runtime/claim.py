@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rlplan.errors import SpecError
+from rlplan.runtime.disk_errors import writing_file
 from rlplan.spec.base import writing
 
 LOCK_NAME = ".running"
@@ -35,7 +36,8 @@ def claimed(run_folder: Path, *, is_resumed: bool = False) -> Iterator[None]:
     try:
         if not is_resumed:
             _check_empty(run_folder)  # another run may have ended here meanwhile
-        (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
+        with writing_file(run_folder / LOCK_NAME):
+            (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
         yield
     finally:
         (run_folder / LOCK_NAME).unlink(missing_ok=True)

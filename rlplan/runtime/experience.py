@@ -9,39 +9,57 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized. answer: the right answer, seen by verifiers only.
-
-    columns: what else its row says, as JSON, for reward functions.
-    answers: given ones, where the policy generates none: the chosen and the rejected.
-    """
+    """One prompt, tokenized."""
 
     id: str
+    """Unique in its file."""
+
     text: str
+    """As it was tokenized, after the chat template."""
+
     answer: str
+    """The right answer; only verifiers see it."""
+
     tokens: tuple[int, ...]
+    """Token ids, [prompt_len]."""
+
     columns: str = "{}"
+    """The row's other columns as a JSON object, for reward functions."""
+
     answers: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the given answers where the policy generates none: (chosen, rejected), each [response_len]."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """`num_samples` completions of one prompt, wanted from an engine. id: not that of another unfinished request.
-
-    temperature: 0 is greedy. seed: sample i draws with seed + i. max_tokens: of a completion. num_greedy: of the
-    samples, the last ones, that are greedy whatever the temperature.
-    lengths: exactly so many tokens of each sample, whatever the policy says; empty: until it ends by itself.
-    home: requests of one home lie on one engine, where the keys and values of their turns before are; empty: anywhere.
-    """
+    """`num_samples` completions of one prompt, wanted from an engine."""
 
     id: str
+    """Unlike that of any other unfinished request."""
+
     prompt: tuple[int, ...]
+    """Token ids, [prompt_len]."""
+
     num_samples: int
+    """Completions, the greedy ones among them."""
+
     temperature: float
+    """Of sampling; 0 is greedy."""
+
     seed: int
+    """Sample i draws with seed + i."""
+
     max_tokens: int
+    """The most tokens of one completion."""
+
     lengths: tuple[int, ...] = ()
+    """Exactly so many tokens of each sample, [num_samples]; empty: until the policy ends it."""
+
     num_greedy: int = 0
+    """So many of the samples, the last ones, are greedy whatever the temperature."""
+
     home: str = ""
+    """Requests of one home go to one engine, which has the keys and values of their earlier turns; empty: to any."""
 
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
@@ -65,22 +83,31 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came after one prompt. tokens: all of the response. logprobs: of those that the policy chose.
-
-    finish_reason: `stop` (end of sequence, or what the job stops at), `length` or `abort`.
-    spans: the weights that each token was sampled from; several where an update came in between.
-    observed: (start, end) of tokens that an environment said between the policy's turns; num_turns: of the policy.
-    reward: that the environment gave. failure: why it has not answered; then nothing is learned from it.
-    """
+    """What came after one prompt: R tokens, C of which the policy chose (all but the observed ones)."""
 
     tokens: tuple[int, ...]
+    """Token ids of the whole response, [R]."""
+
     logprobs: tuple[float, ...]
+    """The engine's log-probs of the chosen tokens when they were sampled, [C]."""
+
     finish_reason: str
+    """`stop` (end of sequence, or what the job stops at), `length` or `abort`."""
+
     spans: tuple[WeightSpan, ...] = ()
+    """The weights that each token was sampled from; several where an update came in between."""
+
     observed: tuple[tuple[int, int], ...] = ()
+    """(start, end) in `tokens` of what an environment said between the policy's turns."""
+
     num_turns: int = 1
+    """The policy's turns."""
+
     reward: float | None = None
+    """The environment's reward; None without an environment."""
+
     failure: str = ""
+    """Why the environment has not answered; then nothing is learned from the completion. Empty: it has."""
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -98,31 +125,52 @@ class FinishedRequest:
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion with everything that is learned about it. group: index of its prompt within the step.
-
-    num_ignored: last tokens that nobody learns from: what a forced length added, or all of them.
-    id: its request's, and its number there. failure: why its reward could not be had; has_failed: that it could not, so
-    that it is neither scored nor learned from.
-    baseline: what its reward is compared with where that is not its group. advantage: of the whole response.
-    rewards: by reward name. scores: what each scored role says, by role: one number a token that the policy chose, of a
-    reward model one in all. advantages, returns: one a chosen token; returns are empty without a value model.
-    """
+    """One completion with everything that is learned about it. C: tokens that the policy chose."""
 
     prompt: Prompt
+    """What it answers."""
+
     group: int
+    """Index of its prompt within the step."""
+
     completion: Completion
+    """The tokens."""
+
     text: str = ""
+    """The chosen tokens as text, which rewards judge."""
+
     num_ignored: int = 0
+    """So many of the last chosen tokens nobody learns from: what a forced length added, or all of them."""
+
     has_failed: bool = False
+    """Its reward could not be had: it is neither scored nor learned from."""
+
     baseline: float = 0.0
+    """The reward of its prompt's greedy completion where rewards are compared with that, else 0."""
+
     rewards: dict[str, float] = field(default_factory=dict)
+    """Unweighted, by reward name."""
+
     reward: float = 0.0
+    """The sum of all rewards by their weights; dealt out anew where `controls.shuffle_rewards` says so."""
+
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By scored role: one number a chosen token, [C]; of a reward model one in all, [1]."""
+
     advantage: float = 0.0
+    """Of the whole response."""
+
     advantages: tuple[float, ...] = ()
+    """One a chosen token, [C]."""
+
     returns: tuple[float, ...] = ()
+    """What the value model shall learn, [C]; empty without one."""
+
     id: str = ""
+    """Its request's id and its number there."""
+
     failure: str = ""
+    """Why its reward could not be had; empty where it could."""
 
     @property
     def num_learned(self) -> int:
@@ -132,27 +180,49 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """What a trainer rank needs of one rollout: one number a chosen token each, empty where nobody gives it.
+    """What a trainer rank needs of one rollout: R response tokens, C of which the policy chose.
 
-    response_tokens: all of the response; observed: those that an environment said, which the policy has not chosen.
-    logprobs: the engine's, at sampling time (the behaviour policy). values: the value model's, when the rollout was
-    scored; returns: what it shall learn. num_ignored: last tokens that nobody learns from. old_logprobs: the trainer's
-    own before the step. group: of the prompt, within the step; advantage: of the whole response.
+    Scores are empty where nobody gives them.
     """
 
     prompt_tokens: tuple[int, ...]
+    """Token ids, [prompt_len]."""
+
     response_tokens: tuple[int, ...]
+    """Token ids of the whole response, [R]."""
+
     logprobs: tuple[float, ...]
+    """The engine's at sampling time (the behaviour policy), [C]."""
+
     reference_logprobs: tuple[float, ...]
+    """The reference's, [C]."""
+
     advantages: tuple[float, ...]
+    """[C]."""
+
     teacher_logprobs: tuple[float, ...] = ()
+    """The teacher's, [C]."""
+
     values: tuple[float, ...] = ()
+    """The value model's when the rollout was scored, [C]."""
+
     returns: tuple[float, ...] = ()
+    """What the value model shall learn, [C]."""
+
     num_ignored: int = 0
+    """So many of the last chosen tokens nobody learns from."""
+
     observed: tuple[tuple[int, int], ...] = ()
+    """(start, end) in `response_tokens` of what an environment said; the policy has not chosen it."""
+
     old_logprobs: tuple[float, ...] = ()
+    """The trainer's own before the step, [C]."""
+
     group: int = 0
+    """Index of its prompt within the step."""
+
     advantage: float = 0.0
+    """Of the whole response."""
 
     @property
     def num_learned(self) -> int:
@@ -168,10 +238,31 @@ class TrainSample:
         return (weight,) * self.num_learned + (0.0,) * self.num_ignored
 
 
+def blank_sample(prompt_len: int, response_len: int) -> TrainSample:
+    """A sample of so many tokens with every score that there may be: as large as any real one; it teaches nothing."""
+    scores = (0.0,) * response_len
+    return TrainSample(
+        prompt_tokens=(0,) * prompt_len,
+        response_tokens=(0,) * response_len,
+        logprobs=scores,
+        reference_logprobs=scores,
+        advantages=scores,
+        teacher_logprobs=scores,
+        values=scores,
+        returns=scores,
+        old_logprobs=scores,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SequencePair:
-    """A prompt and its response, to be scored. observed: tokens of the response that nobody is asked about."""
+    """A prompt and its response, to be scored."""
 
     prompt_tokens: tuple[int, ...]
+    """Token ids, [prompt_len]."""
+
     response_tokens: tuple[int, ...]
+    """Token ids, [response_len]."""
+
     observed: tuple[tuple[int, int], ...] = ()
+    """(start, end) of response tokens that nobody is asked about."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.runtime.experience import Completion, Prompt, Rollout
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 Finished = tuple[int, Sequence[Completion]]
 """The number of a prompt, and its completions: samples first, then baselines."""
@@ -40,7 +40,7 @@ class GroupMaker:
 
     def __init__(
         self,
-        job: JobSpec,
+        job: ResolvedJob,
         prompt_of: Callable[[int], Prompt],
         end_tokens: frozenset[int],
         name_of: Callable[[int], str] = str,

@@ -14,21 +14,28 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.handed_over import check_weights, mismatch_error
 from rlplan.runtime.supervision import LostProcessError
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER
-from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import SyncContent
 
+REASON_S = 2.0
+"""How long a side that has given up may take to say why, when another one has said that it did."""
+
 
 class Handover:
-    """The weights' way from the trainer to the engines. version: of the weights that the engines hold, 0 at first."""
+    """The weights' way from the trainer to the engines. version: of the weights that the engines hold, 0 at first.
+
+    is_behind: whether the trainer has moved since.
+    """
 
     def __init__(self, spec: ExecutionSpec, crew: Crew) -> None:
         self.spec, self.crew = spec, crew
         self.endpoints: list[Endpoint] = []
         self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
-        self.is_open = False
+        self.is_open = self.is_behind = False
         self.version = self.serial = self.num_resends = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
@@ -42,23 +49,39 @@ class Handover:
         self.version += 1
         try:
             if self._hands_adapters_over:
-                return self._hand_adapter_over(action.processes)
-            return self._send(action)
+                measurements = self._hand_adapter_over(action.processes, self.engines)
+            else:
+                measurements = self._send(action.processes)
+            self.is_behind = False
+            return measurements
         except LostProcessError:
             self.version -= 1  # it will be tried again when everybody is there
             raise
 
-    def _send(self, action: Action) -> list[Measurement]:
+    def _send(self, processes: Sequence[str]) -> list[Measurement]:
         measurements = [] if self.is_open else self._open()
         try:
-            measurements += self._update(action.processes, is_full=self.serial == 0)
+            measurements += self._update(processes, is_full=self.serial == 0)
         except LostProcessError:
             raise  # nobody is there to send to
         except RunError:
             self.num_resends += 1
-            measurements += self._open() + self._update(action.processes, is_full=True)
-        every = self.spec.job.placement.check_sync_every
-        return measurements + (self._check(action) if every and self.version % every == 0 else [])
+            measurements += self._send_again(processes)
+        return measurements
+
+    def _send_again(self, processes: Sequence[str]) -> list[Measurement]:
+        """Everything, over a new channel. Raises: RunError: of a mismatch, where what others say follows from it."""
+        try:
+            return self._open() + self._update(processes, is_full=True)
+        except LostProcessError:
+            raise
+        except RunError:
+            engines = [process for process in processes if process in self.engines]
+            reports = [self.crew.submit(process, "sync_report") for process in engines]
+            for process, report in zip(engines, self.crew.gather(reports, self._timeout_s), strict=True):
+                if report.mismatch:
+                    raise mismatch_error(f"{process}: {report.mismatch}", self.version, self.spec.job) from None
+            raise
 
     def forget(self) -> None:
         """An engine was started anew: the next update opens a channel of its own, and is a full one."""
@@ -71,7 +94,7 @@ class Handover:
         """
         if not self._hands_adapters_over:
             return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
-        return self._hand_adapter_over((*self.trainers, *revived)) if self.version else []
+        return self._hand_adapter_over((*self.trainers, *revived), revived) if self.version else []
 
     @property
     def _hands_adapters_over(self) -> bool:
@@ -121,37 +144,28 @@ class Handover:
         update = Update(self.serial, self.version, is_full, self._timeout_s)
         calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
         calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
-        return self._measured(calls)[1]
+        reports, measurements = self._measured(calls)
+        found = {process: report.checksums for (process, *_), report in zip(calls, reports, strict=True) if report}
+        for sender, readers in self.channels:
+            for reader in readers:
+                check_weights(found[sender], found.get(reader, {}), reader, self.version, self.spec.job)
+        return measurements
 
-    def _hand_adapter_over(self, processes: Sequence[str]) -> list[Measurement]:
-        """Through a folder in shared memory, which goes when every engine has its own copy."""
+    def _hand_adapter_over(self, processes: Sequence[str], engines: Sequence[str]) -> list[Measurement]:
+        """Through a folder in shared memory, which goes when every engine has its own copy. engines: who needs it."""
         folder = str(self.adapters / f"version-{self.version:06d}")
         calls: list[tuple[Any, ...]] = [
             (process, "write_adapter", folder) for process in processes if process in self.trainers
         ]
-        measurements = self._measured(calls)[1]
+        written, measurements = self._measured(calls)
+        (held,) = [checksums for checksums in written if checksums is not None]
         calls = [(p, "load_adapter", folder, self.version) for p in processes if p in self.engines]
-        measurements += self._measured(calls)[1]
+        read, loading = self._measured(calls)
         shutil.rmtree(folder)
-        return measurements
-
-    def _check(self, action: Action) -> list[Measurement]:
-        """Raises: RunError when an engine process was fed anything but what the trainer holds now."""
-        calls: list[tuple[Any, ...]] = [
-            (process, "weight_checksums") for process in action.processes if process in self.trainers
-        ]
-        calls += [(process, "fed_checksums") for process in action.processes if process in self.engines]
-        (held, *others), measurements = self._measured(calls)
-        fed = [sums for sums, (process, *_) in zip(others, calls[1:], strict=True) if process in self.engines]
-        wrong = [index for sums in fed for index, pair in enumerate(zip(held, sums, strict=True)) if len({*pair}) > 1]
-        if wrong:
-            raise RunError(
-                f"an engine was fed other weights than the trainer holds, in packet(s) {sorted(set(wrong))}",
-                where=f"{action.id}, version {self.version}",
-                rule="checksums of what was fed in and of what the trainer holds are equal",
-                way_out="report it with the run folder",
-            )
-        return measurements
+        found = {process: checksums for (process, *_), checksums in zip(calls, read, strict=True)}
+        for engine in engines:
+            check_weights(held, found.get(engine, {}), engine, self.version, self.spec.job)
+        return measurements + loading
 
     @property
     def _timeout_s(self) -> float:
@@ -160,4 +174,19 @@ class Handover:
 
     def _measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
         begun = [self.crew.perform(process, method, *arguments) for process, method, *arguments in calls]
-        return self.crew.measured(begun, self.spec.job.limits.action_timeout_s)
+        try:
+            return self.crew.measured(begun, self.spec.job.limits.action_timeout_s)
+        except GivenUpError as error:
+            raise self._reason(begun) or error from None
+
+    def _reason(self, begun: Sequence[tuple[str, str, Any]]) -> RunError | None:
+        """What the side says that gave up, where a side was heard first that only noticed it."""
+        for call in begun:
+            try:
+                if self.crew.has_ended(call, REASON_S):
+                    self.crew.gather([call], REASON_S)
+            except GivenUpError:
+                continue
+            except RunError as error:
+                return error
+        return None

@@ -1,21 +1,33 @@
 """The hub: the one place that uses the network. A model's `config.json` by id, as a file; never code, never weights.
 
 In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a config stays once it has been fetched.
+Python's own HTTP client, for a light installation plans with models that are not bundled, too: the hub's library brings
+fourteen more packages. HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to it.
+A token is sent only where the hub refuses to answer without one, and never to another host.
 Left out: retries; the caller says what to do without a network. Bounded: ten seconds, two megabytes.
 """
 
 import os
 import re
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
-from typing import NoReturn
+from typing import IO
+from urllib.parse import quote, urlsplit
 
-from rlplan.errors import HostError, SpecError, did_you_mean
+from rlplan import __version__
+from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
 from rlplan.spec.base import writing
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
 
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 TIMEOUT_S = 10
+CHUNK_BYTES = 1 << 16
+NEEDS_A_TOKEN = (401, 403)
+"""What the hub answers for a model that not everybody may read, or that is not there: it does not say which."""
 
 
 def looks_like_an_id(name: str) -> bool:
@@ -27,14 +39,19 @@ def looks_like_an_id(name: str) -> bool:
     return _ID.match(name) is not None and ".." not in name
 
 
-def fetch_config(name: str) -> Path:
-    """The file of a model's `config.json`. Raises: SpecError (no such model), HostError (no network)."""
+def fetch_config(name: str, key: str = "model") -> Path:
+    """The file of a model's `config.json`. key: of the budget, for messages.
+
+    Raises: SpecError (no such model), HostError (no network).
+    """
     path = _cache() / name.replace("/", "--") / "config.json"
     if not path.exists():
-        content = _download(name)
+        content = _download(name, key)
+        partial = path.with_name(f"config.json.{os.getpid()}")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            partial.write_bytes(content)
+            partial.replace(path)  # whoever reads meanwhile finds a whole one or none
     return path
 
 
@@ -42,34 +59,87 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlplan" / "configs"
 
 
-def _download(name: str) -> bytes:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session
-
+def _download(name: str, key: str) -> bytes:
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    url = f"{endpoint.rstrip('/')}/{quote(name)}/resolve/main/config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        _refuse_unreachable(name, "HF_HUB_OFFLINE is set")
+        raise _unreachable(name, key, url, "HF_HUB_OFFLINE is set")
     try:
-        answer = get_session().get(
-            hf_hub_url(name, "config.json"), headers=build_hf_headers(), timeout=TIMEOUT_S, follow_redirects=True
-        )
-    except Exception as error:  # whatever the HTTP library raises: there is no answer
-        _refuse_unreachable(name, type(error).__name__)
-    if answer.status_code in (401, 403, 404):
-        raise SpecError(
-            f"the hub gives no config.json of '{name}' (HTTP {answer.status_code})",
-            where="model",
-            rule="a public model, or one that your token may read",
-            way_out="check the id, or download its config.json and give that path",
-        )
-    if answer.status_code != 200 or len(answer.content) > MAX_CONFIG_BYTES:
-        _refuse_unreachable(name, f"HTTP {answer.status_code}, {len(answer.content)} bytes")
-    return bytes(answer.content)
+        try:
+            return _get(url, "")
+        except urllib.error.HTTPError as error:
+            if error.code not in NEEDS_A_TOKEN or not (token := _token()):
+                raise
+        return _get(url, token)
+    except urllib.error.HTTPError as error:
+        if error.code in (*NEEDS_A_TOKEN, 404):
+            raise _refused(name, key, error.code) from None
+        raise _unreachable(name, key, url, f"HTTP {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:  # no answer, or none of HTTP
+        reason = getattr(error, "reason", None) or error
+        raise _unreachable(name, key, url, str(reason) or type(error).__name__) from None
 
 
-def _refuse_unreachable(name: str, why: str) -> NoReturn:
-    raise HostError(
+def _get(url: str, token: str) -> bytes:
+    """One GET. Raises: HTTPError, OSError, HTTPException, ValueError."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError(f"{url} is no address of a hub (http:// or https://)")
+    request = urllib.request.Request(url, headers={"User-Agent": f"rlplan/{__version__}"})
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    end, content = time.monotonic() + TIMEOUT_S, b""
+    with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT_S) as answer:
+        while part := answer.read1(CHUNK_BYTES):
+            content += part
+            if len(content) > MAX_CONFIG_BYTES:
+                raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
+            if time.monotonic() > end:
+                raise TimeoutError(f"not read within {TIMEOUT_S} s")
+    return content
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Python's own would send the token to wherever the answer leads, and go on without TLS."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        """The next request. Raises: ValueError."""
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme != old.scheme and new.scheme != "https":
+            raise ValueError(f"it leads from {old.scheme}:// to {new.scheme}://")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
+            request.remove_header("Authorization")
+        return request
+
+
+def _token() -> str:
+    """The user's token, where there is one: in the environment, or in the file that `hf auth login` makes."""
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token
+    home = os.environ.get("HF_HOME") or str(_cache().parent.parent / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _refused(name: str, key: str, code: int) -> RlplanError:
+    return SpecError(
+        f"the hub gives no config.json of '{name}' (HTTP {code})",
+        where=key,
+        rule="a public model, or one that the token in HF_TOKEN may read." + did_you_mean(name, load_catalogue()),
+        way_out=f"check the id; for a model with terms of use accept them on the hub and set HF_TOKEN; or download its "
+        f"config.json and give that path in its place: {key}=config.json",
+    )
+
+
+def _unreachable(name: str, key: str, url: str, why: str) -> HostError:
+    return HostError(
         f"model '{name}' is not bundled, and the hub cannot be reached: {why}",
-        where="model",
+        where=key,
         rule="models that are not bundled come from the hub." + did_you_mean(name, load_catalogue()),
-        way_out="download its config.json elsewhere and give that path",
+        way_out=f"with a network: curl -fLo config.json {url}; then give that path in its place: {key}=config.json",
     )

@@ -1,21 +1,29 @@
 """Interrupts: Ctrl-C and SIGTERM become one InterruptedRunError in the main thread; clean-up is left alone.
 
 In: signals. Out: an exception, once. Outside the main thread (where Python has no signals) nothing is changed.
+An exception that is raised inside a library may be swallowed there: Ray catches every `Exception` in the loop
+in which it waits for its own processes to answer. So the signal is remembered, and raised again when we listen anew.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from rlplan.errors import InterruptedRunError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_received: signal.Signals | None = None
 
 
 def listen_for_signals() -> None:
-    """From now on the first SIGINT or SIGTERM raises InterruptedRunError, and later ones are ignored."""
+    """From now on the first SIGINT or SIGTERM raises InterruptedRunError, and later ones are ignored.
+
+    Raises: InterruptedRunError at once where one came before and its exception was swallowed.
+    """
+    if _received is not None:
+        raise _interrupted(_received)
     _set_all(_stop)
 
 
@@ -25,6 +33,8 @@ def interruptible() -> Iterator[None]:
 
     Ray's own SIGTERM handler, in place for a moment while Ray starts, raises SystemExit: that is an interrupt too.
     """
+    global _received
+    _received = None
     before = {number: signal.getsignal(number) for number in SIGNALS}
     listen_for_signals()
     try:
@@ -50,15 +60,17 @@ def uninterrupted() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _set_all(handler: signal.Handlers | object) -> None:
+def _set_all(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    global _received
     _set_all(signal.SIG_IGN)
-    raise _interrupted(signal.Signals(number))
+    _received = signal.Signals(number)
+    raise _interrupted(_received)
 
 
 def _interrupted(number: signal.Signals) -> InterruptedRunError:

@@ -13,12 +13,19 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a cluster. node: Ray's name for it. free: what nobody has reserved. total: what it has in all."""
+    """A host of a cluster."""
 
     node: str
+    """Ray's name for it."""
+
     address: str
+    """Its IP address."""
+
     free: Resources
+    """What nobody has reserved, by Ray's names of resources."""
+
     total: Resources
+    """What it has in all."""
 
 
 @dataclass(frozen=True)

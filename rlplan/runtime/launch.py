@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,10 @@ from rlplan.runtime.controller import Controller
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
+from rlplan.runtime.disk_errors import disk_error, telling_disk_errors
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
+from rlplan.runtime.own_path import module_command
 from rlplan.runtime.player import Player, Task
 from rlplan.runtime.preflight import check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
@@ -43,6 +45,7 @@ from rlplan.runtime.resuming import (
     take_along,
 )
 from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.run_files import replace_whole
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
@@ -105,24 +108,14 @@ def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> T
 
 def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
     """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
-    spec, plan, resumption = task.spec, task.plan, task.resumption
-    with writing(run_folder):
-        (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-        (run_folder / "plan.json").write_bytes(_plan_for(plan, run_folder))
-    recorder = Recorder(run_folder, dict(spec.schedule.processes), resumption.step if resumption else None)
-    _say_sandbox(task.desk, recorder, listener)
-    for line in task.prompts.said:
-        listener(RunEvent("phase", 0, line))
-    recorder.write_data(data_facts(task.prompts))
-    recorder.write_status("running", None)
-    if resumption is not None:
-        say_resumed(resumption, recorder, listener)
-    after = resumption.step if resumption else -1
-    followers = Followers(spec.job.metrics.sinks, run_folder, spec.job.name, after)
+    recorder, followers = _open_records(task, run_folder), None
     try:
-        with interruptible():
-            _run_to_the_end(replace(task, followers=followers), recorder, listener)
-        recorder.write_status("finished", 0)
+        with telling_disk_errors(run_folder):
+            with interruptible():
+                followers = _begin(task, recorder, listener)
+                _run_to_the_end(replace(task, followers=followers), recorder, listener)
+            recorder.sync()
+            recorder.write_status("finished", 0)
     except RlplanError as failure:
         error = resumable(failure, run_folder)
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -135,7 +128,33 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
         raise
     finally:
         recorder.close()
-        followers.close()
+        if followers is not None:
+            followers.close()
+
+
+def _open_records(task: Task, run_folder: Path) -> Recorder:
+    """The run folder's files, open. Raises: SpecError, RunError; that of a run that is resumed says how to do so."""
+    after = task.resumption.step if task.resumption else None
+    try:
+        with writing(run_folder), telling_disk_errors(run_folder):
+            (run_folder / "logs").mkdir(parents=True, exist_ok=True)
+            replace_whole(run_folder / "plan.json", _plan_for(task.plan, run_folder))
+            return Recorder(run_folder, dict(task.spec.schedule.processes), after)
+    except RunError as error:
+        raise resumable(error, run_folder) from error
+
+
+def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
+    """Put on record what is known before any process starts."""
+    job, resumption = task.spec.job, task.resumption
+    _say_sandbox(task.desk, recorder, listener)
+    recorder.write_status("running", None)
+    for line in task.prompts.said:
+        listener(RunEvent("phase", 0, line))
+    recorder.write_data(data_facts(task.prompts))
+    if resumption is not None:
+        say_resumed(resumption, recorder, listener)
+    return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
 
 
 def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
@@ -174,7 +193,7 @@ def _next_rung(task: Task, error: MisfitError, recorder: Recorder, listener: Lis
     recorder.write_alarm(0, "change", text, change=change)
     listener(RunEvent("alarm", 0, text))
     write_bundle(plan, recorder.folder / "bundle")
-    (recorder.folder / "plan.json").write_bytes(_plan_for(plan, recorder.folder))
+    replace_whole(recorder.folder / "plan.json", _plan_for(plan, recorder.folder))
     recorder.begin_again()
     return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
 
@@ -193,7 +212,7 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
     crew = Crew(spec, recorder.folder / "logs", task.address)
     try:
         crew.start()
-        listen_for_signals()  # Ray has put its own handler in place
+        listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
         play = Player(recorder, crew, listener, task)
         resumption = task.resumption
         runner = play.runner = ActionRunner(
@@ -202,7 +221,7 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
         if resumption is not None and runner.resumed:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
             listener(RunEvent("alarm", resumption.step, runner.resumed))
-        runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
+        runner.listen = runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
         first_step = resumption.step + 1 if resumption else 1
         controller = Controller(spec.schedule, play.perform, runner.deadline_s)
         controller.run(spec.job.workload.num_steps, play.finish_step, first_step=first_step)
@@ -219,7 +238,9 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
             crew.close()
             if runner is not None:
                 runner.close()
-                recorder.write_lengths(runner.collector.lengths.as_json())
+                # What ends the run is told, not that the lengths could not be written either.
+                with nullcontext() if sys.exception() is None else suppress(RunError):
+                    recorder.write_lengths(runner.collector.lengths.as_json())
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
@@ -227,14 +248,8 @@ def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
     if spec.job.policy.init == "checkpoint":
         return Path(spec.job.policy.path)
     folder = run_folder / "start_policy"
-    command = [
-        sys.executable,
-        "-m",
-        "rlplan.runtime.start_checkpoint",
-        spec.job.policy.path,
-        str(folder),
-        str(spec.job.seed),
-    ]
+    start = "rlplan.runtime.start_checkpoint"
+    command = module_command(start, spec.job.policy.path, str(folder), str(spec.job.seed))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         try:
@@ -242,6 +257,9 @@ def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
                 command, check=True, stdout=log, stderr=log, env=environment, timeout=spec.job.limits.start_timeout_s
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            code = getattr(error, "returncode", 0)
+            if failure := disk_error(OSError(code, "", str(folder)), folder):
+                raise failure from error
             raise RunError(
                 f"the start weights were not made: {error}",
                 where=log.name,

@@ -34,13 +34,22 @@ SHARE_RISING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What a process grows by. bytes_per_step: the slope; num_bytes: what it holds now."""
+    """What a process grows by."""
 
     process: str
+    """Its name."""
+
     step: int
+    """At whose end it was found."""
+
     bytes_per_step: int
+    """The slope."""
+
     num_bytes: int
+    """What it holds now."""
+
     threshold: int
+    """Bytes a step from which growth counts as a leak."""
 
     def text(self) -> str:
         """For people."""

@@ -10,6 +10,7 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.agreement import check_agreement, differences_of
 from rlplan.runtime.calls import Calls
 from rlplan.runtime.experience import Rollout
 from rlplan.runtime.losses.registry import find_advantage
@@ -17,12 +18,8 @@ from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.role_tokenizers import RoleReaders
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
-
-LOGPROB_TOLERANCE = {2: 0.25, 4: 1e-3}
-"""Rounding between two implementations, by bytes of the coarser one's numbers: 1e-5 to 1e-4 was seen in fp32, up to
-2e-2 in bf16; stale weights differ by far more."""
 
 
 class Learner:
@@ -32,6 +29,7 @@ class Learner:
         self.job, self.calls, self.metrics = spec.job, calls, metrics
         self._layouts = spec.schedule.layouts
         self._readers = RoleReaders(spec.job)
+        self._alarm: str | None = None
 
     def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
@@ -84,11 +82,13 @@ class Learner:
         _check_finite([result["loss"] for result in results], step)
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and engine_held_the_policy:
-            coarser = min(self.job.training.dtype.num_bytes, self.job.rollout.dtype.num_bytes)
-            tolerance = LOGPROB_TOLERANCE[coarser]
-            for result in results:
-                _check_agreement(result["logprob_difference_max"], tolerance, step)
+            self._alarm = check_agreement(differences_of(results), self.job, step)
         return measurements
+
+    def take_alarm(self) -> str | None:
+        """How engine and trainer were apart in the last mini-batch, where that is corrected for; said once."""
+        alarm, self._alarm = self._alarm, None
+        return alarm
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
@@ -103,7 +103,7 @@ class Learner:
         return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
 
 
-def _check_any(rollouts: list[Rollout], job: JobSpec, step: int) -> None:
+def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
     """Raises: RunError when nothing is left to learn from."""
     failed = [rollout.failure for rollout in rollouts if rollout.has_failed]
     if len(failed) == len(rollouts):
@@ -125,17 +125,6 @@ def _check_finite(values: list[float], step: int) -> None:
                 rule="losses and gradients are finite numbers",
                 way_out="lower algorithm.learning_rate, or train in float32; then go on from a checkpoint before it",
             )
-
-
-def _check_agreement(difference: float, tolerance: float, step: int) -> None:
-    """Until the first optimizer step on fresh rollouts both hold the same weights, or the sync failed."""
-    if not difference <= tolerance:  # also when it is no number
-        raise RunError(
-            f"engine and trainer differ by {difference:.3g} in the log-prob of a sampled token",
-            where=f"step {step}, train_forward_backward",
-            rule=f"at most {tolerance} when both hold the same weights",
-            way_out="the engine's weights are stale or wrong: report it with the run folder",
-        )
 
 
 def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:

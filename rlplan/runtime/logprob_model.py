@@ -24,23 +24,32 @@ Entropies = Literal["none", "seen", "learned"]
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences in one row. input_ids, position_ids: [1, T]. sequence_lens: tokens of each, T together.
-
-    positions: indices into T whose hidden state predicts a token that the policy chose. targets: those, [tokens].
-    lengths: how many of them each sequence has.
-    """
+    """Sequences one after the other in one row of T tokens; the policy chose C of them."""
 
     input_ids: torch.Tensor
+    """Token ids, [1, T]."""
+
     position_ids: torch.Tensor
+    """Positions, from 0 in each sequence, [1, T]."""
+
     sequence_lens: tuple[int, ...]
+    """Tokens of each sequence, T together."""
+
     positions: torch.Tensor
+    """Indices into T whose hidden state predicts a chosen token, [C]."""
+
     targets: torch.Tensor
+    """Ids of the chosen tokens, [C]."""
+
     lengths: tuple[int, ...]
+    """Chosen tokens of each sequence, C together."""
 
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Put sequences one after the other. Without any, a dummy of one token and no response."""
-    tokens, places, positions, targets, lengths = [], [], [], [], []
+    tokens: list[int] = []
+    places: list[int] = []
+    positions, targets, lengths = [], [], []
     for sequence in sequences:
         first = len(tokens) + len(sequence.prompt_tokens) - 1
         asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
@@ -107,7 +116,7 @@ class LogprobModel(nn.Module):
         head: Any = self.language_model.lm_head
         head.forward = partial(_head_forward, head, temperature=temperature, entropies=entropies)
 
-    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
         part, states = self.own_states(batch)
         logprobs, entropies = self.language_model.lm_head(states, part.targets)

@@ -182,7 +182,7 @@ def _write(data: dict[str, Any], path: Path, comment: str) -> Path:
     """Writes beside, lets the reader check it, then gives it its name; nothing half-written is left."""
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style, yaml.width = None, 4096
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.representer.sort_base_mapping_type_on_output = False
     yaml.dump(_value_first(data), text)
     with tempfile.TemporaryDirectory(prefix=".rlplan-measure-", dir=path.parent) as folder:
         draft = Path(folder) / path.name

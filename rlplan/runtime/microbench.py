@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,14 +43,25 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured. seconds: of one benchmark, beside its warm-up and one sample. Sizes: elements or bytes."""
+    """How much is measured."""
 
     seconds: float
+    """Of one benchmark, beside its warm-up and one sample."""
+
     cpu_matrices: tuple[int, ...]
+    """Rows of the square matrices that a CPU multiplies."""
+
     gpu_matrices: tuple[int, ...]
+    """Rows of the square matrices that a GPU multiplies."""
+
     copy_bytes: int
+    """Of one copy in memory, or between host and GPU."""
+
     disk_bytes: int
+    """Of the file that is written."""
+
     collective_bytes: int
+    """Of the tensor that processes reduce or gather."""
 
 
 QUICK = Effort(0.4, (512, 1024), (4096,), 256 * MIB, 128 * MIB, 16 * MIB)
@@ -58,15 +70,28 @@ WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * M
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One rate or duration. unit: `FLOP/s`, `B/s` or `s`. low, high: quartiles of the samples, or the ends of few."""
+    """One rate or duration."""
 
     name: str
+    """What was measured, such as `memory_copy`."""
+
     value: float
+    """The median, in `unit`."""
+
     low: float
+    """The lower quartile of the samples, or the least of few."""
+
     high: float
+    """The upper quartile of the samples, or the largest of few."""
+
     unit: str
+    """`FLOP/s`, `B/s` or `s`."""
+
     num_samples: int
+    """Repetitions."""
+
     what: str
+    """The size, for people."""
 
     @property
     def spread(self) -> float:
@@ -76,15 +101,28 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured. processor: the CPU's own name. remarks: what was left out, and why."""
+    """What was measured on a machine."""
 
     device: str
+    """`cpu` or `cuda`."""
+
     processor: str
+    """The CPU's own name."""
+
     num_cores: int
+    """That this process may use."""
+
     memory_bytes: int
+    """Of the host, that this process may use."""
+
     torch_version: str
+    """That did the work."""
+
     measurements: tuple[Measurement, ...]
+    """One for each name."""
+
     remarks: tuple[str, ...] = ()
+    """What was left out, and why."""
 
     def find(self, name: str) -> Measurement | None:
         """The measurement of that name; None where it was left out."""
@@ -133,7 +171,7 @@ def _benchmarks(
 ) -> Iterator[tuple[str, Callable[[], list[Measurement]]]]:
     sizes = effort.gpu_matrices if device == "cuda" else effort.cpu_matrices
     for dtype in (ComputeDtype.FLOAT32, ComputeDtype.BFLOAT16):
-        yield f"matrix products, {dtype}", lambda dtype=dtype: measure_matmul(device, dtype, sizes, effort, remarks)
+        yield f"matrix products, {dtype}", partial(measure_matmul, device, dtype, sizes, effort, remarks)
     yield "copies in memory", lambda: measure_copy(device, effort, remarks)
     yield "launches", lambda: measure_launch(device, effort)
     if device == "cpu":

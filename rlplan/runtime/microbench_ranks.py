@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RunError
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import module_command
 
 START_S = 90.0
-"""To import torch and meet, on a loaded machine."""
+"""To import torch and meet; ENDING_S: to end. Both scaled by the machine's slowdown."""
 ENDING_S = 5.0
 SAMPLES = (3, 30)
 """Least and most repetitions."""
@@ -46,7 +48,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
             with errors.open("wb") as log:
                 for rank in range(num_ranks):
                     ranks.append(_start(arguments | {"rank": rank, "folder": folder}, log))
-            _wait(ranks, START_S + 20 * seconds, errors)
+            _wait(ranks, scaled(START_S + 20 * seconds), errors)
             answer = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
         finally:
             _end(ranks)
@@ -54,7 +56,7 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
 
 
 def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "rlplan.runtime.microbench_ranks", json.dumps(arguments)]
+    command = module_command("rlplan.runtime.microbench_ranks", json.dumps(arguments))
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(max(1, (os.cpu_count() or 1) // arguments["num_ranks"]))
@@ -90,7 +92,7 @@ def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
                 rank.stdin.close()
     for rank in ranks:
         try:
-            rank.wait(ENDING_S)
+            rank.wait(scaled(ENDING_S))
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlplan.runtime.experience import Rollout, TrainSample
 from rlplan.runtime.packing import pack_shares
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 Pass = tuple[list[TrainSample], list[float]]
@@ -33,7 +33,7 @@ def train_sample(rollout: Rollout) -> TrainSample:
     )
 
 
-def token_weights(samples: Sequence[TrainSample], job: JobSpec) -> list[float]:
+def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[float]:
     """What each token of each sample counts in the loss.
 
     sequence: every sequence the same, 1 / (R n_i). token: every token the same, 1 / sum of n_i (DAPO, equation 12).
@@ -59,7 +59,7 @@ def token_weights(samples: Sequence[TrainSample], job: JobSpec) -> list[float]:
     return [1 / (len(samples) * max(1, sample.num_learned)) for sample in samples]
 
 
-def deal_out(samples: Sequence[TrainSample], job: JobSpec, num_ranks: int) -> list[list[Pass]]:
+def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
     """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
     weights = token_weights(samples, job)
     units = _units(samples) if job.algorithm.declaration.trains_pairs else [[index] for index in range(len(samples))]

@@ -137,7 +137,8 @@ def _parts(
 
 def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
     """[1, heads, T, d] to [count, heads, length, d] in fp32."""
-    return rows[0, :, part].unflatten(1, (count, -1)).transpose(0, 1).float()
+    cut: torch.Tensor = rows[0, :, part].unflatten(1, (count, -1))
+    return cut.transpose(0, 1).float()
 
 
 def _varlen(
@@ -147,7 +148,8 @@ def _varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     starts = torch.tensor((0, *lens), device=query.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    output = varlen_attn(*rows, starts, starts, max(lens), max(lens), scale=scale, window_size=(-1, 0), enable_gqa=True)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    longest = max(lens)
+    output = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True)
     assert isinstance(output, torch.Tensor), "no auxiliary output was asked for"
     return output.unsqueeze(0)

@@ -30,20 +30,34 @@ SAMPLES_PER_STEP = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What runs, what it is compared with, on what it trains, and where. changes: since it was asked for.
-
-    identity: by which its checkpoints are known; None where it neither saves nor resumes any.
-    """
+    """What runs, what it is compared with, on what it trains, and where."""
 
     spec: ExecutionSpec
+    """What the bundle says."""
+
     plan: Plan
+    """With the prediction that measurements are compared with."""
+
     prompts: PromptSets
+    """Training and held-out ones."""
+
     address: str | None
+    """HOST:PORT of a running Ray cluster; None starts Ray here."""
+
     desk: RewardDesk
+    """Judges responses."""
+
     followers: Followers | None = None
+    """Processes that hand metrics on to loggers; None without any."""
+
     changes: tuple[str, ...] = ()
+    """To the job since it was asked for, a line each."""
+
     resumption: Resumption | None = None
+    """The checkpoint that the run goes on from; None for a new run."""
+
     identity: Mapping[str, str] | None = None
+    """By which its checkpoints are known; None where it neither saves nor resumes any."""
 
 
 class Player:

@@ -22,8 +22,9 @@ from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.runtime.role_tokenizers import check_role_tokenizers
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
-from rlplan.spec.job import JobSpec
+from rlplan.spec.models.headers import read_index
 from rlplan.spec.profiles import find_profile
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 
 CGROUP_FILES = (
@@ -35,15 +36,19 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True)
 class PromptSets:
-    """Training and held-out prompts, tokenized. said: a line about each file that was read.
-
-    columns: that every row has whose responses are judged; empty where no reward function asks for any.
-    """
+    """Training and held-out prompts, tokenized."""
 
     train: tuple[Prompt, ...]
+    """In the file's order."""
+
     heldout: tuple[Prompt, ...]
+    """In the file's order."""
+
     said: tuple[str, ...] = ()
+    """A line about each file that was read."""
+
     columns: frozenset[str] = frozenset()
+    """That every row has whose responses are judged; empty where no reward function asks for any."""
 
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
@@ -87,7 +92,7 @@ def check_plan(plan: Plan) -> None:
         )
 
 
-def load_prompts(job: JobSpec) -> PromptSets:
+def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize both prompt files. Raises: SpecError that lists bad rows and prompts over the limit."""
     from tokenizers import Tokenizer
 
@@ -109,20 +114,20 @@ def load_prompts(job: JobSpec) -> PromptSets:
             way_out="copy the model's tokenizer there again",
         ) from None
     pairs = not job.algorithm.declaration.has_rollouts
-    trained = tokenize_file(Path(job.workload.prompts), job, tokenizer, pairs=pairs)
-    heldout = tokenize_file(Path(job.workload.heldout_prompts), job, tokenizer, pairs=False)
+    trained = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
+    heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
     _check_sets(trained.prompts, heldout.prompts, job)
     columns = heldout.columns if pairs else trained.columns & heldout.columns
     used = heldout.prompts[: job.workload.num_heldout_prompts]
     return PromptSets(trained.prompts, used, (trained.said, heldout.said), columns)
 
 
-def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: JobSpec) -> None:
+def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:
     """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
     if len(train) < job.workload.num_prompts_per_step:
         raise SpecError(
             f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step",
-            where=job.workload.prompts,
+            where=job.needed_data.prompts,
             rule="at least workload.num_prompts_per_step prompts",
             way_out="add prompts or take fewer a step",
         )
@@ -130,13 +135,13 @@ def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: JobSpec
     if shared:
         raise SpecError(
             f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
-            where=job.workload.heldout_prompts,
+            where=job.needed_data.heldout,
             rule="held-out prompts are not trained on",
             way_out="remove them from one",
         )
 
 
-def _check_packages(job: JobSpec) -> None:
+def _check_packages(job: ResolvedJob) -> None:
     missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
     if missing:
         raise HostError(
@@ -196,17 +201,20 @@ def _check_memory(ledger: MemoryLedger) -> None:
 
 
 def _has_weights(folder: str) -> bool:
-    names = ("model.safetensors", "model.safetensors.index.json")
-    return any((Path(folder) / name).is_file() for name in names)
+    """Whether safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
+    index = Path(folder) / "model.safetensors.index.json"
+    if (Path(folder) / "model.safetensors").is_file():
+        return True
+    return index.is_file() and all((Path(folder) / name).is_file() for name in set(read_index(index).values()))
 
 
-def _check_policy_files(job: JobSpec) -> None:
+def _check_policy_files(job: ResolvedJob) -> None:
     weights = Path(job.policy.path) / "model.safetensors"
     if job.policy.init == "checkpoint" and not _has_weights(job.policy.path):
         raise SpecError(
             "the policy has no weights",
             where=str(weights),
-            rule="init: checkpoint reads model.safetensors, or the parts that model.safetensors.index.json names",
+            rule="init: checkpoint reads model.safetensors, or all parts that model.safetensors.index.json names",
             way_out="put the file there, or set policy.init to random",
         )
     for role, path in job.roles.paths.items():

@@ -69,4 +69,5 @@ def _quantized(linear: nn.Linear) -> nn.Module:
     ).to(device)
     layer.bias = linear.bias
     layer.support_avx512bf16_for_cpu = False
-    return layer
+    quantized: nn.Module = layer
+    return quantized

@@ -19,10 +19,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action
+from rlplan.errors import RunError
+from rlplan.runtime.disk_errors import writing_file
+from rlplan.runtime.run_files import replace_whole, write_json, write_over
 from rlplan.runtime.workers.device_memory import DeviceBytes
 from rlplan.runtime.workers.memory_meter import Measurement, resident_bytes
 from rlplan.trace import MemorySample, Span, Trace, record_line
@@ -33,7 +37,10 @@ LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prom
 
 
 class Recorder:
-    """One run folder. All methods are called from the driver, also from several threads; every line is flushed."""
+    """One run folder. All methods are called from the driver, also from several threads; every line is flushed.
+
+    Raises: RunError where the disk does not take what is written.
+    """
 
     def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
         """devices: device of each process. after_step: the last step that an earlier run in this folder did."""
@@ -74,15 +81,17 @@ class Recorder:
     def sync(self) -> None:
         """Wait until the disk has every line."""
         with self._lock:
-            for file in self._files.values():
-                if not file.closed:
-                    file.flush()
-                    os.fsync(file.fileno())
+            for name, file in self._files.items():
+                with writing_file(self.folder / name):
+                    if not file.closed:
+                        file.flush()
+                        os.fsync(file.fileno())
 
     def _open(self, name: str, mode: str = "w") -> None:
-        if name in self._files:
-            self._files[name].close()
-        self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
+        with writing_file(self.folder / name):
+            if name in self._files:
+                self._files[name].close()
+            self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
 
     def held(self) -> dict[str, int]:
         """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
@@ -182,19 +191,22 @@ class Recorder:
 
     def write_preflight(self, comparison: dict[str, Any]) -> None:
         """What was rehearsed before step 1."""
-        (self.folder / "preflight.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
+        write_json(self.folder / "preflight.json", comparison)
 
     def write_data(self, facts: Mapping[str, object]) -> None:
         """What was read, and how long the prompts are."""
-        (self.folder / "data.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        write_json(self.folder / "data.json", facts)
 
     def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
         """How long responses were, as a job says it: another plan or a simulation can start from them."""
         if lengths is not None:
-            (self.folder / "lengths.json").write_text(json.dumps(lengths, indent=1) + "\n", encoding="utf-8")
+            write_json(self.folder / "lengths.json", lengths)
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
-        """How the run stands. state: running | finished | interrupted | failed."""
+        """How the run stands. state: running | finished | interrupted | failed.
+
+        The last two are also written where the disk takes nothing more: over what stands in the file.
+        """
         status = {
             "schema_version": 1,
             "state": state,
@@ -204,17 +216,22 @@ class Recorder:
             "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
             "seconds": round(time.time() - self.origin_s, 3),
         }
-        partial = self.folder / "status.json.partial"
-        partial.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.folder / "status.json")
+        try:
+            write_json(self.folder / "status.json", status)
+        except RunError:
+            if state not in ("interrupted", "failed"):
+                raise
+            with suppress(OSError):  # of a disk that does not work at all; the run's own error is told anyway
+                write_over(self.folder / "status.json", status)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files. What could not be written was said when it was."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):
+                file.close()
 
     def _write(self, name: str, line: str) -> None:
-        with self._lock:
+        with self._lock, writing_file(self.folder / name, len(line) + 1):
             self._files[name].write(line + "\n")
 
 
@@ -227,9 +244,7 @@ def _lines(path: Path) -> list[str]:
 def _keep_steps(path: Path, last: int) -> None:
     """Leave out the lines of later steps and of the end. Lines without a step stay."""
     kept = [line for line in _lines(path) if 0 <= _step_of(line) <= last]
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    replace_whole(path, "".join(kept).encode())
 
 
 def _last_start(path: Path) -> int:

@@ -26,12 +26,19 @@ class MisfitError(HostError):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """One process: its predicted and its measured peak while it trains on the longest sequences."""
+    """One process, while it trains on the longest sequences."""
 
     process: str
+    """Its name."""
+
     host: str
+    """The host that it runs on."""
+
     predicted_bytes: int
+    """Its largest predicted peak over the rehearsed actions."""
+
     measured_bytes: int
+    """Its measured peak."""
 
 
 def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, ...]) -> tuple[Rehearsed, ...]:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from rlplan.runtime.experience import Completion, Prompt, Rollout, RolloutRequest
 from rlplan.runtime.groups import Group
 from rlplan.runtime.preflight import PromptSets
-from rlplan.spec.job import JobSpec
 from rlplan.spec.lengths import cut_lengths
+from rlplan.spec.resolved import ResolvedJob
 
 SEED_STRIDE = 1 << 20
 """How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
@@ -20,7 +20,7 @@ SEED_STRIDE = 1 << 20
 class RequestMaker:
     """Prompts are numbered through all steps, from 0: epochs of the training set, each in its own seeded order."""
 
-    def __init__(self, job: JobSpec, prompts: PromptSets) -> None:
+    def __init__(self, job: ResolvedJob, prompts: PromptSets) -> None:
         self.job, self.prompts = job, prompts
 
     def prompt(self, number: int) -> Prompt:

@@ -20,7 +20,7 @@ from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.supervision import LostGroupError
 from rlplan.spec.base import read_json, writing
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
@@ -69,7 +69,7 @@ def bundle_of(run_folder: Path) -> Path:
     return run_folder / "bundle"
 
 
-def check_resumable(job: JobSpec, found: Resumption, *, runs_ahead: bool) -> None:
+def check_resumable(job: ResolvedJob, found: Resumption, *, runs_ahead: bool) -> None:
     """A checkpoint of this job (`find_checkpoint`) is one that it can go on from.
 
     runs_ahead: generation does. Raises: SpecError when a role is not in it, nothing is left to do after it, or some

@@ -72,6 +72,7 @@ class Revival:
             return
         if any(other.kind is ActionKind.SAVE_WEIGHTS for other in self.spec.schedule.step):
             folder = self.folder_of(Role.POLICY) if self.switches.saved is None else str(self.switches.saved)
+            self.switches.check_saved(ranks, self.handover.version)
             self.fleet.load(ranks, folder, self.handover.version, timeout_s)
             self.fleet.submit_again(ranks, timeout_s)
             return

@@ -13,11 +13,11 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.experience import Rollout, SequencePair
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 
-def check_role_tokenizers(job: JobSpec) -> None:
+def check_role_tokenizers(job: ResolvedJob) -> None:
     """Raises: SpecError when a role that judges tokens has others than the policy, or a vocabulary too small."""
     policy = Path(job.policy.path)
     for role, path in job.roles.paths.items():
@@ -36,7 +36,7 @@ def check_role_tokenizers(job: JobSpec) -> None:
     _check_vocabulary(job)
 
 
-def rereads(job: JobSpec) -> bool:
+def rereads(job: ResolvedJob) -> bool:
     """Whether the reward model has another tokenizer than the policy, and reads texts anew."""
     path = job.roles.paths.get(Role.REWARD)
     return path is not None and token_ids(Path(path)) != token_ids(Path(job.policy.path))
@@ -67,7 +67,7 @@ def token_ids(folder: Path) -> dict[str, int] | None:
 class RoleReaders:
     """What each role reads of a rollout. num_cut: sequences of the reward model that lost their beginning."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: ResolvedJob) -> None:
         self.job = job
         self.num_cut = 0
         self.rereads = rereads(job)
@@ -95,7 +95,7 @@ class RoleReaders:
         return list(self._encoder.encode(text).ids)
 
 
-def _check_vocabulary(job: JobSpec) -> None:
+def _check_vocabulary(job: ResolvedJob) -> None:
     """Every token that a role is asked about must have a row in its table."""
     policy = token_ids(Path(job.policy.path)) or {}
     largest = max(policy.values(), default=-1)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlplan.dataflow.graph import Lead
@@ -28,15 +29,19 @@ COLLECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamWork:
-    """num_prompts: that a step takes; num_steps: that will come. deadline_s: of each call and each wait.
-
-    can_replace: whether more may be asked for than the steps take.
-    """
+    """What a stream has to generate."""
 
     num_prompts: int
+    """That one step takes."""
+
     num_steps: int
+    """That will come."""
+
     deadline_s: float
+    """Of each call and each wait."""
+
     can_replace: bool = False
+    """Whether more prompts may be asked for than the steps take."""
 
 
 class RolloutStream:
@@ -77,9 +82,8 @@ class RolloutStream:
                     self._changed.wait(COLLECT_S)
                     continue
             at_least = max(1, self.work.num_prompts // 4)
-            collected, measurements = self.watch(
-                lambda least=at_least: self.fleet.collect(COLLECT_S, least, self.work.deadline_s)
-            )
+            collect = partial(self.fleet.collect, COLLECT_S, at_least, self.work.deadline_s)
+            collected, measurements = self.watch(collect)
             with self._changed:
                 for finished in collected:
                     number, version = self._open.pop(finished.id)

@@ -8,20 +8,27 @@ ranks as ever: a rank's gradient is that of its own tokens, and their sum over a
 A pack that the ranks do not divide is filled up with tokens of a sequence that nobody reads.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import Field, dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
 
 class _Pack(Protocol):
-    """A `TokenBatch`."""
+    """A `TokenBatch`, whose module imports this one."""
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    sequence_lens: tuple[int, ...]
-    positions: torch.Tensor
-    targets: torch.Tensor
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def input_ids(self) -> torch.Tensor: ...
+    @property
+    def position_ids(self) -> torch.Tensor: ...
+    @property
+    def sequence_lens(self) -> tuple[int, ...]: ...
+    @property
+    def positions(self) -> torch.Tensor: ...
+    @property
+    def targets(self) -> torch.Tensor: ...
 
 
 _P = TypeVar("_P", bound=_Pack)
@@ -48,7 +55,7 @@ class Sharing:
             "positions": pack.positions[mine] - first,
             "targets": pack.targets[mine],
         }
-        return replace(pack, **changes)  # type: ignore[type-var]
+        return replace(pack, **changes)
 
     def gather(self, numbers: torch.Tensor, pack: _Pack) -> torch.Tensor:
         """One number for each position of the whole pack, from every rank's own. Gradients stay where they belong."""

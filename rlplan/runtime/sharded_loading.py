@@ -3,10 +3,15 @@
 In: a Hugging Face folder, DeepSpeed's ZeRO-3 config; the ranks have met. Out: a module whose parameters are cut.
 Rank 0 alone reads the files, tensor by tensor, and the others get their shares over the group. Left out: checkpoints
 whose names are not the module's own.
+
+Inside `deepspeed.zero.Init` every tensor that is made is in the model's 16 bits (DeepSpeed 0.19.8,
+`zero_wrapper_for_fp_tensor_constructor`), also what a model computes for itself: angles of rotary positions from
+frequencies in bf16 are off by whole turns after a few hundred tokens. Such buffers are computed again outside.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +31,40 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
     kind: Any = AutoModelForCausalLM
     if is_scalar:
         kind, shape.num_labels = AutoModelForSequenceClassification, 1
+    build = partial(kind.from_config, shape, dtype=dtype, attn_implementation=PACKED, trust_remote_code=False)
     with ExitStack() as stack:
         stack.enter_context(_no_drawing())
-        stack.enter_context(deepspeed.zero.Init(config_dict_or_path=config))
-        model = kind.from_config(shape, dtype=dtype, attn_implementation=PACKED, trust_remote_code=False)
+        with deepspeed.zero.Init(config_dict_or_path=config):
+            model = build()
+        _compute_buffers(model, build)
     model.tie_weights()
     _fill(dict(model.named_parameters()), Path(folder))
     return model.eval()
+
+
+def _compute_buffers(model: Any, build: Callable[[], Any]) -> None:
+    """Give a model that was built inside `deepspeed.zero.Init` the buffers that it has when it is built outside."""
+    with _parameters_on_meta():
+        computed = dict(build().named_buffers())
+    for name, buffer in model.named_buffers():
+        buffer.data = computed[name].to(buffer.device)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that are made inside keep the shapes of their parameters alone; their buffers are real."""
+    from torch import nn
+
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]  # replaced on purpose
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _fill(parameters: dict[str, Any], folder: Path) -> None:

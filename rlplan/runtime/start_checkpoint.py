@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlplan.errors import RunError
+from rlplan.runtime.disk_errors import disk_number, writing_file
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
@@ -72,23 +75,34 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
     save_policy(model.config, model.named_parameters(), out, model_folder)
 
 
-def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> None:
-    """Write a model as one safetensors file with its config, beside a copy of the tokenizer.
+def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> dict[str, int]:
+    """Write a model as one safetensors file with its config, beside a copy of the tokenizer; the weights' checksums.
 
     Each tensor is copied to the host, for under ZeRO they are all views of one buffer, which the format refuses.
     """
     from safetensors.torch import save_file
 
-    out.mkdir(parents=True, exist_ok=True)
-    tensors = {name: parameter.detach().to("cpu", copy=True) for name, parameter in weights}
-    save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
-    config.save_pretrained(str(out))
-    for name in TOKENIZER_FILES:
-        if (tokenizer_folder / name).is_file():
-            shutil.copyfile(tokenizer_folder / name, out / name)
+    from rlplan.runtime.weight_sync.checksums import of_named
+
+    tensors, checksums = dict[str, Any](), dict[str, int]()
+    for name, parameter in weights:
+        checksums |= of_named([(name, parameter)])
+        tensors[name] = parameter.detach().to("cpu", copy=True)
+    with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+        config.save_pretrained(str(out))
+        for name in TOKENIZER_FILES:
+            if (tokenizer_folder / name).is_file():
+                shutil.copyfile(tokenizer_folder / name, out / name)
+    return checksums
 
 
 if __name__ == "__main__":
     import sys
 
-    write_random_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    try:
+        write_random_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    except RunError as error:
+        print(error, file=sys.stderr)
+        sys.exit(disk_number(error.__cause__ or error))  # the driver says it once more

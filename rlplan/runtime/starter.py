@@ -21,17 +21,34 @@ from rlplan.vocabulary import ActionKind, Role
 
 @dataclass(frozen=True)
 class Starter:
-    """See the module docstring. model_folder: the start checkpoint. resumption: the one that the run goes on from."""
+    """See the module docstring."""
 
     spec: ExecutionSpec
+    """What the bundle says."""
+
     calls: Calls
+    """To the workers."""
+
     recorder: Recorder
+    """Of metrics and memory."""
+
     fleet: Fleet
+    """The engines."""
+
     handover: Handover
+    """Of weights to the engines."""
+
     switches: Switches
+    """Between training and generation."""
+
     checkpoints: Checkpointer
+    """Loads the one that the run goes on from."""
+
     model_folder: Path
+    """The start checkpoint."""
+
     resumption: Resumption | None
+    """The checkpoint that the run goes on from; None for a new run."""
 
     def start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
@@ -47,6 +64,7 @@ class Starter:
         self.handover.forget()
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
+        self.switches.check_saved(action.processes, self.handover.version)
         return imported + self.fleet.start(folder, self.handover.version, self.calls.deadline_s(action))
 
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:

@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rlplan.runtime.agreement import DIFFERENCE, differences_of
 from rlplan.runtime.experience import Rollout
-from rlplan.runtime.rewards.total import ENVIRONMENT
-from rlplan.spec.job import JobSpec
-from rlplan.spec.rewards import evaluation_name
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype, Role
 
 
 class StepMetrics:
     """Collects during a step; `take_rows` gives what was collected and starts anew."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: ResolvedJob) -> None:
         self.job = job
         self._begin()
 
@@ -116,7 +115,7 @@ class StepMetrics:
             for key, value in sums.items():
                 if key.startswith(_VALUE):
                     continue
-                if key == "logprob_difference_max" and not is_first:
+                if key.startswith(DIFFERENCE) and not is_first:
                     continue
                 if key.endswith("_max"):  # of an estimate of KL it may be below 0
                     self.training[key] = max(self.training.get(key, value), value)
@@ -148,11 +147,8 @@ class StepMetrics:
         judged = [rollout for rollout in rollouts if not rollout.has_failed]
         if not judged:
             return
-        names = {spec.label: evaluation_name(spec) for spec in self.job.rewards}
-        if self.job.has_turns:
-            names[ENVIRONMENT] = "environment_reward"
-        for label, name in names.items():
-            self.learning[f"evaluate/{name}"] = math.fsum(rollout.rewards[label] for rollout in judged) / len(judged)
+        for one in self.job.evaluations:
+            self.learning[one.metric] = math.fsum(rollout.rewards[one.reward] for rollout in judged) / len(judged)
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""
@@ -173,7 +169,7 @@ class StepMetrics:
         row = {
             "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
             **_of_tokens(sums),
-            "sync/logprob_difference_max": sums["logprob_difference_max"],
+            **_of_differences(sums),
         }
         for name in ("importance", "is_corrected", "is_ranked_right"):
             if sums.get(f"{name}_count"):
@@ -198,6 +194,13 @@ class StepMetrics:
             "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
+
+
+def _of_differences(sums: Mapping[str, float]) -> dict[str, float]:
+    """How far engine and trainer were apart in the step's first mini-batch."""
+    found = differences_of([sums])
+    values = {"mean": found.mean, "p99": found.p99, "max": found.largest}
+    return {f"sync/{DIFFERENCE}_{name}": value for name, value in values.items()}
 
 
 def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:

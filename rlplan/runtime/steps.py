@@ -20,6 +20,7 @@ from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.collector import Collector
 from rlplan.runtime.crew import Crew
 from rlplan.runtime.fleet import Fleet
+from rlplan.runtime.handed_over import check_fresh
 from rlplan.runtime.handover import Handover
 from rlplan.runtime.learner import Learner
 from rlplan.runtime.preflight import PromptSets
@@ -35,7 +36,7 @@ from rlplan.vocabulary import ActionKind, Role
 
 
 class ActionRunner:
-    """Performs actions on a crew. `model_folder` holds the start checkpoint."""
+    """Performs actions on a crew. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class ActionRunner:
         resumption: the checkpoint that the run goes on from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
+        self.listen: Callable[[int, str], None] = lambda step, text: None
         self.metrics = StepMetrics(spec.job)
         self.handover = Handover(spec, crew)
         self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
@@ -101,7 +103,7 @@ class ActionRunner:
             ActionKind.SCORE: self._score,
             ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
             ActionKind.TRAIN_FORWARD_BACKWARD: self._train_forward_backward,
-            ActionKind.OPTIMIZER_STEP: self.learner.optimizer_step,
+            ActionKind.OPTIMIZER_STEP: self._optimizer_step,
             ActionKind.SYNC_WEIGHTS: self._sync_weights,
             ActionKind.EVALUATE: collector.evaluate,
             ActionKind.SAVE_STATES: self._save_states,
@@ -175,8 +177,20 @@ class ActionRunner:
         return []
 
     def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
-        held = self._engine_held_the_policy(step)
-        return self.learner.train_forward_backward(action, step, self.collector.rollouts, held)
+        rollouts, held = self.collector.rollouts, self._engine_held_the_policy(step)
+        if held and action.role is Role.POLICY and not action.mini_batch:
+            sampled = {span.version for rollout in rollouts for span in rollout.completion.spans}
+            check_fresh(self.handover.is_behind, self.handover.version, sampled, step)
+        measurements = self.learner.train_forward_backward(action, step, rollouts, held)
+        if (alarm := self.learner.take_alarm()) is not None:
+            self.recorder.write_alarm(step, "numerics", alarm)
+            self.listen(step, alarm)
+        return measurements
+
+    def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
+        if action.role is Role.POLICY:
+            self.handover.is_behind = True
+        return self.learner.optimizer_step(action, step)
 
     def _engine_held_the_policy(self, step: int) -> bool:
         """Whether these rollouts were made by the weights that are trained now."""
@@ -194,6 +208,7 @@ class ActionRunner:
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
         self.handover.version += 1
+        self.handover.is_behind = False
         return self.switches.save_weights(action, self.handover.version, self.job.policy.path)
 
     def _save_states(self, action: Action, step: int) -> list[Measurement]:

@@ -63,10 +63,19 @@ class Restart:
     """A process that is about to be started anew."""
 
     process: str
+    """Its name."""
+
     step: int
+    """In which it was lost."""
+
     attempt: int
+    """Which attempt at the action follows, from 2."""
+
     reason: str
+    """What became of it."""
+
     num_requests: int = 0
+    """Requests that were under way there."""
 
     def text(self) -> str:
         """For people. num_requests: that were under way there, beside the action."""
@@ -189,4 +198,5 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
 
 
 def _moment(step: int) -> Moment:
-    return {0: "start", 1: "first", -1: "finish"}.get(step, "steady")  # type: ignore[return-value]
+    moments: dict[int, Moment] = {0: "start", 1: "first", -1: "finish"}
+    return moments.get(step, "steady")

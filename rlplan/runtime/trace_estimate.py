@@ -1,6 +1,6 @@
 """An estimate from a trace: the training peak of one GPU, for architectures that the formulas do not know.
 
-In: a `config.json` as data, a BudgetSpec. Out: bytes by kind; activations, logits and temporaries are traced, the
+In: a `config.json` as data, a JobSpec. Out: bytes by kind; activations, logits and temporaries are traced, the
 states are DeepSpeed's for the number of parameters that the trace finds. Left out: rollouts, scoring, weight sync.
 """
 
@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.process import add, process_overheads
-from rlplan.memory.gpu.states import TrainerChoice, zero_settings
+from rlplan.memory.gpu.states import zero_settings
 from rlplan.memory.logits import loss_named
 from rlplan.memory.zero import ZeroStates
-from rlplan.planner.budget import gpus_of
+from rlplan.planner.setting import gpus_of
 from rlplan.runtime.tracing import LOSSES, trace_peak
-from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.job import JobSpec
 from rlplan.spec.model import Parameter
 from rlplan.spec.models.config import read_config
+from rlplan.spec.resolved import settle
 from rlplan.vocabulary import Dtype, MemoryKind
 
 TRACE_SCHEMA_VERSION = 1
@@ -27,18 +29,37 @@ TRACE_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """The training peak of one GPU. num_tokens: of the pass that was traced. rows: bytes by kind."""
+    """The training peak of one GPU, of which activations were traced."""
 
     model: str
+    """As the job names it."""
+
     gpu: str
+    """Its profile's name."""
+
     num_gpus: int
+    """That train together."""
+
     capacity: int
+    """Bytes that one GPU has."""
+
     num_parameters: int
+    """Of the whole model."""
+
     num_tokens: int
+    """Of the pass that was traced."""
+
     zero_stage: int
-    recompute: str
+    """0 to 3."""
+
+    gradient_checkpointing: bool
+    """Whether layers are computed again on the way back."""
+
     loss: str
+    """How logits become a loss: a key of `tracing.LOSSES`."""
+
     rows: dict[MemoryKind, int]
+    """Bytes by kind."""
 
     @property
     def num_bytes(self) -> int:
@@ -54,10 +75,11 @@ class TraceEstimate:
         }
 
 
-def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
-    """Traces one micro-batch of the budget's longest sequences. Raises: SpecError for what cannot be traced."""
-    training, workload = budget.training, budget.workload
-    loss = loss_named(training.logits, budget.target).value
+def trace_estimate(asked: JobSpec) -> TraceEstimate:
+    """Traces one micro-batch of the job's longest sequences. Raises: SpecError for what cannot be traced."""
+    job = settle(asked)
+    training, workload = job.training, job.workload
+    loss = loss_named(training.logits, job.target).value
     if loss not in LOSSES:
         raise SpecError(
             f"training.logits '{loss}' cannot be traced",
@@ -65,33 +87,33 @@ def trace_estimate(budget: BudgetSpec) -> TraceEstimate:
             rule=f"one of {', '.join(LOSSES)}",
             way_out="training.logits=chunked comes closest",
         )
-    num_gpus, gpu, capacity = gpus_of(budget)
+    num_gpus, gpu, capacity = gpus_of(job)
     rollouts = 1 if workload.micro_batch_size_per_gpu == "auto" else int(workload.micro_batch_size_per_gpu)
-    sequences = rollouts * budget.declaration.sequences_per_sample
-    recompute = "none" if training.recompute == "auto" else training.recompute
+    sequences = max(rollouts, job.sequences_per_unit)
+    recomputes = training.gradient_checkpointing is True
     peak = trace_peak(
-        _whole_config(budget.model),
+        _whole_config(job.policy.path),
         sequences * workload.max_seq_len,
-        recompute=recompute,
+        recompute="full" if recomputes else "none",
         loss=loss,
         dtype=torch.float32 if training.dtype is Dtype.FLOAT32 else torch.bfloat16,
         batch=sequences,
     )
     num_parameters = peak.parameters // training.dtype.num_bytes
     stage = 3 if training.zero_stage == "auto" else int(training.zero_stage)
-    choice = TrainerChoice(stage, recompute == "full", training.offloads_optimizer is True, False, rollouts)
+    choice = TrainerChoice(stage, recomputes, training.offloads_optimizer is True, False, rollouts)
     states = ZeroStates(zero_settings(training, choice, num_gpus), (Parameter("all", (num_parameters,)),))
     rows = add(dict(states.after_backward().device), process_overheads(gpu.overheads, num_gpus))
     passing = {MemoryKind.ACTIVATIONS: peak.rest, MemoryKind.COMM_BUFFERS: states.gathered_bytes(0)}
     return TraceEstimate(
-        model=budget.model,
+        model=job.policy.path,
         gpu=gpu.name,
         num_gpus=num_gpus,
         capacity=capacity,
         num_parameters=num_parameters,
         num_tokens=sequences * workload.max_seq_len,
         zero_stage=stage,
-        recompute=recompute,
+        gradient_checkpointing=recomputes,
         loss=loss,
         rows=add(rows, passing),
     )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,16 +33,19 @@ _HEADED = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 @dataclass(frozen=True)
 class TracedPeak:
-    """Bytes at the largest moment of one forward and backward pass.
-
-    parameters: of the model, always there. gradients: those that exist then. rest: activations, logits, temporaries.
-    end_of_forward: activations and logits that wait for the backward pass.
-    """
+    """Bytes at the largest moment of one forward and backward pass."""
 
     parameters: int
+    """Of the model, always there."""
+
     gradients: int
+    """Those that exist then."""
+
     rest: int
+    """Activations, logits, temporaries."""
+
     end_of_forward: int
+    """Activations and logits that wait for the backward pass."""
 
     @property
     def num_bytes(self) -> int:
@@ -191,7 +194,9 @@ def _recompute(model: Any, policy: str) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if policy == "selective":
         layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        for index, layer in enumerate(max(layers, key=len)):
+        longest: nn.ModuleList = max(layers, key=len)
+        decoder_layers: list[Any] = list(longest)
+        for index, layer in enumerate(decoder_layers):
             layer.gradient_checkpointing = index % 2 == 0
 
 
@@ -211,7 +216,8 @@ def _chunked_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Logits in the model's type, whole; fp32 only a chunk at a time, in forward and backward."""
     logits = model.get_output_embeddings()(_body(model, tokens))
     parts = zip(logits.chunk(CHUNKS), tokens.reshape(-1).chunk(CHUNKS), strict=True)
-    return sum(_chunk_loss(part, targets) for part, targets in parts) / tokens.numel()  # type: ignore[return-value]
+    total = cast(torch.Tensor, sum(_chunk_loss(part, targets) for part, targets in parts))  # from an int, 0
+    return total / tokens.numel()
 
 
 def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ class PolicyValueModel(LogprobModel):
         self.value_head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
         """Both heads on the same hidden states."""
         part, rows = self.own_states(batch)
         logprobs, entropies = self.language_model.lm_head(rows, part.targets)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from reprlib import Repr
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,8 +26,15 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
+    @classmethod
+    def long_form(cls, data: Any) -> Any:
+        """Parsed data with what stands for something longer expanded: nothing, unless a spec has short forms."""
+        return data
+
 
 ByteCount = Annotated[int, BeforeValidator(parse_bytes)]
+Auto = Literal["auto"]
+"""A choice that is left to the planner, or to a rule that says what it is on a machine (resolved.py)."""
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
@@ -43,6 +50,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
             rule=f"the top level has the keys {', '.join(kind.model_fields)}",
             way_out=way_out or "write `key: value` lines; docs/job.md shows a whole job",
         )
+    data = kind.long_form(data)
     try:
         return kind.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
@@ -58,8 +66,8 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
 
 def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: str, way_out: str) -> SpecError:
     first, *rest = error.errors()
-    others = [other for other in rest if first["loc"][: len(other["loc"])] != other["loc"]]
     path = _key_path(first["loc"], data)
+    others = [other for other in rest if _key_path(other["loc"], data) != path]  # a union gives one for each member
     known = sorted(_known_keys(kind, tuple(first["loc"])))
     if first["type"] == "extra_forbidden":
         what = f"unknown key '{first['loc'][-1]}'"
@@ -169,10 +177,13 @@ def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
 
 
 def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
-    """Parsed JSON, as data only. Raises: SpecError."""
+    """Parsed JSON, as data only; a key that stands twice is refused, for readers take one or the other.
+
+    Raises: SpecError.
+    """
     text = read_text(path, what, limit=limit)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             f"{what} is not JSON: {shorten(str(error), 120)}",
@@ -194,6 +205,14 @@ def writing(path: Path) -> Iterator[None]:
             rule="a place where files can be made",
             way_out="name another place, or change its permissions",
         ) from None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {shorten(next(key for key in keys if keys.count(key) > 1))} stands twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:

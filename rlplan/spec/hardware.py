@@ -189,7 +189,7 @@ class CpuProfile(ProfileBase):
 
 
 HardwareProfile = CpuProfile
-"""What jobs run on and forecasts are made for today."""
+"""What jobs on CPU hosts are planned for."""
 
 
 class HostLink(Spec):

@@ -1,10 +1,10 @@
-"""How a job file becomes a JobSpec.
+"""How a job file, or a command line, becomes a JobSpec.
 
-In: a YAML file and dotted overrides. Out: a frozen JobSpec whose paths are absolute, or a SpecError.
+In: a YAML file or a few answers, and dotted overrides. Out: a frozen JobSpec whose paths are absolute, or a SpecError.
 """
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +12,35 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import load_catalogue
+from rlplan.spec.models.catalogue import bundled_id, nearest_id
 from rlplan.spec.rewards import FunctionSpec
 from rlplan.spec.yaml import apply_overrides, read_yaml
 
+WAY_OUT = "docs/job.md shows every key and a whole job"
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job in a YAML file, with dotted overrides laid over it. Raises: SpecError."""
-    data = apply_overrides(read_yaml(path, "the job file"), overrides)
-    if isinstance(data, dict) and "gpus" in data:
-        raise SpecError(
-            f"{path} is a budget for GPUs, not a job",
-            where=f"{path}: gpus",
-            rule="a job says what runs, with every path; a budget says what it may take",
-            way_out=f"rlplan plan, emit or run {path}; `job:` in it says what a run of it needs",
-        )
+
+Fetch = Callable[[str, Path], str]
+"""From a model's name and the folder that its path is relative to, to the path where it was brought."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
+    """The job in a YAML file, with dotted overrides laid over it. fetch: brings models that are not there.
+
+    Raises: SpecError.
+    """
+    data = apply_overrides(JobSpec.long_form(read_yaml(path, "the job file")), overrides)
     _take_in_the_algorithms_file(data, path.parent)
-    job = validate(JobSpec, data, file=str(path)).resolved(path.parent)
+    job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
+    for key, name in job.named_models.items():
+        _check_model(key, name, f"{path}: {key}")
+    data_files = [] if job.data is None else [("data.prompts", job.data.prompts), ("data.heldout", job.data.heldout)]
     for key, place in (
-        ("policy.path", job.policy.path),
-        *((f"roles.{role}.path", path) for role, path in job.roles.paths.items()),
-        ("workload.prompts", job.workload.prompts),
-        ("workload.heldout_prompts", job.workload.heldout_prompts),
+        *data_files,
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
         *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):
         fault = _fault(Path(place))
-        if fault and not (key.endswith("path") and _is_bundled(Path(place))):
+        if fault:
             raise SpecError(
                 f"'{place}' {fault}",
                 where=f"{path}: {key}",
@@ -46,6 +48,24 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
+    """With absolute paths, and models brought where they are not there."""
+    if fetch is not None:
+        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder))
+    return job.resolved(folder)
+
+
+def job_from(answers: Mapping[str, Any], overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
+    """The job of a command line: paths are relative to the working directory. answers: top-level keys.
+
+    Raises: SpecError.
+    """
+    given = {key: value for key, value in answers.items() if value is not None}
+    data = apply_overrides(JobSpec.long_form(given), overrides)
+    _take_in_the_algorithms_file(data, Path.cwd())
+    return _found(validate(JobSpec, data, file="command line", way_out=WAY_OUT), Path.cwd(), fetch)
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
@@ -56,9 +76,19 @@ def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
         part.setdefault("name", part["custom"]["name"])
 
 
-def _is_bundled(path: Path) -> bool:
-    """Whether a folder's shape is known although it is not there."""
-    return "/".join(path.parts[-2:]) in load_catalogue()
+def _check_model(key: str, name: str, where: str) -> None:
+    """Raises: SpecError where a model is neither a folder or file nor bundled."""
+    fault = _fault(Path(name))
+    if not fault or bundled_id(name) is not None:
+        return
+    near = nearest_id(name)
+    raise SpecError(
+        f"'{name}' {fault}",
+        where=where,
+        rule="a folder or a config.json, its path relative to the job file, or the id of a bundled model"
+        + (f". Did you mean '{near}'?" if near else ""),
+        way_out="correct the path, make the folder, or write the id as on the hub (case matters)",
+    )
 
 
 def _fault(path: Path) -> str:

@@ -30,8 +30,8 @@ class RunLengths(Spec):
     response_lengths: HistogramLengths
 
 
-def lengths_of_run(folder: Path, *, for_budget: bool = False) -> tuple[str, ...]:
-    """Overrides that make a plan count with a run's lengths. A budget takes its mean from the distribution.
+def lengths_of_run(folder: Path) -> tuple[str, ...]:
+    """Overrides that make a plan count with a run's lengths: on GPUs with their distribution, else with their mean.
 
     Raises: SpecError when the folder holds none.
     """
@@ -55,8 +55,7 @@ def lengths_of_run(folder: Path, *, for_budget: bool = False) -> tuple[str, ...]
             RunLengths, read_json(files["lengths.json"], "the lengths"), file=str(files["lengths.json"])
         )
         said["response_lengths"] = responses.response_lengths.model_dump(mode="json")
-        if not for_budget:
-            said["mean_response_len"] = responses.mean_response_len
+        said["mean_response_len"] = responses.mean_response_len
     return tuple(f"workload.{key}={json.dumps(value)}" for key, value in said.items())
 
 

@@ -176,6 +176,15 @@ def get_node(name: str, *, where: str) -> NodeProfile:
     return profile
 
 
+def usual_node(gpu: GpuProfile) -> NodeProfile | None:
+    """The first bundled node with this GPU; None where there is none."""
+    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
+    for name, path in profile_paths().items():
+        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
+            return get_node(name, where=name)
+    return None
+
+
 def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
     """How many of which GPU, from `8xH100`; `2xdgx-h100` are two nodes of eight, and the node is said too.
 

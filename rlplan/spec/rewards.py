@@ -4,6 +4,8 @@ In: parsed YAML. Out: frozen values. Left out: how they are computed (runtime/re
 """
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -129,9 +131,43 @@ def runs_elsewhere(reward: RewardSpec) -> bool:
     )
 
 
-def evaluation_name(reward: RewardSpec) -> str:
-    """Under which name the mean over held-out prompts is reported."""
-    if reward.name is not None:
-        return reward.name
-    known = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy", "code_executor": "pass_rate"}
-    return known.get(reward.kind, reward.kind)
+@dataclass(frozen=True)
+class Evaluation:
+    """A metric over the held-out prompts: the mean of one reward of their greedy responses.
+
+    reward: its label among a rollout's rewards. name: the metric is `evaluate/NAME`. title: the name in words, where it
+    is ours. is_share: a share of the prompts or of their tests, between 0 and 1.
+    """
+
+    reward: str
+    name: str
+    title: str
+    is_share: bool
+
+    @property
+    def metric(self) -> str:
+        """Its column among a run's metrics."""
+        return EVALUATION_PREFIX + self.name
+
+
+def evaluations_of(rewards: Iterable[RewardSpec], *, has_environment: bool) -> tuple[Evaluation, ...]:
+    """What is evaluated: the answer matcher first, then the other rewards as they stand, the environment last."""
+    found = [_evaluation(reward) for reward in rewards]
+    found.sort(key=lambda evaluation: evaluation.name != _OUR_NAMES["answer_matcher"])
+    if has_environment:
+        found.append(Evaluation(ENVIRONMENT, "environment_reward", "environment reward", is_share=False))
+    return tuple(found)
+
+
+def _evaluation(reward: RewardSpec) -> Evaluation:
+    is_share = not isinstance(reward, FunctionSpec)
+    if reward.name is not None or reward.kind not in _OUR_NAMES:
+        return Evaluation(reward.label, reward.label, reward.label, is_share)
+    name = _OUR_NAMES[reward.kind]
+    return Evaluation(reward.label, name, name.replace("_", " "), is_share)
+
+
+EVALUATION_PREFIX = "evaluate/"
+ENVIRONMENT = "environment"
+"""The label of an environment's reward among those of a rollout."""
+_OUR_NAMES = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy", "code_executor": "pass_rate"}

@@ -9,9 +9,9 @@ Symbols: r rank, e = 2 bytes an element.
 from functools import lru_cache
 
 from rlplan.memory.quantization import NF4_DOUBLE
-from rlplan.spec.budget import LoraSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.training import LoraSpec
 from rlplan.timing.elementwise import ELEMENT_BYTES
 
 DEQUANTIZED = NF4_DOUBLE.bits / 8 + ELEMENT_BYTES
@@ -26,10 +26,10 @@ def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> llama = find_model("meta-llama/Llama-3.2-3B")
-    >>> adapter_flops(llama, LoraSpec(rank=32, targets=("q_proj",)))  # 28 layers * 2 * 32 * (3072 + 3072)
+    >>> adapter_flops(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * 32 * (3072 + 3072)
     11010048.0
     """
-    return 2.0 * sum(tensor.numel for tensor in lora_parameters(model, lora.rank, lora.targets))
+    return 2.0 * sum(tensor.numel for tensor in lora_parameters(model, lora.rank, lora.target_modules))
 
 
 @lru_cache(maxsize=256)
@@ -41,11 +41,11 @@ def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> llama = find_model("meta-llama/Llama-3.2-3B")
-    >>> adapter_bytes(llama, LoraSpec(rank=32, targets=("q_proj",)))  # 28 layers * 2 * (3072 + 64 + 6 * 3072)
+    >>> adapter_bytes(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * (3072 + 64 + 6 * 3072)
     1207808.0
     """
     total = 0
-    for tensor in lora_parameters(model, lora.rank, lora.targets):
+    for tensor in lora_parameters(model, lora.rank, lora.target_modules):
         out, into = tensor.shape
         total += into + out if "lora_A" in tensor.name else into + 6 * out
     return float(ELEMENT_BYTES * total)

@@ -1,6 +1,6 @@
 """CPU jobs: seconds of every action of a job's schedule on a host without a GPU.
 
-In: a JobSpec, its model and profile, a Schedule. Out: a Cost for each action of each part, or nothing where the profile
+In: a job, its model and profile, a Schedule. Out: a Cost for each action of each part, nothing where the profile
 lacks a rate. Left out: the first step (Adam's states, oneDNN's kernels: it takes 1.3 to 2 times as long), lengths that
 differ (all rollouts have the usual length), what the controller does between actions (50 ms a step on two cores).
 
@@ -18,8 +18,8 @@ from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.training import held_parameters, trained_rank
 from rlplan.memory.weight_sync import arena_bytes, policy_packets
 from rlplan.spec.hardware import CpuProfile
-from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu_engine import CpuEngine, Requests
 from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
@@ -31,7 +31,7 @@ from rlplan.vocabulary import ActionKind, Role, Transport
 
 
 def predict_job(
-    job: JobSpec,
+    job: ResolvedJob,
     model: ModelSpec,
     profile: CpuProfile,
     schedule: Schedule,
@@ -43,7 +43,7 @@ def predict_job(
 
 
 def action_costs(
-    job: JobSpec,
+    job: ResolvedJob,
     model: ModelSpec,
     host: CpuHost,
     schedule: Schedule,
@@ -66,7 +66,7 @@ def action_costs(
 class CpuTimes:
     """Costs of actions. Each method's docstring says what it counts."""
 
-    job: JobSpec
+    job: ResolvedJob
     model: ModelSpec
     host: CpuHost
     schedule: Schedule

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.placement import RolloutSpec
+from rlplan.spec.resolved import ResolvedRollout
 from rlplan.timing.cost import Cost
 from rlplan.timing.cpu_host import CpuShare
 from rlplan.timing.eager import FLOAT_BYTES, PassWork, fresh_bytes, matrix_numel
@@ -39,7 +39,7 @@ class CpuEngine:
     """One engine and what it has of the host."""
 
     model: ModelSpec
-    rollout: RolloutSpec
+    rollout: ResolvedRollout
     share: CpuShare
 
     @cached_property

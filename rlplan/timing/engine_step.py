@@ -82,8 +82,8 @@ class Wire:
     bytes_per_s: float
     latency_s: float
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds of one all-reduce of a message.
+    def all_reduce_s(self, num_bytes: float, num_ranks: int, *, reads_peers: bool = True) -> float:
+        """Seconds of one all-reduce of a message. reads_peers: vLLM's custom kernels may take one round.
 
         Counts: the shorter of one round, where every rank reads all others' messages, c + (t-1)*S/B, and two, a
         reduce-scatter and an all-gather, 2*c + 2*(t-1)/t * S/B.
@@ -94,7 +94,7 @@ class Wire:
         """
         one = self.latency_s + (num_ranks - 1) * num_bytes / self.bytes_per_s
         two = 2 * self.latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
-        return min(one, two)
+        return min(one, two) if reads_peers else two
 
 
 def wire_of(cluster: Cluster, num_ranks: int) -> Wire:
@@ -122,7 +122,13 @@ class EngineRates:
     once, for a search asks for thousands of steps."""
 
     def __init__(
-        self, counts: EngineCounts, cluster: Cluster, *, kv_element_bytes: int, has_graphs: bool = True
+        self,
+        counts: EngineCounts,
+        cluster: Cluster,
+        *,
+        kv_element_bytes: int,
+        has_graphs: bool = True,
+        has_custom_all_reduce: bool = True,
     ) -> None:
         gpu, serving = cluster.gpu, cluster.serving
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
@@ -154,6 +160,7 @@ class EngineRates:
         self._token = counts.elementwise_bytes / self._bytes_per_s
         self._sequence_state = counts.state_bytes / self._bytes_per_s
         self._wire = wire_of(cluster, counts.ranks) if counts.num_collectives else None
+        self._reads_peers = has_custom_all_reduce
         self._launches = counts.num_layers * LAUNCH
         is_inside = counts.ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
@@ -182,7 +189,8 @@ class EngineRates:
         latency = self._layers
         if self._wire is not None:
             counts = self._counts
-            whole = self._wire.all_reduce_s(tokens * counts.message_bytes, counts.ranks)
+            size = tokens * counts.message_bytes
+            whole = self._wire.all_reduce_s(size, counts.ranks, reads_peers=self._reads_peers)
             latency += counts.num_collectives * self._wire.latency_s
             link = counts.num_collectives * (whole - self._wire.latency_s)
         host = load.num_seqs * SEQUENCE

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log
 
-from rlplan.memory.gpu.engine import EngineChoice
+from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.quantized_checkpoints import quantization_by_word
-from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.lengths import Lengths
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.engine_counts import EngineCounts, EngineCut, engine_counts
@@ -29,22 +29,26 @@ RUNG = 1.2
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeed:
-    """How fast one engine is. ladders: times of works that were asked for, so that one speed should serve a search.
+    """How fast one engine is. has_custom_all_reduce: vLLM's own, within a host; else NCCL's.
+
+    ladders: times of works that were asked for, so that one speed should serve a search.
 
     Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
     """
 
     model: ModelSpec
-    rollout: BudgetRollout
+    rollout: SettledRollout
     choice: EngineChoice
     cluster: Cluster
+    has_custom_all_reduce: bool = True
     ladders: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def cut(self) -> EngineCut:
         """How the engine holds the model."""
         choice, element_bytes = self.choice, self.rollout.dtype.num_bytes
-        word = choice.quantization or self.rollout.quantization or ""
+        given = self.rollout.quantization
+        word = choice.quantization or ("" if given in ("none", "auto") else given)
         return EngineCut(
             tp=choice.tp,
             ep=choice.tp if choice.has_expert_parallel and self.model.experts else 1,
@@ -66,6 +70,7 @@ class EngineSpeed:
             self.cluster,
             kv_element_bytes=self.cut.kv_element_bytes,
             has_graphs=self.rollout.has_cuda_graphs,
+            has_custom_all_reduce=self.has_custom_all_reduce,
         )
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:

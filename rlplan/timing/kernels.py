@@ -10,8 +10,8 @@ from enum import StrEnum
 from functools import lru_cache
 
 from rlplan.memory.step_peak import Recompute
-from rlplan.spec.budget import Target
 from rlplan.spec.hardware import ComputeDtype
+from rlplan.spec.job_parts import Target
 from rlplan.timing.cluster import Cluster
 
 WAVE = 132 * 128 * 256

@@ -27,11 +27,11 @@ def step_bytes_per_parameter(setting: TrainSetting) -> float:
     Source: DeepSpeed 0.19.8, FusedAdam (multi_tensor_adam.cu), stage_1_and_2.py (`unscale_and_clip_grads`).
 
     >>> from rlplan.memory.gpu.states import TrainerChoice
-    >>> from rlplan.spec.budget import BudgetTraining
+    >>> from rlplan.spec.resolved import SettledTraining
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.vocabulary import Role
     >>> choice = TrainerChoice(1, True, False, False, 1)
-    >>> step_bytes_per_parameter(TrainSetting(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, BudgetTraining(), choice, 8))
+    >>> step_bytes_per_parameter(TrainSetting(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, SettledTraining(), choice, 8))
     38.0
     """
     training = setting.training

@@ -9,11 +9,12 @@ Symbols: T tokens, h hidden, e bytes an element, L layers.
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.logits import Loss, loss_named
 from rlplan.memory.step_peak import Recompute
-from rlplan.spec.budget import BudgetTraining, Target
+from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Component, ModelSpec
+from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.collectives import all_gather_cost, all_to_all_cost
@@ -45,7 +46,7 @@ class TrainSetting:
 
     model: ModelSpec
     role: Role
-    training: BudgetTraining
+    training: SettledTraining
     choice: TrainerChoice
     num_ranks: int
     target: Target = "rlplan"
@@ -71,7 +72,7 @@ class TrainSetting:
         """What the backward pass computes anew."""
         if self.runs.recompute is not None:
             return self.runs.recompute
-        return Recompute.FULL if self.choice.recomputes else Recompute.NONE
+        return Recompute.FULL if self.choice.gradient_checkpointing else Recompute.NONE
 
     @property
     def loss(self) -> Loss:
@@ -274,7 +275,7 @@ def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     passes = times.products + times.is_training
     flops = adapter_flops(setting.model, lora) * tokens * passes
     moved = adapter_bytes(setting.model, lora) * tokens * times.between
-    if lora.base == "nf4":
+    if lora.base_dtype == "nf4":
         moved += DEQUANTIZED * sum(_rank_products(setting).values()) * times.products
     seconds = moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
     return Cost({Resource.MEMORY: seconds, Resource.COMPUTE: flops / product_flops_per_s(cluster)})

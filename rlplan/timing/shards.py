@@ -22,7 +22,7 @@ def num_trained(setting: TrainSetting) -> float:
     """Parameters of one tensor and pipeline rank that are trained: adapters where there are any."""
     lora = setting.training.lora
     if lora:
-        whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.targets))
+        whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.target_modules))
         return whole / (setting.choice.tp * setting.choice.pp)
     return num_held(setting)
 

@@ -10,7 +10,7 @@ In: a job, cores and generation's seconds. Out: seconds. Left out: a user's own 
 what a program itself computes, and tests after the first.
 """
 
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, RewardSpec
 
 SANDBOX_S = 0.020
@@ -46,7 +46,7 @@ def waiting_s(num_responses: int, response_s: float, num_at_a_time: int, beside_
     return max(response_s, num_responses * response_s / num_at_a_time - beside_s)
 
 
-def verify_s(job: JobSpec, num_cores: int, beside_s: float) -> float:
+def verify_s(job: ResolvedJob, num_cores: int, beside_s: float) -> float:
     """Seconds that a step waits for its rewards' own processes.
 
     Counts: waiting_s of all rewards together. Source: as there. Assumes: as there.

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,14 @@ import pytest
 
 from benchmarks.gpu.cases import PARTS, TRAINED, Case, cases_of
 from benchmarks.gpu.predict import predict
+from benchmarks.gpu.records import SERVING_POINTS, TRAINING_POINTS, points_of
+from rlplan.accuracy.compare import compare
+from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.reading import read_points
+from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
 from rlplan.spec.profiles import get_gpu, read_profile
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--tiny", "--device", "cpu"]
@@ -31,7 +34,9 @@ def dry_run(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     chosen = [word for part in parts for word in ("--part", part)]
     command = [*RUN, *chosen, "--out", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=scaled(DEADLINE_S), check=False, env=environment
+    )
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -84,6 +89,23 @@ def test_tiny_training_steps_take_what_was_predicted(trained: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.nightly
+@pytest.mark.parametrize("part", ["train-0.5b", "zero", "logprob", "serving"])
+def test_no_setting_that_the_benchmark_writes_is_unknown_to_rlplan_accuracy(part: str) -> None:
+    machine = {
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "total_bytes": 85_000_000_000,
+        "date": "",
+        "versions": {"vllm": "0.32.0"},
+    }
+    values = dict.fromkeys([*TRAINING_POINTS, *SERVING_POINTS], 2e10)
+    cases = [dataclasses.asdict(case) for case in cases_of(part) if case.model][::5]
+    written = [point for case in cases for point in points_of({"case": case, "machine": machine, "measured": values})]
+    found = compare(MeasuredPoint.model_validate(point) for point in written).points
+    assert {point.reason for point in found} == {None}
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
 def test_points_can_be_read_by_rlplan_accuracy_and_name_the_dry_run(trained: Path) -> None:
     points = json.loads((trained / "points.json").read_text("utf-8"))["points"]
     assert {"train_peak", "train_steady", "logprob_peak"} <= {point["kind"] for point in points}
@@ -127,7 +149,7 @@ def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
     children = importlib.import_module("benchmarks.gpu.children")
     case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)
-    result = children.run_case(case, "cpu", None, 60, tmp_path / "log")
+    result = children.run_case(case, "cpu", None, scaled(60), tmp_path / "log")
     assert result.status == "out_of_memory", result
 
 
@@ -143,19 +165,11 @@ def test_a_case_ends_with_the_command_that_began_it(tmp_path: Path) -> None:
     command = [*RUN, "--part", "zero", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: bool(cases_running(tmp_path)))
+        wait_for(lambda: cases_running(tmp_path), 60)
     finally:
         process.kill()
-        process.wait(timeout=30)
-    wait_for(lambda: not cases_running(tmp_path))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is so, at most a minute."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        process.wait(timeout=scaled(30))
+    wait_for(lambda: not cases_running(tmp_path), 60)
 
 
 def cases_running(folder: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """`rlplan accuracy`: the table, the JSON, and what a broken file gets."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
     assert value["summary"]["kv_per_token"]["max_abs"] <= 0.002
 
 
-@pytest.mark.parametrize("columns", ["80", "140"])
+@pytest.mark.parametrize("columns", ["80", pytest.param("140", marks=pytest.mark.nightly)])
 def test_the_table_is_readable_in_narrow_and_wide_terminals(
     rlplan: Call, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
@@ -24,12 +25,36 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
     assert answer.exit_code == 0
     for word in ("kvtok-qwen3-14b", "Refused", "Absolute error by kind", "trtllm_kv_capacity"):
         assert word in answer.out
+    assert "5 largest errors of each kind" in answer.out
+    assert len(answer.out.splitlines()) < 250
 
 
-def test_of_a_kind_with_many_points_the_largest_errors_are_shown_unless_all_are_asked_for(rlplan: Call) -> None:
-    some, every = rlplan("accuracy").out, rlplan("accuracy", "--all").out
-    assert "5 largest errors of each kind" in some
-    assert len(some.splitlines()) < 250 < 904 < len(every.splitlines())
+@pytest.mark.nightly
+def test_every_point_is_shown_where_all_are_asked_for(rlplan: Call) -> None:
+    assert len(rlplan("accuracy", "--all").out.splitlines()) > 904
+
+
+def test_of_points_of_ones_own_every_setting_is_read_listed_or_refused(rlplan: Call, tmp_path: Path) -> None:
+    settings = {
+        "framework": "torch",
+        "seq": 1024,
+        "micro_batch": 1,
+        "act_ckpt": True,
+        "lora_rank": 64,
+        "dataset": "mine",
+    }
+    base = {"kind": "train_peak", "model": "Qwen/Qwen2.5-7B", "gpu": "1x H100"}
+    measured = {"value": 16.3, "unit": "GiB/GPU max allocated"}
+    points = [
+        {"id": "a", "settings": settings, "measured": measured, **base},
+        {"id": "b", "settings": settings | {"freeze_layers": 3}, "measured": measured, **base},
+    ]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    answer = rlplan("accuracy", tmp_path / "points.json")
+    printed = " ".join(answer.out.split())
+    assert "Settings without effect" in printed
+    assert "train_peak dataset says where the number comes from" in printed
+    assert "setting 'freeze_layers' is 3, which no formula of train_peak reads" in printed
 
 
 def test_a_log_s_points_are_predicted(rlplan: Call, tmp_path: Path) -> None:

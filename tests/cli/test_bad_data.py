@@ -37,26 +37,38 @@ def run(rlplan: Call, tmp_path: Path, *arguments: str | Path) -> Answer:
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("key", ["prompts", "heldout_prompts"])
+@pytest.mark.parametrize("key", ["prompts", "heldout"])
 def test_bad_rows_are_listed(rlplan: Call, tmp_path: Path, name: str, key: str) -> None:
     content, words = BAD[name]
     path = tmp_path / "data.jsonl"
     path.write_bytes(content)
-    check(run(rlplan, tmp_path, QUICKSTART, f"workload.{key}={path}"), 2, str(path), *words)
+    check(run(rlplan, tmp_path, QUICKSTART, f"data.{key}={path}"), 2, str(path), *words)
 
 
 def test_wrong_pairs_are_listed(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(lines(PAIR, {**PAIR, "id": "b", "rejected": "12"}, {"id": "c", "prompt": "x", "chosen": "y"}))
     words = ("2 of 3 rows", "row 2: chosen and rejected are the same", "row 3: rejected is null")
-    check(run(rlplan, tmp_path, DPO, f"workload.prompts={path}"), 2, *words)
+    check(run(rlplan, tmp_path, DPO, f"data.prompts={path}"), 2, *words)
 
 
 def test_tests_that_cannot_be_read_are_bad_rows(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "programs.jsonl"
     path.write_bytes(lines({**GOOD, "answer": "assert f(1) == g(2)"}))
     job = QUICKSTART.parent / "rewards" / "code-executor.yaml"
-    check(run(rlplan, tmp_path, job, f"workload.prompts={path}"), 2, "row 1: its tests: ", "is no literal")
+    check(run(rlplan, tmp_path, job, f"data.prompts={path}"), 2, "row 1: its tests: ", "both sides of a comparison")
+
+
+def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_write_instead(
+    rlplan: Call, tmp_path: Path
+) -> None:
+    path = tmp_path / "programs.jsonl"
+    free = "assert all(abs(f(i) - i) < 0.1 for i in range(3))"
+    path.write_bytes(lines({**GOOD, "answer": "assert f(1) == 1"}, {**GOOD, "id": "b", "answer": free}))
+    job = QUICKSTART.parent / "rewards" / "code-executor.yaml"
+    words = ("1 of 2 rows", "row 2: its tests: `f(i)` is called anew for every `i`", "write one assertion for each")
+    rule = "the program's calls alone go into the sandbox"
+    check(run(rlplan, tmp_path, job, f"data.prompts={path}"), 2, *words, rule)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.plan import write_plan
+from rlplan.runtime.machine_speed import scaled
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, make_plan, write_config, write_job
 
@@ -44,8 +45,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("policy.path=models/sorter2", 2, ("models/sorter2' does not exist", "policy.path")),
     ("policy.path=" + "x" * 5000, 2, ("does not exist", "policy.path")),
     ("policy.path=data", 2, ("the model's config.json is missing", "examples/data/config.json")),
-    ("workload.prompts=data/nowhere.jsonl", 2, ("nowhere.jsonl' does not exist", "workload.prompts")),
-    ("hardware.profile=h100", 1, ("no layout can be built for this job", "1 engine(s) of 1 rank(s) leave GPUs of 2")),
+    ("data.prompts=data/nowhere.jsonl", 2, ("nowhere.jsonl' does not exist", "data.prompts")),
     ("hardware.num_devices=65", 2, ("hardware.num_devices is 65", "at most 64")),
     ("placement.placement=colocatd", 2, ("placement.placement is 'colocatd'", "Did you mean 'colocated'?")),
     ("rewards=[{kind: answer_matchr}]", 2, ("Did you mean 'answer_matcher'?",)),
@@ -78,7 +78,7 @@ FILES: dict[str, tuple[bytes | None, tuple[str, ...]]] = {
     "aliases": (b"a: &a [x]\nb: [*a, *a]\n", ("anchor or an alias",)),
     "deep": (b"[" * 5000, ("depth", "line 1")),
     "large": (b"#" * (1 << 21), ("has more than 1048576 bytes",)),
-    "nothing": (b"{}", ("required key 'name' is missing (and 5 more: ",)),
+    "nothing": (b"{}", ("required key 'policy' is missing (and 1 more: ",)),
 }
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_job_file_is_one_message(
 
 
 def test_a_folder_is_no_job_file(rlplan: Call, tmp_path: Path) -> None:
-    check(rlplan("estimate", tmp_path), 2, "the job file cannot be read: Is a directory")
+    check(rlplan("estimate", tmp_path), 2, "holds no bundle")
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -124,7 +124,7 @@ def plan_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["estimate", "plan", "run"])
 def test_a_plan_of_another_version_is_one_message(rlplan: Call, plan_file: Path, command: str) -> None:
     plan_file.write_text(json.dumps(json.loads(plan_file.read_text()) | {"schema_version": 99}))
-    check(rlplan(command, plan_file), 2, "plan schema version is 99", "reads version 1", "rlplan plan JOB")
+    check(rlplan(command, plan_file), 2, "plan schema version is 99", "reads version 2", "rlplan plan JOB")
 
 
 @pytest.mark.parametrize("command", ["estimate", "plan", "run"])
@@ -213,7 +213,7 @@ def test_a_wrong_command_line_is_one_message(rlplan: Call, arguments: list[str],
     check(rlplan(*arguments), 2, *words)
 
 
-@pytest.mark.parametrize("arguments", [["estimate", "nowhere.yaml"], ["plan", QUICKSTART, "hardware.memory=1GiB"]])
+@pytest.mark.parametrize("arguments", [["estimate", "nowhere.yaml"], ["plan", QUICKSTART, "hardware.num_devices=7"]])
 def test_with_json_an_error_is_the_same_message_and_stdout_stays_empty(rlplan: Call, arguments: list[str]) -> None:
     plain = rlplan(*arguments)
     assert rlplan(*arguments, "--json") == plain
@@ -229,7 +229,7 @@ def test_only_debug_shows_where_an_error_was_raised(rlplan: Call) -> None:
 
 def test_a_real_process_ends_as_its_message_says() -> None:
     check(start("estimate", QUICKSTART, "workload.num_stepz=3"), 2, "Did you mean 'num_steps'?")
-    check(start("plan", QUICKSTART, "hardware.memory=1GiB"), 1, "1.00 GiB available")
+    check(start("plan", QUICKSTART, "hardware.num_devices=7"), 1, "no layout can be built")
     check(start("run", QUICKSTART, "rewards=[]"), 2, "rewards is []")
 
 
@@ -241,7 +241,11 @@ def test_a_name_that_is_no_text_is_still_a_message() -> None:
 def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_path: Path, package: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; from rlplan_cli.app import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "report", tmp_path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, "report", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=False,
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)
     check(answer, 4, f"package '{package}' is missing", "pip install 'rlplan[report]'")

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import typer
 from rlplan_cli import app as app_module
+from rlplan_cli import render
 from rlplan_cli.app import app
+from rlplan_cli.doctor import show_findings
 
 from rlplan.emit.bundle import read_bundle
 from rlplan.planner.plan import read_plan
 from rlplan.planner.search import find_plan
+from rlplan.runtime.doctor import Finding
+from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.job_file import load_job
 from rlplan.spec.profiles import get_profile, load_profiles
 from rlplan.units import format_bytes
@@ -82,7 +86,7 @@ def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:
 def test_estimate_prints_the_library_s_value(rlplan: Call) -> None:
     value = json_of(rlplan("estimate", QUICKSTART, "--json"))
     assert value == json.loads(json.dumps(find_plan(load_job(QUICKSTART)).estimate()))
-    assert value["schema_version"] == 1
+    assert value["schema_version"] == 2
 
 
 def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_emit_lists_the_files_that_it_wrote(rlplan: Call, tmp_path: Path) -> Non
     assert value["schema_version"] == 1
     assert value["folder"] == str(bundle)
     assert sorted(value["files"]) == sorted(str(p.relative_to(bundle)) for p in bundle.rglob("*") if p.is_file())
-    assert read_bundle(bundle).job == load_job(QUICKSTART)
+    assert read_bundle(bundle).job == find_plan(load_job(QUICKSTART)).job
     plain = rlplan("emit", QUICKSTART, "-o", bundle)
     assert plain.out.splitlines() == [str(bundle / name) for name in value["files"]]
     assert plain.err == f"run it with `rlplan run {bundle}`\n"
@@ -213,11 +217,50 @@ def test_commands_that_start_nothing_import_no_engine(arguments: list[Any], tmp_
     assert not loaded & {"torch", "ray", "vllm", "deepspeed", "transformers", "pandas", "matplotlib", "numpy"}
 
 
-def test_a_reader_that_leaves_early_hears_no_complaint() -> None:
-    rlplan = Path(sys.executable).parent / "rlplan"
-    command = f"{shlex.quote(str(rlplan))} estimate {shlex.quote(str(QUICKSTART))} --json | head -c 100"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stderr, len(done.stdout)) == ("", 100)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["estimate", QUICKSTART],
+        ["estimate", QUICKSTART, "--json"],
+        ["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100"],
+        ["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xRTX4090"],
+        ["profiles", "list"],
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments))[-40:],
+)
+@pytest.mark.parametrize("reader", ["| true", "2>&1 | true"])
+def test_a_reader_that_has_gone_hears_no_complaint_and_leaves_the_exit_code_of_sigpipe(
+    arguments: list[Any], reader: str
+) -> None:
+    """Never 1, which says that nothing fits: a script with `pipefail` looks at it."""
+    command = shlex.join([sys.executable, "-m", "rlplan_cli", *map(str, arguments)])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} {reader}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
+def test_a_reader_that_leaves_early_has_what_it_wanted() -> None:
+    command = shlex.join([sys.executable, "-m", "rlplan_cli", "estimate", str(QUICKSTART), "--json"])
+    words = ["bash", "-c", f"set -o pipefail; {command} | head -c 100"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert (done.stderr, len(done.stdout), done.returncode) == ("", 100, 141)
+
+
+def test_words_in_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a user is to type, and whatever a user has named: none of it is markup."""
+    show_findings([Finding("pandas", "warning", "[red]", "pip install 'rlplan[report]' :warning:")])
+    render.stdout.print("runs/[bold]/plan.json")
+    out = capfd.readouterr().out
+    assert "pip install 'rlplan[report]' :warning:" in out
+    assert "[red]" in out
+    assert "runs/[bold]/plan.json" in out
 
 
 def readme_commands() -> list[str]:

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from rlplan.emit.bundle import write_bundle
 from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.spec.budget import load_budget
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.plan import read_plan
+from rlplan.spec.job_file import load_job
+from rlplan.units import format_bytes
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES, QUICKSTART
 
@@ -40,8 +44,9 @@ def test_a_plan_is_a_page_that_says_what_a_step_takes_and_what_binds(rlplan: Cal
 
 def test_json_is_the_plan_file(rlplan: Call, plan: Path) -> None:
     printed = data_of(rlplan("plan", *ASKED, "--json"))
-    assert printed == json.loads(plan.read_text())
-    assert (printed["schema_version"], printed["kind"]) == (1, "gpu_plan")
+    written = json.loads(plan.read_text())
+    assert {**printed, "asked": 0, "digest": 0} == {**written, "asked": 0, "digest": 0}  # but for the paths' folder
+    assert (printed["schema_version"], printed["kind"]) == (2, "gpu_plan")
 
 
 def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Path) -> None:
@@ -56,12 +61,12 @@ def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Pa
 def test_what_goes_with_gpus_is_refused_for_a_job(rlplan: Call, option: tuple[str, ...]) -> None:
     answer = rlplan("plan", QUICKSTART, *option)
     assert (answer.exit_code, answer.out) == (2, "")
-    assert "is a job for this host" in answer.err
+    assert "is for jobs on GPUs" in answer.err
 
 
 def test_a_file_asks_the_same_as_the_library(rlplan: Call) -> None:
     results = data_of(rlplan("plan", EXAMPLE, "--json"))["results"]
-    assert results == json.loads(json.dumps(results_as_json(find_budget(load_budget(EXAMPLE)))))
+    assert results == json.loads(json.dumps(results_as_json(find_gpu_plan(load_job(EXAMPLE)))))
 
 
 def test_a_plan_is_shown_and_estimated_as_the_budget_it_was_made_of(rlplan: Call, plan: Path) -> None:
@@ -76,7 +81,7 @@ def test_top_says_how_many_of_the_next_best_are_shown(rlplan: Call) -> None:
 
 @pytest.mark.parametrize("objective", ["step_time", "tokens_per_s", "cost", "gpus"])
 def test_an_objective_is_a_key_of_the_budget(rlplan: Call, objective: str) -> None:
-    assert data_of(rlplan("plan", *ASKED, "--objective", objective, "--json"))["spec"]["objective"] == objective
+    assert data_of(rlplan("plan", *ASKED, "--objective", objective, "--json"))["asked"]["objective"] == objective
 
 
 def test_what_does_not_fit_ends_with_1_writes_nothing_and_says_what_would(rlplan: Call, tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_what_does_not_fit_ends_with_1_writes_nothing_and_says_what_would(rlplan
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "3xH100", "placement.placement=hybrid"), "does not divide"),
         (("examples/no-such-file.yaml",), "is missing"),
         (("no-such-plan.json",), "is missing"),
-        (("examples/quickstart.yaml", "--model", "x"), "goes with a budget"),
+        (("examples/quickstart.yaml", "--model", "x"), "does not exist"),
     ],
 )
 def test_a_wrong_question_is_one_message(rlplan: Call, verb: str, arguments: tuple[str, ...], words: str) -> None:
@@ -115,7 +120,7 @@ def test_a_wrong_question_is_one_message(rlplan: Call, verb: str, arguments: tup
 
 @pytest.mark.parametrize("verb", ["plan", "explain", "simulate", "estimate"])
 def test_a_plan_takes_no_changes(rlplan: Call, plan: Path, verb: str) -> None:
-    answer = rlplan(verb, plan, "gpus=4xH100")
+    answer = rlplan(verb, plan, "hardware.num_devices=4")
     assert (answer.exit_code, answer.out) == (2, "")
     assert "cannot change the plan" in answer.err
 
@@ -123,7 +128,7 @@ def test_a_plan_takes_no_changes(rlplan: Call, plan: Path, verb: str) -> None:
 def test_a_job_s_few_layouts_are_not_explained(rlplan: Call) -> None:
     answer = rlplan("explain", QUICKSTART)
     assert (answer.exit_code, answer.out) == (2, "")
-    assert "goes with a budget" in answer.err
+    assert "explain is for jobs on GPUs" in answer.err
 
 
 # ---------------------------------------------------------------------------------------------------------- explain
@@ -223,11 +228,11 @@ def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
     assert answer.exit_code == 0
     loaded = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
     assert "typer" in loaded
-    assert not loaded & {"rich", "rlplan.planner", "rlplan.spec.budget", "simpy", "ruamel.yaml"}
+    assert not loaded & {"rich", "rlplan.planner", "rlplan.spec.job", "simpy", "ruamel.yaml"}
 
 
 def test_a_plan_that_is_read_is_the_plan_that_was_made(plan: Path) -> None:
-    assert read_gpu_plan(plan).timing.seconds == json.loads(plan.read_text())["totals"]["step_s"]
+    assert read_gpu_plan(plan).seconds == json.loads(plan.read_text())["totals"]["step_s"]
 
 
 def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_path: Path) -> None:
@@ -238,3 +243,55 @@ def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_
     rooms = [point["headroom_bytes"] for point in front]
     assert rooms == sorted(rooms)
     assert [point.timing.seconds for point in read_gpu_plan(path).pareto] == [point["seconds"] for point in front]
+
+
+@pytest.fixture(scope="module")
+def job_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan of a bundle for GPUs: of a job, with every choice fixed."""
+    folder = tmp_path_factory.mktemp("bundle")
+    write_bundle(executable_plan(find_gpu_plan(load_job(EXAMPLE))), folder)
+    return folder / "plan.json"
+
+
+@pytest.mark.parametrize("command", ["plan", "estimate"])
+def test_the_plan_of_a_job_on_gpus_is_a_page_about_gpus(rlplan: Call, job_plan: Path, command: str) -> None:
+    answer = rlplan(command, job_plan)
+    assert (answer.exit_code, answer.err) == (0, "")
+    ledger = read_plan(job_plan).ledger
+    peak, capacity = ledger.fullest_device(), ledger.capacity_of("cuda:0")
+    words = f"{format_bytes(peak.num_bytes)} of {format_bytes(capacity)} ({peak.num_bytes / capacity:.0%})"
+    assert f"{words} " in answer.out
+    assert f"in {peak.action_id}" in answer.out
+
+
+def test_the_step_of_a_job_on_gpus_is_said_in_what_gpus_wait_for(rlplan: Call, job_plan: Path) -> None:
+    out = rlplan("plan", job_plan).out
+    for words in ("device link", "device memory", "compute", "host link"):
+        assert words in out
+    assert "rollout_engine/3" not in out
+
+
+def test_rows_of_a_job_on_gpus_are_bytes_of_a_gpu(rlplan: Call, job_plan: Path) -> None:
+    """The host's pinned copies lie elsewhere: no row may pass what the fullest GPU holds."""
+    out = rlplan("estimate", job_plan).out
+    peak = read_plan(job_plan).ledger.process_peak("policy_trainer/0")
+    (row,) = [line for line in out.splitlines() if line.startswith(f" {peak.action_id} < ")]
+    assert format_bytes(peak.num_bytes) in row
+
+
+def test_a_job_file_on_gpus_is_planned_as_its_bundle_is(rlplan: Call, job_plan: Path, tmp_path: Path) -> None:
+    job = read_plan(job_plan).job.model_dump(mode="json", exclude_defaults=True)
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job))  # JSON is YAML
+    assert rlplan("plan", path).out.splitlines()[0] == rlplan("plan", job_plan).out.splitlines()[0]
+
+
+def test_a_job_that_fits_on_no_gpu_is_refused_with_what_it_needs(rlplan: Call, job_plan: Path, tmp_path: Path) -> None:
+    job = read_plan(job_plan).job.model_dump(mode="json", exclude_defaults=True)
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job))
+    answer = rlplan("plan", path, "hardware.memory=20GiB")
+    assert answer.exit_code == 1
+    assert answer.err.startswith("error: ")
+    assert "20.0 GiB available" in answer.err
+    assert "makes it fit: ," not in answer.err

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.runtime.machine_speed import scaled
 from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 
@@ -38,7 +39,7 @@ def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
             break
         written += part
     os.close(leader)
-    process.wait(timeout=60)
+    process.wait(timeout=scaled(60))
     return written.decode().replace("\r\n", "\n")
 
 

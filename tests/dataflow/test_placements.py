@@ -2,19 +2,25 @@
 
 import pytest
 
-from rlplan.dataflow.layouts import RoleLayout
+from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.dataflow.placements import place
+from rlplan.planner.resolve import choice_of
 from rlplan.vocabulary import Placement, Role
 from tests.factories import make_job
 
 
+def lay_out(placement: Placement, **overrides: object) -> tuple[tuple[DeviceGroup, ...], tuple[RoleLayout, ...]]:
+    job = make_job(**overrides)
+    return place(job, choice_of(job, placement, 2))
+
+
 def placed(num_devices: int, placement: Placement, **overrides: object) -> dict[str, RoleLayout]:
-    _, layouts = place(make_job(**{"hardware.num_devices": num_devices, **overrides}), placement, zero_stage=2)
+    _, layouts = lay_out(placement, **{"hardware.num_devices": num_devices, **overrides})
     return {layout.worker: layout for layout in layouts}
 
 
 def test_hybrid_shares_every_device_and_the_trainer_has_a_rank_on_each() -> None:
-    groups, layouts = place(make_job(), Placement.HYBRID, zero_stage=2)
+    groups, layouts = lay_out(Placement.HYBRID)
     assert [(group.name, group.devices) for group in groups] == [("shared", ("cpu:0", "cpu:1"))]
     trainer, engine, scorer = layouts
     assert trainer == RoleLayout(Role.POLICY, "policy_trainer", "shared", ("cpu:0", "cpu:1"), dp=2, zero_stage=2)
@@ -23,7 +29,7 @@ def test_hybrid_shares_every_device_and_the_trainer_has_a_rank_on_each() -> None
 
 
 def test_disaggregated_keeps_generation_and_training_apart() -> None:
-    groups, _ = place(make_job(**{"hardware.num_devices": 3}), Placement.DISAGGREGATED, zero_stage=2)
+    groups, _ = lay_out(Placement.DISAGGREGATED, **{"hardware.num_devices": 3})
     assert {group.name: group.devices for group in groups} == {
         "training": ("cpu:0", "cpu:1"),
         "generation": ("cpu:2",),
@@ -37,7 +43,7 @@ def test_disaggregated_keeps_generation_and_training_apart() -> None:
 @pytest.mark.parametrize("placement", [Placement.HYBRID, Placement.DISAGGREGATED])
 @pytest.mark.parametrize("num_devices", [2, 3, 8, 64])
 def test_every_layout_lies_on_devices_of_its_group(num_devices: int, placement: Placement) -> None:
-    groups, layouts = place(make_job(**{"hardware.num_devices": num_devices}), placement, zero_stage=2)
+    groups, layouts = lay_out(placement, **{"hardware.num_devices": num_devices})
     devices = {group.name: set(group.devices) for group in groups}
     assert sum(len(group) for group in devices.values()) == num_devices
     for layout in layouts:
@@ -49,7 +55,7 @@ def test_generation_and_scoring_get_the_devices_that_the_job_gives_them() -> Non
     job = make_job(
         **{"hardware.num_devices": 8, "placement.num_generation_devices": 3, "placement.num_scoring_devices": 1}
     )
-    groups, layouts = place(job, Placement.DISAGGREGATED, zero_stage=2)
+    groups, layouts = place(job, choice_of(job, Placement.DISAGGREGATED, 2))
     assert [(group.name, len(group.devices)) for group in groups] == [
         ("training", 4),
         ("scoring", 1),

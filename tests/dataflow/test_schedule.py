@@ -2,16 +2,16 @@
 
 import pytest
 
-from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import place
-from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule, build_schedule
+from rlplan.dataflow.build import build_schedule
+from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
+from rlplan.planner.resolve import choice_of
 from rlplan.vocabulary import ActionKind, Placement, Role, Stream
 from tests.factories import make_job
 
 
 def make_schedule(placement: Placement = Placement.HYBRID, **overrides: object) -> Schedule:
     job = make_job(**overrides)
-    return build_schedule(build_step_graph(job), placement, *place(job, placement, zero_stage=2))
+    return build_schedule(job, choice_of(job, placement, 2))
 
 
 SCHEDULES = {

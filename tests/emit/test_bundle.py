@@ -158,14 +158,6 @@ def test_a_misspelt_key_in_an_engine_s_file_is_refused_with_the_right_one(
     assert f"Did you mean '{hint}'?" in caught.value.rule
 
 
-def test_a_known_key_with_another_value_is_kept_for_the_engine(bundle: Path) -> None:
-    edit(bundle / "vllm" / "policy.json", {"max_num_seqs": 7})
-    edit(bundle / "deepspeed" / "policy.json", {"gradient_clipping": 0.5})
-    spec = read_bundle(bundle)
-    assert spec.vllm["policy"]["max_num_seqs"] == 7
-    assert spec.deepspeed["policy"]["gradient_clipping"] == 0.5
-
-
 @pytest.mark.parametrize("value", [None, 2, "stage 2", [], True])
 def test_a_zero_section_that_is_no_mapping_is_refused(bundle: Path, value: Any) -> None:
     edit(bundle / "deepspeed" / "policy.json", {"zero_optimization": value})
@@ -218,8 +210,8 @@ def test_a_wrong_value_in_our_own_files_is_refused_at_its_key(bundle: Path, file
     edit(bundle / file, {key: value})
     with pytest.raises(SpecError) as caught:
         read_bundle(bundle)
-    assert caught.value.where.endswith(key if file == "execution.json" else f"ray.{key}")
-    assert caught.value.way_out == "emit the bundle again"
+    assert caught.value.where == f"{bundle / file}: {key}"
+    assert caught.value.way_out.startswith(f"`rlplan emit {bundle}/plan.json -o {bundle}` writes it")
 
 
 def test_emitting_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -228,31 +220,3 @@ def test_emitting_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         write_bundle(plan, tmp_path / name)
     for name in FILES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_an_edited_schedule_that_waits_for_what_never_comes_is_refused(tmp_path: Path) -> None:
-    write_bundle(make_plan(), tmp_path / "bundle")
-    file = tmp_path / "bundle" / "execution.json"
-    data = json.loads(file.read_text())
-    data["schedule"]["step"][0]["after"] = ["nothing_of_that_name"]
-    file.write_text(json.dumps(data))
-    with pytest.raises(SpecError, match=r"'generate' waits for 'nothing_of_that_name'"):
-        read_bundle(tmp_path / "bundle")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda ray: ray["workers"].pop(), "ray.json has the workers"),
-        (lambda ray: ray["workers"][0].update(bundle=7), "a bundle that does not exist"),
-        (lambda ray: ray["bundles"][0].update(CPU=1.0), "bundle 0 offers 1.0 CPU"),
-    ],
-)
-def test_an_edited_placement_that_cannot_hold_the_schedule_is_refused(tmp_path: Path, change: Any, what: str) -> None:
-    write_bundle(make_plan(), tmp_path / "bundle")
-    file = tmp_path / "bundle" / "ray.json"
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-    with pytest.raises(SpecError, match=what):
-        read_bundle(tmp_path / "bundle")

@@ -126,3 +126,10 @@ def test_a_heap_that_is_kept_is_not_trimmed_by_freeing() -> None:
     (kept, *_) = placement(**{"hardware.keeps_heap": True}).workers
     assert kept.environment["MALLOC_MMAP_THRESHOLD_"] == str(32 * 2**20)
     assert int(kept.environment["MALLOC_TRIM_THRESHOLD_"]) > 2**32
+
+
+@pytest.mark.parametrize("overrides", [{}, {"placement.placement": "colocated"}, {"rollout.tp": 2}], ids=str)
+def test_the_engine_is_told_to_load_safetensors_and_no_code(overrides: dict[str, Any]) -> None:
+    arguments = engine_arguments(make_job(**overrides))
+    assert arguments["trust_remote_code"] is False
+    assert arguments["load_format"] == "safetensors"

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.memory.gpu.states import TrainerChoice, zero_settings
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.planner.lowering import executable_plan
+from rlplan.memory.gpu.states import zero_settings
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.plan import Plan
-from rlplan.spec.budget import BudgetTraining, load_budget
+from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import ActionKind
 from tests.factories import EXAMPLES
 
@@ -22,7 +24,7 @@ NAMES = ("grpo-7b-8xh100", "ppo-70b-64xh100")
 
 
 def plan_of(name: str, *overrides: str) -> Plan:
-    return executable_plan(find_budget(load_budget(EXAMPLES / f"{name}.yaml", overrides)))
+    return executable_plan(find_gpu_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -48,7 +50,7 @@ def test_deepspeed_reads_its_configs_and_counts_what_the_forecast_counts(bundle:
         job, layout = bundle.job, bundle.schedule.layout("policy_trainer")
         if role == "policy":
             choice = TrainerChoice(layout.zero_stage, False, False, False, 1)
-            training = BudgetTraining(reduce_bucket_size=job.training.reduce_bucket_size)
+            training = SettledTraining(reduce_bucket_size=job.training.reduce_bucket_size)
             counted = zero_settings(training, choice, len(layout.devices))
             assert zero.reduce_bucket_size == counted.reduce_bucket_size
             assert zero.allgather_bucket_size == counted.allgather_bucket_size
@@ -97,7 +99,13 @@ def test_an_engine_s_ranks_lie_on_one_host(bundle: ExecutionSpec) -> None:
 
 
 def test_an_engine_sleeps_before_others_compute_and_wakes_weights_first(tmp_path: Path) -> None:
-    plan = plan_of("grpo-7b-8xh100", "placement.placement=colocated", "placement.parks=true", "training.tp=1")
+    plan = plan_of(
+        "grpo-7b-8xh100",
+        "placement.placement=colocated",
+        "placement.offload=host",
+        "placement.offload_roles=all",
+        "training.tp=1",
+    )
     arguments = execution_spec(plan).vllm["policy"]
     assert (arguments["enable_sleep_mode"], arguments["gpu_memory_utilization"]) == (True, 0.01)
     chain = [action for action in plan.schedule.step if action.processes]

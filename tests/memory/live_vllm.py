@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import Patience
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240
 OWN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -59,14 +61,14 @@ def _start(
 
 def _wait(ranks: "Sequence[subprocess.Popen[bytes]]", places: Sequence[Path]) -> None:
     """Until all have ended well. One that fails ends it all: the others would wait for it."""
-    deadline = time.monotonic() + DEADLINE_S
+    patience = Patience(DEADLINE_S)
     while any(process.poll() is None for process in ranks):
         failed = [rank for rank, process in enumerate(ranks) if process.poll()]
-        if failed or time.monotonic() > deadline:
+        if failed or patience.left_s() == 0:
             break
         time.sleep(0.1)
     for process, place in zip(ranks, places, strict=True):
-        if process.poll() not in (0, None) or time.monotonic() > deadline:
+        if process.poll() not in (0, None) or patience.left_s() == 0:
             seen = len(_answers((place / "out").read_text(encoding="utf-8")))
             errors = (place / "errors").read_text(encoding="utf-8", errors="replace").replace("[rank0]: ", "")
             raise AssertionError(f"exit status {process.poll()} after {seen} cases: {errors[-3000:]}")

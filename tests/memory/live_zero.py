@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.machine_speed import scaled
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 300
 
@@ -39,7 +41,7 @@ def measure(num_ranks: int, cases: Mapping[str, Any]) -> dict[str, list[dict[str
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     answers = []
     for process in ranks:
-        out, errors = process.communicate(timeout=DEADLINE_S)
+        out, errors = process.communicate(timeout=scaled(DEADLINE_S))
         assert process.returncode == 0, errors.decode()[-3000:]
         answers.append(json.loads(out.decode().strip().splitlines()[-1]))
     return {name: [answer[name] for answer in answers] for name in cases}

@@ -49,15 +49,11 @@ COVERING: dict[int, dict[str, tuple[str, int]]] = {
     1: {
         "llama": ("fp32", 32),
         "qwen2": ("bf16", 64),
-        "gemma": ("fp32", 64),
         "gemma3": ("bf16", 32),
-        "opt": ("bf16", 32),
         "deepseek-v2": ("fp32", LATENT_BLOCK),
     },
     2: {
         "llama with one key head": ("bf16", 64),
-        "qwen3": ("fp32", 32),
-        "mistral in a window": ("fp32", 64),
         "mixtral": ("bf16", 32),
         "deepseek-v3": ("bf16", LATENT_BLOCK),
     },

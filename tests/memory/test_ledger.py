@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.dataflow.schedule import Beside
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 
@@ -82,10 +83,10 @@ def test_with_separate_device_memory_the_host_counts_host_rows_only() -> None:
 
 
 def test_actions_that_may_run_at_once_add_up() -> None:
-    ledger = make_ledger(concurrent=(("load", "warm"),))
+    ledger = make_ledger(concurrent=(("start", "load", "warm"),))
     # load and warm together: 30 + 9 + 100 = 139, at either of them; train still 150
     assert ledger.host_peak().num_bytes == 150
-    alone = make_ledger(concurrent=(("load", "warm"),), rows=ROWS[:4], order=ORDER[:2])
+    alone = make_ledger(concurrent=(("start", "load", "warm"),), rows=ROWS[:4], order=ORDER[:2])
     assert alone.host_peak().num_bytes == 139
     apart = make_ledger(rows=ROWS[:4], order=ORDER[:2])
     assert apart.host_peak().num_bytes == 130
@@ -98,7 +99,7 @@ def test_three_actions_at_once_add_up_too() -> None:
         row("start", "three", "c", 1, 30),
     )
     order = (("start", "one"), ("start", "two"), ("start", "three"))
-    pairs = (("one", "two"), ("one", "three"), ("two", "three"))
+    pairs: tuple[Beside, ...] = (("start", "one", "two"), ("start", "one", "three"), ("start", "two", "three"))
     assert make_ledger(rows=rows, order=order, concurrent=pairs).host_peak().num_bytes == 60
     assert make_ledger(rows=rows, order=order).host_peak().num_bytes == 32  # 1 + 1 + 30
 
@@ -106,8 +107,21 @@ def test_three_actions_at_once_add_up_too() -> None:
 def test_a_pair_of_the_same_names_in_another_part_does_not_count() -> None:
     rows = (row("first", "train", "a", 5, 50), row("finish", "evaluate", "b", 1, 7), row("finish", "train", "a", 5, 9))
     order = (("first", "train"), ("finish", "evaluate"), ("finish", "train"))
-    ledger = make_ledger(rows=rows, order=order, concurrent=(("evaluate", "train"),))
+    ledger = make_ledger(rows=rows, order=order, concurrent=(("finish", "evaluate", "train"),))
     assert ledger.host_peak().num_bytes == 50
+
+
+def test_a_pair_of_the_start_is_none_of_a_step_whose_actions_have_the_same_names() -> None:
+    """Worked by hand: two roles park side by side while starting, and one after the other in every step."""
+    rows = (
+        row("start", "park/a", "a", 1, 10),
+        row("start", "park/b", "b", 1, 20),
+        row("steady", "park/a", "a", 1, 40),
+        row("steady", "park/b", "b", 1, 50),
+    )
+    order = (("start", "park/a"), ("start", "park/b"), ("steady", "park/a"), ("steady", "park/b"))
+    ledger = make_ledger(rows=rows, order=order, concurrent=(("start", "park/a", "park/b"),))
+    assert ledger.host_totals("host") == dict(zip(order, (30, 30, 41, 51), strict=True))
 
 
 def test_processes_come_in_order_of_appearance() -> None:

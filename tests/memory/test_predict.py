@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import place
-from rlplan.dataflow.schedule import build_schedule
+from rlplan.dataflow.build import build_schedule
 from rlplan.memory.backward import MicroBatch, forward_backward_peak
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.predict import predict_ledger
 from rlplan.memory.training import trained_rank
-from rlplan.spec.training import TrainingSpec
+from rlplan.planner.resolve import choice_of
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
@@ -30,7 +28,7 @@ def make_ledger(
     placement: Placement = Placement.HYBRID, model: dict[str, Any] | None = None, **overrides: Any
 ) -> MemoryLedger:
     job = make_job(**overrides)
-    schedule = build_schedule(build_step_graph(job), placement, *place(job, placement, zero_stage=2))
+    schedule = build_schedule(job, choice_of(job, placement, 2))
     return predict_ledger(job, make_model(**(model or {})), make_profile(), schedule)
 
 
@@ -90,7 +88,7 @@ def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
 
 
 def test_the_peak_of_the_passes_is_that_of_the_walk() -> None:
-    walk = forward_backward_peak(trained_rank(TrainingSpec(), make_model(), 2, 2, 0), MicroBatch(80, 80, count=2))
+    walk = forward_backward_peak(trained_rank(make_job().training, make_model(), 2, 2, 0), MicroBatch(80, 80, count=2))
     peak = held("policy_trainer/0", "steady", "train_forward_backward", "peak_bytes")
     assert {kind: size for kind, size in peak.items() if kind in set(walk)} == {
         k.value: v for k, v in walk.items() if v
@@ -202,7 +200,7 @@ def test_every_row_says_where_it_comes_from_and_when_it_holds() -> None:
 
 
 def test_processes_that_start_side_by_side_peak_together_and_a_chain_does_not() -> None:
-    pairs = {frozenset(pair) for pair in LEDGER.concurrent}
+    pairs = {frozenset(pair) for _, *pair in LEDGER.concurrent}
     starts = ("start_trainer", "start_engine", "start_scorer/reference")
     assert {frozenset((one, two)) for one in starts for two in starts if one != two} <= pairs
     assert frozenset(("generate", "train_forward_backward")) not in pairs

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from rlplan.memory.training import trained_rank
 from rlplan.memory.zero import ZeroStates
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.training import TrainingSpec
-from tests.factories import make_model
+from tests.factories import make_job, make_model
 
 
 def rank_of(num_ranks: int, rank: int = 0, model: ModelSpec | None = None) -> ZeroStates:
-    return trained_rank(TrainingSpec(), model or make_model(), 2, num_ranks, rank).states
+    return trained_rank(make_job().training, model or make_model(), 2, num_ranks, rank).states
 
 
 @pytest.mark.parametrize(

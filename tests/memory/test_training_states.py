@@ -60,18 +60,13 @@ NOTHING_MORE = 512
 
 Case = dict[str, Any]
 CASES: dict[str, Case] = {
-    "stage 0 in fp32": {"stage": 0, "dtype": "fp32", "ranks": 1, "model": "llama"},
     "stage 1 in bf16 with adapters": {"stage": 1, "dtype": "bf16", "ranks": 1, "model": "qwen3", "lora": True},
-    "stage 2 in bf16 with bf16 master weights": {"stage": 2, "ranks": 1, "model": "qwen2", "bf16_master": True},
     "stage 2 in bf16 with the optimizer offloaded": {"stage": 2, "ranks": 1, "model": "gemma", "offload": True},
     "stage 3 in fp32": {"stage": 3, "dtype": "fp32", "ranks": 1, "model": "opt"},
     "stage 3 in bf16 in sub-groups": {"stage": 3, "ranks": 1, "model": "mixtral", "sub_group": 4000},
     "stage 0 in bf16 on two ranks": {"stage": 0, "ranks": 2, "model": "qwen3"},
-    "stage 1 in bf16 on two ranks": {"stage": 1, "ranks": 2, "model": "mixtral"},
     "stage 1 in bf16 with fp32 accumulation": {"stage": 1, "ranks": 2, "model": "llama", "accumulate": 4},
     "stage 2 in fp32 on two ranks": {"stage": 2, "dtype": "fp32", "ranks": 2, "model": "deepseek_v2"},
-    "stage 2 in bf16 with fp32 accumulation": {"stage": 2, "ranks": 2, "model": "mistral", "accumulate": 4},
-    "stage 2 in bf16 with adapters": {"stage": 2, "ranks": 2, "model": "qwen2", "lora": True},
     "stage 2 in bf16 with most weights frozen": {
         "stage": 2,
         "ranks": 2,
@@ -82,6 +77,11 @@ CASES: dict[str, Case] = {
     "stage 3 in bf16 with adapters": {"stage": 3, "ranks": 2, "model": "llama", "lora": True, "persistence": 0},
 }
 SPECIAL: dict[str, Case] = {
+    "stage 0 in fp32": {"stage": 0, "dtype": "fp32", "ranks": 1, "model": "llama"},
+    "stage 2 in bf16 with bf16 master weights": {"stage": 2, "ranks": 1, "model": "qwen2", "bf16_master": True},
+    "stage 1 in bf16 on two ranks": {"stage": 1, "ranks": 2, "model": "mixtral"},
+    "stage 2 in bf16 with adapters": {"stage": 2, "ranks": 2, "model": "qwen2", "lora": True},
+    "stage 2 in bf16 with fp32 accumulation": {"stage": 2, "ranks": 2, "model": "mistral", "accumulate": 4},
     "stage 3 in bf16 with everything persistent": {"stage": 3, "ranks": 2, "model": "qwen2", "persistence": 100_000},
     "stage 3 in bf16 with fp32 accumulation": {"stage": 3, "ranks": 1, "model": "llama", "accumulate": 4},
     "stage 3 in bf16 with bf16 master weights": {"stage": 3, "ranks": 1, "model": "llama", "bf16_master": True},

@@ -10,8 +10,8 @@ OVERHEADS = {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
 JOB = {"policy.path": str(EXAMPLES / "models" / "decoder-160m"), "policy.init": "random", "hardware.memory": "16GiB"}
 
 
-def planned(placement: str, parks: str = "none") -> Plan:
-    return make_plan(**JOB, placement={"placement": placement, "parks": parks})
+def planned(placement: str, offload: str = "none") -> Plan:
+    return make_plan(**JOB, placement={"placement": placement, "offload": offload})
 
 
 def rows(plan: Plan, action_id: str, process: str) -> list[LedgerRow]:
@@ -47,7 +47,7 @@ def test_without_a_hand_over_there_is_no_staging() -> None:
 
 
 def test_a_parked_reference_is_there_while_it_scores_and_gone_while_the_policy_trains() -> None:
-    plan = planned("colocated", parks="disk")
+    plan = planned("colocated", offload="disk")
     weights = {
         action: sum(row.resident_bytes for row in rows(plan, action, "scorer/reference/0") if row.kind == "weights")
         for action in ("reload_role/reference", "score/reference", "offload_role/reference")

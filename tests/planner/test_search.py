@@ -1,6 +1,7 @@
 """Search: the first candidate that fits; and when none does, an answer whose way out really works."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.factories import EXAMPLES, QUICKSTART, make_job, make_plan, write_job
 MEMORY_BOUND = EXAMPLES / "memory-bound.yaml"
 
 
+@cache
 def nothing_fits(path: Path, *overrides: str) -> NoFeasiblePlanError:
     with pytest.raises(NoFeasiblePlanError) as caught:
         find_plan(load_job(path, overrides))

@@ -3,19 +3,19 @@
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.gpu_checks import check_job
 from rlplan.planner.setting import read_setting
-from rlplan.spec.budget import make_budget
 from rlplan.vocabulary import Placement
+from tests.factories import gpu_job
 
 DENSE, MIXTURE = "Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"
 TWO_KINDS = "8xH100 + 8xL40S"
 
 
 def check(model: str, gpus: str, *overrides: str, algorithm: str = "grpo") -> None:
-    spec = make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides)
-    check_budget(spec, read_setting(spec))
+    spec = gpu_job({"policy": model, "hardware": gpus, "algorithm": algorithm}, overrides)
+    check_job(spec, read_setting(spec))
 
 
 def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None:
@@ -29,15 +29,18 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not have"),
     (DENSE, "8xH100", ("training.ulysses=2", "target=megatron"), "training.ulysses", "does not have"),
     (DENSE, "8xH100", ("training.pp=2", "target=fsdp2"), "training.pp", "does not have"),
-    (DENSE, "8xH100", ("training.tp=3",), "training.tp", "does not divide"),
+    (DENSE, "8xH100", ("training.tp=3",), "training.tp", "4 key heads"),
     (DENSE, "8xH100", ("training.tp=3", "target=megatron"), "training.tp", "does not divide"),
     (DENSE, "8xH100", ("training.tp=16", "target=megatron"), "training.tp", "one micro-batch takes 16 GPUs"),
-    (DENSE, "8xH100", ("training.tp=7",), "training.tp", "does not divide"),
+    (DENSE, "8xH100", ("training.tp=7",), "training.tp", "4 key heads"),
     ("Qwen/Qwen2.5-3B", "8xH100", ("training.tp=4",), "training.tp", "2 key heads"),
     (MIXTURE, "8xH100", ("training.tp=2",), "training.tp", "128 experts a layer"),
     (DENSE, "8xH100", ("training.tp=2", "training.lora={rank: 8}"), "training.tp", "training.lora"),
     (DENSE, "8xH100", ("training.tp=2", "training.ulysses=2"), "training.tp", "training.ulysses 2"),
     (DENSE, "8xH100", ("training.tp=2", "training.zero_stage=3"), "training.tp", "zero_stage 3"),
+    (DENSE, "8xH100", ("training.tp=2", "training.offloads_optimizer=true"), "training.tp", "offloads_optimizer"),
+    (DENSE, "8xH100", ("training.zero_stage=1", "training.offloads_optimizer=true"), "offloads_optimizer", "stage 1"),
+    ("microsoft/phi-4", "8xH100", ("training.ulysses=4",), "training.ulysses", "10 key heads"),
     (DENSE, "64xH100", ("training.pp=64", "target=megatron"), "training.pp", "28 layers"),
     (DENSE, "8xH100", ("training.ep=2", "target=megatron"), "training.ep", "has no experts"),
     (MIXTURE, "8xH100", ("training.ep=3", "target=megatron"), "training.ep", "128 experts"),
@@ -46,25 +49,26 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.zero_stage=2", "target=fsdp2"), "training.zero_stage", "target is fsdp2"),
     (DENSE, "8xH100", ("training.optimizer=muon", "target=megatron"), "training.optimizer", "muon"),
     (DENSE, "8xH100", ("training.offload_device=nvme", "target=fsdp2"), "training.offload_device", "nvme"),
-    (DENSE, "8xH100", ("training.lora={rank: 8, base: nf4}", "target=fsdp2"), "training.lora.base", "nf4"),
+    (DENSE, "8xH100", ("training.lora={rank: 8, base_dtype: nf4}", "target=fsdp2"), "training.lora.base_dtype", "nf4"),
     (DENSE, "8xH100", ("training.offloads_parameters=true", "target=megatron"), "training.offloads_parameters", ""),
     (DENSE, "8xH100", ("training.offloads_optimizer=true", "target=fsdp2"), "training.offloads_optimizer", "differ"),
     (DENSE, "8xH100", ("training.ulysses=2", "training.cp=2", "target=fsdp2"), "training.ulysses", "training.cp 2"),
     (DENSE, TWO_KINDS, ("placement.placement=colocated",), "placement.placement", "two groups"),
-    (DENSE, TWO_KINDS, ("placement.generation_share=0.5",), "placement.generation_share", "two groups"),
-    (DENSE, "8xH100", ("placement.generation_share=0.5", "placement.placement=hybrid"), "generation_share", "hybrid"),
+    (DENSE, TWO_KINDS, ("placement.num_generation_devices=4",), "num_generation_devices", "8 GPUs generate"),
+    (DENSE, "8xH100", ("placement.num_scoring_devices=1", "placement.placement=hybrid"), "num_scoring", "hybrid"),
+    (DENSE, "8xH100", ("placement.num_scoring_devices=1", "algorithm.kl_coef=0"), "num_scoring", "no frozen role"),
     (DENSE, "8xH100", ("placement.max_staleness=1", "placement.placement=colocated"), "max_staleness", "colocated"),
-    (DENSE, "8xH100", ("placement.transport=delta", "placement.placement=colocated"), "transport", "delta"),
+    (DENSE, "8xH100", ("placement.sync_content=delta", "placement.placement=colocated"), "sync_content", "delta"),
     (DENSE, "8xH100", ("placement.transport=nccl", "placement.placement=hybrid"), "transport", "nccl"),
     (DENSE, TWO_KINDS, ("placement.transport=cuda_ipc",), "transport", "cuda_ipc"),
-    (DENSE, "8xH100", ("placement.transport=adapter",), "transport", "without training.lora"),
+    (DENSE, "8xH100", ("placement.sync_content=adapter",), "sync_content", "without training.lora"),
     (DENSE, "8xH100", ("rollout.has_expert_parallel=true",), "rollout.has_expert_parallel", "no experts"),
     (MIXTURE, "16xH100", ("rollout.has_expert_parallel=true", "rollout.tp=3"), "rollout.tp", "does not divide"),
     (DENSE, "8xV100", ("training.dtype=float16", "rollout.dtype=float16", "rollout.quantization=fp8"), "quant", "fp8"),
-    (DENSE, "8xH100 + 8xL40S + 8xA100", (), "gpus", "3 groups"),
-    (DENSE, "8xH100 + 0xL40S", (), "gpus", "names no GPUs"),
-    (DENSE, "-8xH100", (), "gpus", "names no GPUs"),
-    (DENSE, "16xrtx-5080", ("gpus_per_host=8",), "gpus_per_host", "how hosts"),
+    (DENSE, "8xH100 + 8xL40S + 8xA100", (), "hardware", "3 groups"),
+    (DENSE, "8xH100 + 0xL40S", (), "hardware", "names no GPUs"),
+    (DENSE, "-8xH100", (), "hardware", "names no GPUs"),
+    (DENSE, "16xrtx-5080", ("hardware.num_hosts=2",), "hardware.num_hosts", "how hosts"),
 ]  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def test_what_cannot_run_is_refused_with_where_rule_and_way_out(
         ("8xH100", ("training.tp=2", "training.cp=2", "target=fsdp2")),
         ("8xH100", ("training.tp=2", "training.pp=2", "training.lora={rank: 8}", "target=megatron")),
         ("8xH100", ("training.offloads_optimizer=true", "training.offloads_parameters=true", "target=fsdp2")),
-        ("8xH100", ("training.lora={rank: 8}", "placement.transport=adapter")),
+        ("8xH100", ("training.lora={rank: 8}", "placement.sync_content=adapter")),
         ("2xdgx-h100", ()),
     ],
 )
@@ -108,8 +112,8 @@ def test_preferences_need_no_second_group_of_gpus() -> None:
 
 
 def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
-    answer = find_budget(make_budget({"model": "Qwen/Qwen2.5-0.5B", "gpus": "2xH100 + 2xL40S", "algorithm": "grpo"}))
-    step, ledger, setting = answer.candidate.step, answer.ledger, answer.setting
+    answer = find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100 + 2xL40S", "algorithm": "grpo"}))
+    step, ledger, setting = answer.choice.arrangement, answer.ledger, answer.setting
     assert step.placement is Placement.DISAGGREGATED
     assert (step.num_training + step.num_scoring, step.num_generation) == (2, 2)
     training, generation = (next(iter(g.devices)) for g in answer.schedule.groups if g.name != "scoring")
@@ -122,10 +126,10 @@ def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
 
 
 def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
-    spec = make_budget(
-        {"model": "Qwen/Qwen2.5-14B", "gpus": "8xH200 + 1xrtx-4090", "algorithm": "grpo"}, ("rollout.tp=1",)
+    spec = gpu_job(
+        {"policy": "Qwen/Qwen2.5-14B", "hardware": "8xH200 + 1xrtx-4090", "algorithm": "grpo"}, ("rollout.tp=1",)
     )
-    answer = find_budget(spec)
+    answer = find_gpu_plan(spec)
     assert answer.shortage is not None
     assert answer.shortage[0] == "a rtx-4090"
     assert answer.shortage[2] == answer.setting.pools[1].capacity

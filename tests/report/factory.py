@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.dataflow.build import build_step_graph
-from rlplan.dataflow.placements import place
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule, build_schedule
+from rlplan.dataflow.build import build_schedule
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.planner.plan import Plan, write_plan
+from rlplan.planner.resolve import choice_of
 from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import on_a_cpu_host
 from rlplan.trace import MemorySample, Span, record_line
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind, Placement, Provenance, Role
@@ -60,6 +61,7 @@ class RunShape:
     message: str = ""
     stops_after: int | None = None
     capacity: int = 16 * GIB
+    rewards: tuple[dict[str, str], ...] = ({"kind": "answer_matcher"},)
 
 
 def make_run(folder: Path, shape: RunShape = RunShape()) -> Path:
@@ -78,6 +80,22 @@ def make_run(folder: Path, shape: RunShape = RunShape()) -> Path:
         "seconds": 93.5,
     }
     (folder / "status.json").write_text(json.dumps(status))
+    return folder
+
+
+OWN_REWARD = {"kind": "function", "path": "rewards.py:length_score", "name": "length_score"}
+"""A reward of a user's own: no share of anything, so that its values may be any number."""
+
+
+def make_run_with_own_reward(folder: Path, shape: RunShape = RunShape(rewards=(OWN_REWARD,))) -> Path:
+    """A run that nothing but a function of the user's own judges: its one evaluation goes from -3 upwards."""
+    make_run(folder, shape)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("evaluate/format_accuracy", None)
+        if "evaluate/greedy_accuracy" in row:
+            row["evaluate/length_score"] = 10 * row.pop("evaluate/greedy_accuracy") - 5.5
+    _write_rows(folder / "metrics.jsonl", rows)
     return folder
 
 
@@ -104,16 +122,15 @@ def make_empty_run(folder: Path) -> Path:
 
 def make_plan(shape: RunShape, folder: Path) -> Plan:
     """A plan whose schedule is the library's own and whose ledger is made by hand."""
-    job = JobSpec.model_validate(
+    asked = JobSpec.model_validate(
         {
             "name": shape.name,
             "seed": shape.seed,
             "policy": {"path": str(folder / "policy")},
             "hardware": {"profile": "cpu-host", "num_devices": shape.num_devices},
             "algorithm": {"name": "grpo", "learning_rate": shape.learning_rate},
+            "data": {"prompts": str(folder / "train.jsonl"), "heldout": str(folder / "heldout.jsonl")},
             "workload": {
-                "prompts": str(folder / "train.jsonl"),
-                "heldout_prompts": str(folder / "heldout.jsonl"),
                 "num_steps": shape.num_steps,
                 "num_prompts_per_step": 32,
                 "num_samples_per_prompt": 8,
@@ -123,12 +140,13 @@ def make_plan(shape: RunShape, folder: Path) -> Plan:
                 "max_response_len": 32,
                 "evaluate_every": 2 if shape.num_steps < 20 else 10,
             },
-            "rewards": [{"kind": "answer_matcher"}],
+            "rewards": list(shape.rewards),
             "controls": {"shuffle_rewards": shape.shuffle_rewards},
         }
     )
+    job = on_a_cpu_host(asked)
     placement = Placement.DISAGGREGATED if shape.num_devices > 1 else Placement.HYBRID
-    schedule = build_schedule(build_step_graph(job), placement, *place(job, placement, 2))
+    schedule = build_schedule(job, choice_of(job, placement, 2))
     return Plan(job=job, schedule=schedule, ledger=_ledger(schedule, shape))
 
 
@@ -148,7 +166,7 @@ def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:
                     has_adam.add(process)
                 held = _held(process, action, PARAMS[shape.size], process in has_adam)
                 rows += [_row(moment, action, process, device, kind, size) for kind, size in held.items()]
-    beside = tuple(("verify", action.id) for action in schedule.step if action.kind is ActionKind.SCORE)
+    beside = tuple(("step", "verify", action.id) for action in schedule.step if action.kind is ActionKind.SCORE)
     return MemoryLedger(tuple(rows), shape.capacity, shape.capacity, True, tuple(order), beside)
 
 

@@ -1,5 +1,6 @@
 """Charts show what they should: the right panels, scales, marks and words."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rlplan.report import charts, result_charts, style
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.units import GIB
 from rlplan.vocabulary import MemoryKind, Phase
-from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run
+from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
 
 
 def _read(folder: Path, shape: RunShape) -> RunFolder:
@@ -62,6 +63,17 @@ def test_every_process_has_a_row_until_there_are_too_many(tmp_path: Path) -> Non
     assert "the 12 largest of 19 processes" in words
 
 
+@pytest.mark.parametrize("draw", [charts.memory_timeline, charts.memory_by_process])
+def test_a_runs_legends_hold_every_kind_and_phase_that_is_drawn(
+    tmp_path: Path, draw: Callable[[RunFolder], Figure]
+) -> None:
+    run = _read(tmp_path, RunShape(num_steps=3))
+    shown = _words(draw(run)).split(" | ")
+    kinds = {str(row.kind) for row in run.ledger.rows if row.peak_bytes and row.moment != "finish"}
+    assert {style.name_of(kind) for kind in kinds} <= set(shown)
+    assert {str(action.phase) for action in run.schedule.step} <= set(shown)
+
+
 def test_all_runs_are_named_at_the_end_of_their_accuracy(tmp_path: Path) -> None:
     shapes = [RunShape(), RunShape(seed=1), RunShape(learning_rate=0), RunShape(shuffle_rewards=True)]
     runs = tuple(_read(tmp_path / str(i), shape) for i, shape in enumerate(shapes))
@@ -73,14 +85,35 @@ def test_all_runs_are_named_at_the_end_of_their_accuracy(tmp_path: Path) -> None
 def test_labels_of_equal_runs_do_not_lie_on_each_other(tmp_path: Path) -> None:
     runs = tuple(_read(tmp_path / str(i), RunShape(seed=0)) for i in range(5))
     figure = result_charts.learning(runs, unique_labels(runs))
-    heights = sorted(text.xyann[1] for text in figure.axes[0].texts)
-    assert len(heights) == 5
-    assert min(second - first for first, second in pairwise(heights)) > 0.03
+    for axes in figure.axes[:2]:
+        heights = sorted(text.xyann[1] for text in axes.texts)
+        assert len(heights) == 5
+        assert min(second - first for first, second in pairwise(heights)) > 0.03
+
+
+def test_every_evaluation_of_a_run_has_a_chart_under_its_own_name(tmp_path: Path) -> None:
+    figure = result_charts.learning([_read(tmp_path / "rules", RunShape())], ["seed 0"])
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
+        "Greedy accuracy on held-out prompts",
+        "format_accuracy on held-out prompts",
+    ]
+    own = read_run_folder(make_run_with_own_reward(tmp_path / "own"))
+    figure = result_charts.learning([own], ["seed 0"])
+    assert figure.axes[0].get_title(loc="left") == "length_score on held-out prompts"
+    assert next(iter(figure.axes[0].get_lines()[0].get_ydata())) == -3.0
+    low, high = figure.axes[0].get_ylim()
+    assert low < -3.0 < 4.068 < high
+    assert "accuracy" not in _words(figure).lower()
+
+
+def test_a_run_without_an_evaluation_has_no_empty_chart_for_it(tmp_path: Path) -> None:
+    killed = read_run_folder(make_killed_run(tmp_path / "killed"))
+    figure = result_charts.learning([killed], ["killed"])
+    assert len(figure.axes) == len(result_charts.PANELS)
+    assert "no evaluation was recorded" in _words(figure)
 
 
 def test_curves_that_were_not_recorded_say_so(tmp_path: Path) -> None:
-    killed = read_run_folder(make_killed_run(tmp_path / "killed"))
-    assert "no evaluation was recorded" in _words(result_charts.learning([killed], ["killed"]))
     empty = read_run_folder(make_empty_run(tmp_path / "empty"))
     assert _words(result_charts.learning([empty], ["empty"])).count("not recorded") == 6
 

@@ -5,14 +5,17 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.report.evaluations import missing
+from rlplan.report.run_folder import read_run_folder
 from rlplan.report.write import ReportFiles, write_report
-from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run
+from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
 
 VOID = {"meta", "img", "br"}
 
@@ -104,11 +107,13 @@ def test_controls_are_said_to_be_flat_and_seeds_to_have_learned(compared: Report
 
 def test_the_summary_is_data_with_accuracy_exactness_and_peak_errors(compared: ReportFiles) -> None:
     summary = json.loads(compared.summary.read_text())
-    assert summary["schema_version"] == 1
+    assert summary["schema_version"] == 2
     assert [run["label"] for run in summary["learning"]] == ["seed 0", "seed 1", "learning rate 0", "shuffled rewards"]
     main = summary["learning"][0]
-    assert main["accuracy_before"] == 0.25
-    assert main["accuracy_after"] == pytest.approx(0.957, abs=1e-3)
+    accuracy, formats = main["evaluations"]
+    assert (accuracy["metric"], accuracy["before"]) == ("evaluate/greedy_accuracy", 0.25)
+    assert accuracy["after"] == pytest.approx(0.957, abs=1e-3)
+    assert (formats["metric"], formats["before"], formats["after"]) == ("evaluate/format_accuracy", 0.9, 0.97)
     kinds = {row["kind"]: row["is_exact"] for row in summary["memory"]["persistent_kinds"]}
     assert kinds == dict.fromkeys(["weights", "gradients", "master_weights", "optimizer", "kv_cache"], True)
     assert summary["memory"]["packed_weights"]["error_fraction"] == 0
@@ -166,8 +171,32 @@ def test_free_text_is_escaped(tmp_path: Path) -> None:
 def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     page, summary = _read(write_report(make_killed_run(tmp_path / "run"), tmp_path / "report"))
     assert "The run left no readable status" in page.text
-    assert "no later evaluation, 1 of 6 steps" in page.text
-    assert summary["learning"][0]["accuracy_after"] is None  # type: ignore[index]
+    assert "No evaluation on held-out prompts was recorded. Missing: evaluate/greedy_accuracy" in page.text
+    assert summary["learning"][0]["evaluations"] == []  # type: ignore[index]
+
+
+def test_a_run_that_was_stopped_before_its_second_evaluation_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted"))
+    page, _ = _read(write_report(run, tmp_path / "report"))
+    assert "25.0 % before; no later evaluation, 3 of 40 steps" in page.text
+
+
+def test_a_job_with_its_own_reward_is_reported_by_that_rewards_name(tmp_path: Path) -> None:
+    runs = [make_run_with_own_reward(tmp_path / name) for name in ("run", "again")]
+    files = write_report(runs[0], tmp_path / "report", runs[1:])
+    page, summary = _read(files)
+    assert "length_score, held out \u22123 \u2192 4.068 +7.068 in 6 of 6 steps" in page.text.replace("\u00a0", " ")
+    assert "accuracy" not in page.text.lower()
+    assert re.search(r"seed 0 \(run\) 0 0\.0003 6 \u22123 4\.068 \+7\.068 rose", page.text)
+    (found,) = summary["learning"][0]["evaluations"]  # type: ignore[index]
+    assert (found["metric"], found["is_share"], found["before"]) == ("evaluate/length_score", False, -3.0)
+
+
+def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated(tmp_path: Path) -> None:
+    run = read_run_folder(make_killed_run(tmp_path / "run"))
+    job = run.plan.job.model_copy(update={"rewards": ()})
+    text = missing(replace(run, plan=run.plan.model_copy(update={"job": job})))
+    assert text.startswith("Nothing was evaluated on held-out prompts: the job has no rule and no environment")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +213,7 @@ def test_a_run_that_measured_nothing_has_a_report_without_numbers(tmp_path: Path
     files = write_report(make_empty_run(tmp_path / "run"), tmp_path / "report")
     page, summary = _read(files)
     assert "The run failed" in page.text
-    assert "Greedy accuracy, held out unknown" in page.text
+    assert "No evaluation on held-out prompts was recorded. Missing: evaluate/greedy_accuracy" in page.text
     assert "Persistent kinds exact unknown" in page.text
     assert "No action was timed." in page.text
     assert summary["memory"]["host_peak"]["measured_bytes"] is None  # type: ignore[index]

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlplan.vocabulary import PERSISTENT_KINDS
 from tests.factories import make_plan
-from tests.runtime.live_trainer import exercise
+from tests.runtime.live_ranks import exercise
 
 Overrides = Mapping[str, Any]
 
@@ -15,15 +15,15 @@ RATE = {"algorithm.learning_rate": 1e-4}
 
 
 def alone_and_together(
-    cases: Mapping[str, Overrides], shared: Overrides, folder: Path
+    cases: Mapping[str, Overrides], shared: Overrides, folder: Path, *, is_fresh: bool = False
 ) -> dict[str, tuple[Any, list[Any]]]:
-    """Of each case what one rank alone gives, and what two ranks give with `shared` besides."""
+    """Of each case what one rank alone gives, and what two ranks (fresh ones?) give with `shared` besides."""
     answers = []
     for num_ranks, more in ((1, RATE), (2, {**RATE, **shared})):
         asked = {name: {"exercise": "agree", "overrides": {**case, **more}} for name, case in cases.items()}
         ranks = folder / f"{num_ranks}"
         ranks.mkdir()
-        answers.append(exercise(num_ranks, asked, ranks))
+        answers.append(exercise(num_ranks, asked, ranks, is_fresh=is_fresh and num_ranks > 1))
     one, two = answers
     return {name: (one[name][0], two[name]) for name in cases}
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlplan.planner.plan import Plan, read_plan
+from rlplan.runtime.machine_speed import scaled
 from rlplan.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,12 +33,13 @@ OTHER_LAYOUT = (
 """Of `other_layout_run`."""
 COLOCATED = (
     "placement.placement=colocated",
-    "placement.parks=disk",
+    "placement.offload=disk",
     "workload.num_steps=3",
     "workload.evaluate_every=3",
     "workload.num_prompts_per_step=8",
-    "workload.mini_batch_size=64",
+    "workload.mini_batch_size=32",
     "rollout.kv_cache_memory=256MiB",
+    "algorithm.learning_rate=1e-3",
     "checkpoints.every=1",
 )
 """Of `colocated_run`."""
@@ -86,19 +87,11 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str], folder: Path) -> FinishedRun:
     """Wait for a command; its whole process group is killed when it does not end in time."""
     try:
-        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        stdout, stderr = process.communicate(timeout=scaled(DEADLINE_S))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return FinishedRun(folder, process.returncode, stdout, stderr)
-
-
-def wait_for(what: Callable[[], bool], seconds: float) -> None:
-    """Wait until something holds, at most so long."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def descendants_of(pid: int) -> list[int]:

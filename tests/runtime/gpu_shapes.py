@@ -7,11 +7,13 @@ passes, engines and switches. Other are what a CPU lacks (bfloat16 matrix units,
 from pathlib import Path
 from typing import Any
 
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.planner.lowering import job_of
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.spec.base import validate
-from rlplan.spec.budget import load_budget
 from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.spec.resolved import on_a_cpu_host as settled_on_a_cpu_host
 from tests.factories import EXAMPLES
 
 SORTER = str(EXAMPLES / "models" / "sorter")
@@ -31,15 +33,16 @@ WORKLOAD = {
 }
 
 
-def on_a_cpu_host(example: str, num_devices: int = 2) -> JobSpec:
-    """The job of an example, small."""
-    data: dict[str, Any] = job_of(find_budget(load_budget(EXAMPLES / example))).model_dump(mode="json")
+def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> ResolvedJob:
+    """The job of an example, small. overrides: choices of the budget that are not left to the search."""
+    budget = find_gpu_plan(load_job(EXAMPLES / example, overrides))
+    data: dict[str, Any] = executable_plan(budget).job.model_dump(mode="json")
     data["policy"]["path"] = SORTER
     data["hardware"] = {"profile": "cpu-host", "num_devices": num_devices, "memory": "16GiB"}
     data["algorithm"] |= {"learning_rate": 1e-4}
     data["workload"] |= WORKLOAD
     data["rewards"] = [{"kind": "answer_matcher"}]
-    data["training"] |= {"dtype": "float32", "max_tokens_per_micro_batch": None, "persistence_threshold": 1000}
+    data["training"] |= {"dtype": "float32", "max_tokens_per_micro_batch": "auto", "persistence_threshold": 1000}
     data["training"] |= {"reduce_bucket_size": 1_000_000}
     tp = min(data["rollout"]["tp"], num_devices)
     sizes = {
@@ -55,13 +58,13 @@ def on_a_cpu_host(example: str, num_devices: int = 2) -> JobSpec:
     data["roles"] = {role: part for role, part in data["roles"].items() if part.get("path")}
     for part in data["roles"].values():
         part["path"] = SORTER
-    return validate(JobSpec, data, file=example)
+    return settled_on_a_cpu_host(validate(JobSpec, data, file=example))
 
 
-def bundle_of(example: str, folder: Path, num_devices: int = 2) -> Path:
+def bundle_of(example: str, folder: Path, *overrides: str) -> Path:
     """Its bundle."""
     from rlplan.emit.bundle import write_bundle
     from rlplan.planner.search import find_plan
 
-    write_bundle(find_plan(on_a_cpu_host(example, num_devices)), folder)
+    write_bundle(find_plan(on_a_cpu_host(example, *overrides)), folder)
     return folder

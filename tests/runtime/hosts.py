@@ -15,6 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplan.runtime.machine_speed import scaled
+from tests.waiting import Patience
+
 RAY = str(Path(sys.executable).parent / "ray")
 PORT = 6379
 START_S = 120
@@ -115,17 +118,17 @@ def _start_node(hosts: Hosts, index: int, num_cpus: int, log: Path) -> "subproce
 
 
 def _wait_for_text(log: Path, text: str, child: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + START_S
+    patience = Patience(START_S)
     while text not in log.read_text():
         assert child.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+        assert patience.left_s() > 0, log.read_text()
         time.sleep(0.1)
 
 
 def _end(hosts: Hosts, children: "list[subprocess.Popen[bytes]]") -> None:
     """End every process of the hosts, by its id."""
-    deadline = time.monotonic() + 10
-    while hosts.pids() and time.monotonic() < deadline:
+    patience = Patience(10)
+    while hosts.pids() and patience.left_s() > 0:
         time.sleep(0.1)
         for child in children:
             child.poll()
@@ -133,4 +136,4 @@ def _end(hosts: Hosts, children: "list[subprocess.Popen[bytes]]") -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for child in children:
-        child.wait(10)
+        child.wait(scaled(10))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ def states_of(live: "LiveRank") -> dict[str, Any]:
 
 def resume(live: "LiveRank") -> dict[str, Any]:
     """Two steps, a checkpoint, two steps more; then anew from the start weights, the checkpoint, and the same two."""
-    folder = Path(os.environ["RLPLAN_TEST_FOLDER"])
+    folder = Path(live.case["folder"])
     path = str(folder / f"{live.job.name}.{live.rank}.safetensors")
     log = [_train(live) for _ in range(2)]
     if live.job.checkpoints.writes == "beside":
@@ -66,7 +65,7 @@ def resume(live: "LiveRank") -> dict[str, Any]:
 
 def take_over(live: "LiveRank") -> dict[str, Any]:
     """The checkpoint of other ranks, and one step."""
-    folder = Path(os.environ["RLPLAN_TEST_FOLDER"])
+    folder = Path(live.case["folder"])
     paths = sorted(map(str, folder.glob(f"{live.job.name}.*.safetensors")))
     facts = json.loads(Path(paths[0]).with_suffix(".receipt").read_text())
     live.call("load_states", paths, "", facts)

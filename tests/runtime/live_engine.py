@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.machine_speed import scaled
 from tests.factories import EXAMPLES, make_job
+from tests.waiting import Patience
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240
@@ -67,7 +69,7 @@ def threads_of(num_ranks: int) -> int:
 
 
 def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, errors = process.communicate(timeout=DEADLINE_S)
+    out, errors = process.communicate(timeout=scaled(DEADLINE_S))
     lines = [line for line in out.splitlines() if line.startswith(MARK)]
     assert lines, f"exit status {process.returncode}: {errors[-3000:]}"
     answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
@@ -155,7 +157,9 @@ def generation() -> dict[str, Any]:
         "differ": len({c.tokens for c in first[0].completions}),
         "difference": max(max(live.difference(asked[i].prompt, c)) for i, f in enumerate(first) for c in f.completions),
     }
-    return answer | _updates_in_flight(live) | _stopped_and_started(live)
+    answer |= _updates_in_flight(live) | _stopped_and_started(live)
+    engine.invoke("stop")
+    return answer
 
 
 def _stopped_and_started(live: Live) -> dict[str, Any]:
@@ -190,18 +194,14 @@ def _updates_in_flight(live: Live) -> dict[str, Any]:
     """Requests that arrive one after the other, and an update while they run."""
     engine = live.engine
     early, late = request("early", 2, 190), request("late", 2, 60)
-    engine.invoke("submit", [early])
-    time.sleep(0.05)
-    open_requests = engine.invoke("pause")
+    open_requests = _paused_in_the_middle(live, early)
     engine.invoke("submit", [late])
     nothing = engine.invoke("collect", 0.2)
     before = copy.deepcopy(live.model)
     live.perturb()
     live.update(7)
     engine.invoke("resume")
-    finished = {}
-    while len(finished) < 2:
-        finished |= {f.id: f for f in engine.invoke("collect", 60.0)}
+    finished = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
     spans = [[(s.version, s.start, s.end) for s in c.spans] for c in finished["early"].completions]
     by_version: dict[int, list[float]] = {0: [], 7: []}
     after = live.model
@@ -222,6 +222,22 @@ def _updates_in_flight(live: Live) -> dict[str, Any]:
         "old_difference": max(by_version[0]),
         "new_difference": max(by_version[7]),
     }
+
+
+def _paused_in_the_middle(live: Live, request: Any) -> int:
+    """Submit a request and pause while it is open: how many are. Again where this process slept until it was done."""
+    engine, patience = live.engine, Patience(60)
+    while patience.left_s() > 0:
+        steps = engine.num_steps
+        engine.invoke("submit", [request])
+        while engine.num_steps <= steps + 2 and patience.left_s() > 0:
+            time.sleep(0.002)
+        num_open: int = engine.invoke("pause")
+        if num_open and not engine.invoke("collect", 0.0):
+            return num_open
+        engine.invoke("resume")
+        engine.invoke("collect", scaled(60.0))
+    raise AssertionError("no request was open when the engine was paused")
 
 
 def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[str, Any]:
@@ -247,16 +263,12 @@ def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[
         engine.invoke("submit", [request("early", 2, 90)])
         time.sleep(0.1)
         engine.invoke("submit", late)
-        got: dict[str, Any] = {}
-        while len(got) < 2:
-            got |= {f.id: f for f in engine.invoke("collect", 60.0)}
+        got = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
         answer["difference"] = _against_fresh(live, asked + late, [*finished, got["late"]])
         answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
     else:
         answer["nothing"] = finished
-        heard: set[str] = set()
-        while not {"early", "late"} <= heard:
-            heard |= {f.id for f in engine.invoke("collect", 60.0)}
+        assert {f.id for f in engine.invoke("collect", scaled(60.0), 2)} == {"early", "late"}
     answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
     engine.invoke("stop")
     return answer
@@ -268,7 +280,7 @@ def _start_action() -> Any:
     return next(action for action in make_plan().schedule.start if action.id == "start_engine")
 
 
-def limits(*_: int) -> dict[str, Any]:
+def limits() -> dict[str, Any]:
     """An engine that stops at a text and at a token, and is given more prompts than a batch holds."""
     overrides = {"workload.max_prompt_len": 56, "rollout.max_num_seqs": 16, "rollout.max_num_batched_tokens": 270}
     live = Live(**overrides, **{"rollout.stop": ["</answer>", 14]})
@@ -280,6 +292,7 @@ def limits(*_: int) -> dict[str, Any]:
     live.engine.invoke("forget_keys_and_values")  # from cached prefixes the last bits come out otherwise
     again = live.engine.invoke("generate", asked)
     completions = [completion for one in finished for completion in one.completions]
+    live.engine.invoke("stop")
     return {
         "num_prompt_tokens": sum(len(one.prompt) * one.num_samples for one in asked),
         "tokens": [completion.tokens for completion in completions],
@@ -290,7 +303,7 @@ def limits(*_: int) -> dict[str, Any]:
     }
 
 
-def guessing(*_: int) -> dict[str, Any]:
+def guessing() -> dict[str, Any]:
     """An engine that guesses tokens ahead, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
     lengths, differences, num_accepted = [], [], 0
@@ -302,6 +315,7 @@ def guessing(*_: int) -> dict[str, Any]:
         lengths += [len(c.tokens) for c in finished.completions]
         differences += [max(live.difference(asked.prompt, c, temperature)) for c in finished.completions]
     updates = _updates_in_flight(live)
+    live.engine.invoke("stop")
     return {"lengths": lengths, "differences": differences, "num_accepted": num_accepted} | {
         name: updates[name] for name in ("old_difference", "new_difference")
     }
@@ -334,13 +348,12 @@ def adapters(*_: int) -> dict[str, Any]:
     return {"differences": differences, "versions": versions}
 
 
-SCENARIOS: dict[str, Any] = {
-    "generation": lambda *_: generation(),
-    "ranks": ranks,
-    "guessing": guessing,
-    "limits": limits,
-    "adapters": adapters,
-}
+def alone(*_: int) -> dict[str, Any]:
+    """What engines on one rank are asked for, one engine after the other in one process."""
+    return {"generation": generation(), "limits": limits(), "guessing": guessing()}
+
+
+SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters}
 
 if __name__ == "__main__":
     print(MARK + json.dumps(SCENARIOS[sys.argv[1]](*map(int, sys.argv[2:5]), *sys.argv[5:])), flush=True)

@@ -1,69 +1,34 @@
-"""Live policy trainers on CPU ranks: one start of the processes for many cases.
+"""A live policy trainer on a CPU rank, as a program that live_ranks.py starts.
 
-Run as a program it is one rank: it gets a JSON list of cases, each with overrides of the factories' job and the name of
-an exercise below, and prints what each exercise gave. `exercise` starts the ranks, once for all cases.
+Line by line it is told a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
+exercise below, and writes there what each exercise gave.
 """
 
 import importlib
 import json
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 280
-
 Case = Mapping[str, Any]
 
 
-def exercise(num_ranks: int, cases: Mapping[str, Case], folder: Path) -> dict[str, list[Any]]:
-    """For each case what each rank gave. A case: `exercise` by name and `overrides` of the job."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (folder / "cases.json").write_text(json.dumps(dict(cases)))
-    ranks = []
-    for rank in range(num_ranks):
-        environment = dict(
-            os.environ,
-            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            DS_ACCELERATOR="cpu",
-            HF_HUB_OFFLINE="1",
-            OMP_NUM_THREADS="1",
-            TORCH_COMPILE_DISABLE="1",
-            MALLOC_MMAP_THRESHOLD_=str(128 * 1024),
-            MALLOC_TRIM_THRESHOLD_=str(256 * 1024),
-            MALLOC_ARENA_MAX="1",
-        )
-        command = [sys.executable, __file__, str(rank), str(num_ranks), str(port), str(folder)]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    answers = []
-    try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, errors.decode()[-4000:]
-        answers = [json.loads((folder / f"answer-{rank}.json").read_text()) for rank in range(num_ranks)]
-    finally:
-        for process in ranks:
-            process.kill()
-    return {name: [answer[name] for answer in answers] for name in cases}
-
-
-def main(rank: int, num_ranks: int, port: int, folder: Path) -> None:
-    """One rank, all cases."""
+def main(rank: int, num_ranks: int, port: int) -> None:
+    """One rank, until nobody asks any more."""
     import deepspeed
 
     deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch computes in it; DeepSpeed thinks of speed
-    answers = {}
-    for name, case in json.loads((folder / "cases.json").read_text()).items():
-        live = LiveRank(rank, num_ranks, port, case)
-        answers[name] = EXERCISES[case["exercise"]](live)
-        live.call("stop")
-    (folder / f"answer-{rank}.json").write_text(json.dumps(answers))
+    for line in sys.stdin:
+        folder = Path(line.strip())
+        answers = {}
+        for name, case in json.loads((folder / "cases.json").read_text()).items():
+            live = LiveRank(rank, num_ranks, port, case)
+            answers[name] = EXERCISES[case["exercise"]](live)
+            live.call("stop")
+        draft = folder / f"draft-{rank}.json"
+        draft.write_text(json.dumps(answers))
+        draft.rename(folder / f"answer-{rank}.json")
 
 
 class LiveRank:
@@ -77,7 +42,7 @@ class LiveRank:
         from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 
         plan = plan_of(num_ranks, case)
-        self.job, self.rank, self.num_ranks = plan.job, rank, num_ranks
+        self.plan, self.job, self.rank, self.num_ranks, self.case = plan, plan.job, rank, num_ranks, case
         self.is_half = plan.job.training.dtype == "float16"
         ways = plan.job.training.num_ranks_per_pass
         self.num_shares, self.share = num_ranks // ways, rank // ways
@@ -129,7 +94,9 @@ def samples_of(live: LiveRank, count: int = 16) -> tuple[list[list[Any]], list[l
         )
         for i in range(count)
     ]
-    return packed(samples, pack_shares([3 + len(s.response_tokens) for s in samples], live.num_shares, 30)[live.share])
+    limit = live.case.get("limit", 30)
+    shares = pack_shares([3 + len(s.response_tokens) for s in samples], live.num_shares, limit)
+    return packed(samples, shares[live.share])
 
 
 def packed(samples: list[Any], packs: list[list[int]]) -> tuple[list[list[Any]], list[list[float]]]:
@@ -158,6 +125,16 @@ def train(live: LiveRank) -> dict[str, float]:
     """One optimizer step."""
     sums = live.call("forward_backward", *samples_of(live))
     return {"loss": sums["loss"], **live.call("optimizer_step")}
+
+
+def cut(live: LiveRank) -> dict[str, Any]:
+    """One step of a mini-batch that is cut into passes of at most the case's `limit` tokens."""
+    micro_batches, weights = samples_of(live)
+    sums = live.call("forward_backward", micro_batches, weights)
+    norm = live.call("optimizer_step")["grad_norm"]
+    kept = [float(tensor.double().sum()) for _, tensor in live.call("weights")]
+    passes = len(micro_batches) - 1  # the last one is a dummy, which teaches nothing
+    return {"passes": passes, "norm": norm, "loss": sums["loss"], "tokens": sums["num_tokens"], "weights": kept}
 
 
 def source(live: LiveRank) -> dict[str, Any]:
@@ -229,45 +206,13 @@ def agree(live: LiveRank) -> dict[str, Any]:
         "norms": norms,
         "sums": sums,
         "components": live.measured("components")["components"],
+        "buffers": sorted({str(buffer.dtype) for buffer in live.trainer.engine.module.buffers()}),
     }
 
 
 def elsewhere(module: str, name: str) -> Callable[[LiveRank], Any]:
     """An exercise of another module, which is imported when it is done."""
     return lambda live: getattr(importlib.import_module(module), name)(live)
-
-
-def adapted(live: LiveRank) -> dict[str, Any]:
-    """Steps of adapters: what the base said and says, what the policy says, and what was saved says elsewhere."""
-    import tempfile
-
-    import torch
-
-    from rlplan.runtime.experience import SequencePair
-    from rlplan.runtime.workers.scorer import Scorer
-
-    micro_batches, weights = samples_of(live)
-    pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in micro_batches for s in batch]
-
-    def said() -> list[float]:
-        with torch.no_grad():
-            return flat(live.trainer._judge(pairs, lambda batch: live.trainer.engine.module(batch)[0]))
-
-    def flat(scores: list[tuple[float, ...]]) -> list[float]:
-        return [value for each in scores for value in each]
-
-    answer: dict[str, Any] = {"start": said()}
-    for _ in range(2):
-        live.call("forward_backward", micro_batches, weights)
-        live.call("optimizer_step")
-    answer |= {"trained": said(), "reference": flat(live.call("score", pairs, "reference"))}
-    answer["components"] = live.measured("components")["components"]
-    with tempfile.TemporaryDirectory() as folder:
-        live.call("save", folder, live.job.policy.path)
-        scorer = Scorer("scorer/reference/0", live.job, "reference", 1)
-        scorer.start(folder)
-        answer["saved"] = flat(scorer.score(pairs, "reference"))
-    return answer
 
 
 def scaled(live: LiveRank) -> dict[str, Any]:
@@ -286,15 +231,16 @@ def scaled(live: LiveRank) -> dict[str, Any]:
 
 
 EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
+    "cut": cut,
     "source": source,
     "memory": memory,
     "swap": swap,
     "agree": agree,
     **{name: elsewhere("tests.runtime.live_checkpoints", name) for name in ("resume", "take_over")},
-    "adapted": adapted,
     "scaled": scaled,
+    **{name: elsewhere("tests.runtime.live_roles", name) for name in ("adapted", "adapters", "value_head")},
 }
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.machine_speed import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 200.0
@@ -56,7 +57,8 @@ class LiveCrew:
 
     def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
         """Results in order. Raises: what a worker raised, when all have answered."""
-        answers = [self._answer(process, method, time.monotonic() + timeout_s) for process, method, _ in calls]
+        deadline = time.monotonic() + scaled(timeout_s)
+        answers = [self._answer(process, method, deadline) for process, method, _ in calls]
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -80,7 +82,7 @@ class LiveCrew:
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
-            child.wait(10)
+            child.wait(scaled(10))
 
     def _answer(self, process: str, method: str, deadline: float) -> Any:
         pipe = self._pipes[process]
@@ -94,7 +96,7 @@ class LiveCrew:
 
 
 def start_trainers(crew: LiveCrew, spec: ExecutionSpec) -> list[str]:
-    """Begin the trainer's processes; `join_trainers` makes them a group."""
+    """Begin the trainer's processes; their calls of `join` make them a group."""
     names = []
     for worker in spec.ray.workers:
         if worker.worker == "policy_trainer":

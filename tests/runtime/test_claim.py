@@ -8,6 +8,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.claim import LOCK_NAME, claimed
+from rlplan.runtime.machine_speed import scaled
 
 HOLD = """
 import sys
@@ -34,7 +35,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text("{}")
         with pytest.raises(SpecError, match="going on"), claimed(folder):
             pass
-        other.communicate("", timeout=10)
+        other.communicate("", timeout=scaled(10))
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 

@@ -9,7 +9,9 @@ import pytest
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import RunError
 from rlplan.runtime.controller import Controller
+from rlplan.runtime.machine_speed import scaled
 from tests.factories import make_plan
+from tests.waiting import at_most
 
 
 def schedule() -> Schedule:
@@ -17,7 +19,7 @@ def schedule() -> Schedule:
 
 
 def forever(action: Action) -> float:
-    return 60.0
+    return scaled(60.0)
 
 
 def test_no_action_begins_before_what_it_waits_for_has_ended() -> None:
@@ -39,7 +41,7 @@ def test_no_action_begins_before_what_it_waits_for_has_ended() -> None:
 
 
 def test_actions_that_do_not_wait_for_each_other_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=5)
+    meeting = threading.Barrier(2, timeout=scaled(5))
 
     def perform(action: Action, step: int) -> None:
         if action.id in ("verify", "score/reference"):
@@ -53,12 +55,11 @@ def test_an_action_that_is_late_fails_the_run_by_name() -> None:
 
     def perform(action: Action, step: int) -> None:
         if action.id == "score/reference":
-            release.wait(20)
+            release.wait(scaled(20))
 
-    started = time.monotonic()
-    with pytest.raises(RunError, match="score/reference did not finish"):
-        Controller(schedule(), perform, lambda action: 0.5).run(1, lambda step: None)
-    assert time.monotonic() - started < 5
+    late = {"score/reference": 0.5}
+    with at_most(5), pytest.raises(RunError, match="score/reference did not finish"):
+        Controller(schedule(), perform, lambda action: late.get(action.id, forever(action))).run(1, lambda step: None)
     release.set()
 
 
@@ -89,7 +90,7 @@ def test_an_action_that_leads_is_begun_once_beside_all_steps_and_ends_before_the
     def perform(action: Action, step: int) -> None:
         begun.append((action.id, step))
         if action.id == "generate":
-            assert over.wait(20)
+            assert over.wait(scaled(20))
         if (action.id, step) == ("optimizer_step", 4):
             over.set()
 

@@ -10,11 +10,12 @@ import pytest
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.planner.lowering import executable_plan
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.runtime.cluster import Cluster
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
-from rlplan.spec.budget import load_budget
+from rlplan.runtime.machine_speed import scaled
+from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES
 
 GPUS_PER_HOST = 8
@@ -22,7 +23,7 @@ GPUS_PER_HOST = 8
 
 def placement(name: str, folder: Path) -> RayPlacement:
     """What the example's bundle reserves."""
-    write_bundle(executable_plan(find_budget(load_budget(EXAMPLES / name))), folder)
+    write_bundle(executable_plan(find_gpu_plan(load_job(EXAMPLES / name))), folder)
     return read_bundle(folder).ray
 
 
@@ -132,7 +133,7 @@ def _gpus_seen_on_one_bundle(cluster: Cluster) -> list[tuple[str, ...]]:
         for worker in mine
     ]
     try:
-        return list(ray.get([actor.look.remote() for actor in actors], timeout=60))
+        return list(ray.get([actor.look.remote() for actor in actors], timeout=scaled(60)))
     finally:
         for actor in actors:
             ray.kill(actor)

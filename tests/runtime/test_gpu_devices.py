@@ -8,11 +8,11 @@ from rlplan.errors import HostError
 from rlplan.runtime import devices
 from rlplan.runtime.detect import Detected, DetectedGpu, read_host
 from rlplan.runtime.devices import check_devices
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from tests.factories import make_job
 
 
-def job(**overrides: object) -> JobSpec:
+def job(**overrides: object) -> ResolvedJob:
     data = make_job(**{"hardware.num_devices": 2})
     hardware = data.hardware.model_copy(update={"profile": "h100-sxm", "memory": None, **overrides})
     return data.model_copy(update={"hardware": hardware})
@@ -66,13 +66,13 @@ def test_a_process_that_sees_no_gpu_says_so() -> None:
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
-    from rlplan.planner.gpu.remedies import find_budget
-    from rlplan.planner.lowering import executable_plan
+    from rlplan.planner.executable import executable_plan
+    from rlplan.planner.gpu.remedies import find_gpu_plan
     from rlplan.runtime.launch import ready_to_run
-    from rlplan.spec.budget import load_budget
+    from rlplan.spec.job_file import load_job
     from tests.factories import EXAMPLES
 
-    plan = executable_plan(find_budget(load_budget(EXAMPLES / "grpo-7b-8xh100.yaml")))
+    plan = executable_plan(find_gpu_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
     with pytest.raises(HostError, match="8 x h100-sxm, this machine has"), ready_to_run(plan):
         pytest.fail("it is ready")
     assert list(tmp_path.iterdir()) == []

@@ -9,20 +9,21 @@ from tests.runtime.conftest import FinishedRun, finish, start
 from tests.runtime.gpu_shapes import bundle_of, on_a_cpu_host
 from tests.runtime.test_runs import ROUNDING
 
+OFFLOADED = ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.offload=none")
+
 
 def test_a_small_job_has_the_shape_of_the_large_one() -> None:
     job = on_a_cpu_host("ppo-70b-64xh100.yaml")
     assert (job.placement.placement, job.training.zero_stage, job.rollout.tp) == ("hybrid", 3, 2)
     assert (job.placement.sync_senders, job.placement.spreads_scoring) == ("each", True)
-    colocated = on_a_cpu_host("grpo-7b-8xh100.yaml")
-    assert (colocated.placement.placement, colocated.placement.parks) == ("colocated", "none")
+    colocated = on_a_cpu_host("grpo-7b-8xh100.yaml", *OFFLOADED)
+    assert (colocated.placement.placement, colocated.placement.offload) == ("colocated", "none")
     assert (colocated.training.zero_stage, colocated.training.offloads_optimizer) == (3, True)
 
 
-def run_of(example: str, folder: Path) -> FinishedRun:
-    return finish(
-        start("run", str(bundle_of(example, folder / "bundle")), "--out", str(folder / "run")), folder / "run"
-    )
+def run_of(example: str, folder: Path, *overrides: str) -> FinishedRun:
+    bundle = bundle_of(example, folder / "bundle", *overrides)
+    return finish(start("run", str(bundle), "--out", str(folder / "run")), folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 @pytest.fixture(scope="module")
 def colocated(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """GRPO on ZeRO-3: engine and trainer take turns, optimizer states lie on the host."""
-    return run_of("grpo-7b-8xh100.yaml", tmp_path_factory.mktemp("colocated"))
+    return run_of("grpo-7b-8xh100.yaml", tmp_path_factory.mktemp("colocated"), *OFFLOADED)
 
 
 def agrees(run: FinishedRun) -> None:

@@ -9,8 +9,8 @@ from rlplan.runtime.mini_batch import deal_out, token_weights, train_sample
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
-from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from rlplan.vocabulary import Role
 from tests.factories import EXAMPLES, make_job
 
@@ -108,7 +108,7 @@ def test_rollouts_whose_baseline_has_no_reward_fail_with_it() -> None:
     assert step[0].failure == "its baseline has no reward"
 
 
-def weights(job: JobSpec, *rollouts: Rollout) -> list[float]:
+def weights(job: ResolvedJob, *rollouts: Rollout) -> list[float]:
     return token_weights([train_sample(each) for each in rollouts], job)
 
 
@@ -131,7 +131,7 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
 
 
 def test_given_answers_become_a_group_of_a_chosen_and_a_rejected_one() -> None:
-    job = load_job(EXAMPLES / "algorithms" / "dpo.yaml")
+    job = on_a_cpu_host(load_job(EXAMPLES / "algorithms" / "dpo.yaml"))
     prompts = load_prompts(job)
     first = (EXAMPLES / "data" / "sort_digits" / "pairs.jsonl").read_text().splitlines()[0]
     assert prompts.train[0].text == json.loads(first)["prompt"]

@@ -14,8 +14,8 @@ from benchmarks.learning_against_trl import AS_TRL, run_trl
 from benchmarks.learning_in_process import run
 from benchmarks.learning_record import CONTROLS, LEARNING_RATE_0, TARGET
 from rlplan.spec.algorithm import ALGORITHMS
-from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from tests.factories import EXAMPLES
 
 QUICK = ("algorithm.learning_rate=1e-4", "workload.num_heldout_prompts=128", "workload.mini_batch_size=128")
@@ -26,8 +26,8 @@ LIFT = 0.15
 """How far above the start policy they are then. The standard error of 128 prompts is 4 points."""
 
 
-def job(name: str, *overrides: str) -> JobSpec:
-    return load_job(EXAMPLES / "algorithms" / f"{name}.yaml", (*QUICK, *overrides))
+def job(name: str, *overrides: str) -> ResolvedJob:
+    return on_a_cpu_host(load_job(EXAMPLES / "algorithms" / f"{name}.yaml", (*QUICK, *overrides)))
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.workers.own_thread import OwnThread
 
 
@@ -20,7 +21,7 @@ def test_calls_are_heard_while_it_works_and_run_in_its_thread() -> None:
     thread = OwnThread("test", work)
     names = {thread.run(lambda: threading.current_thread().name) for _ in range(3)}
     assert names == {"test"}
-    assert is_enough.wait(10)
+    assert is_enough.wait(scaled(10))
 
 
 def test_a_call_that_fails_fails_its_caller_alone() -> None:

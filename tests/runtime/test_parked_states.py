@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlplan.errors import HostError
+from rlplan.errors import RunError
 from rlplan.runtime.workers.memory_meter import resident_bytes, touched_bytes
 from rlplan.runtime.workers.parked_states import ParkedStates
 
@@ -45,7 +45,7 @@ def test_memory_that_was_never_written_to_does_not_come_back_as_memory_that_is_h
 def test_a_disk_that_is_full_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(1000)
     monkeypatch.setattr("tempfile.mkstemp", lambda prefix: (_full(), str(_touched(tmp_path))))
-    with pytest.raises(HostError, match="No space left"):
+    with pytest.raises(RunError, match="the disk is full"):
         ParkedStates().park([tensor.untyped_storage()])
     assert float(tensor.sum()) == 1000
 

@@ -66,7 +66,7 @@ def test_passes_and_ranks_without_a_token_to_learn_from_change_nothing() -> None
 
 def test_where_no_token_is_learned_from_there_is_no_mean_over_tokens() -> None:
     row = row_of(sums_of(torch.zeros(4)))
-    assert set(row) == {"step", "policy/loss", "sync/logprob_difference_max"}
+    assert set(row) == {"step", "policy/loss", *(f"sync/logprob_difference_{name}" for name in ("mean", "p99", "max"))}
     assert row["policy/loss"] == 0
 
 

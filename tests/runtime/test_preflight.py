@@ -12,6 +12,7 @@ from rlplan.errors import HostError, SpecError
 from rlplan.runtime import preflight
 from rlplan.runtime.doctor import examine, missing_packages
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import on_a_cpu_host
 from tests.factories import EXAMPLES, make_job, make_plan
 
 
@@ -31,21 +32,21 @@ def test_the_example_prompts_are_tokenized_for_the_policy() -> None:
 def test_a_prompt_over_the_limit_is_named(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", *["Sort: 12"] * 3, "Sort: 123456789")
     with pytest.raises(SpecError, match="prompt '3' has 10 tokens, the limit is 8"):
-        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+        preflight.load_prompts(make_job(**{"data.prompts": file}))
 
 
 def test_all_prompts_over_the_limit_are_listed_with_their_rows(tmp_path: Path) -> None:
     long = "Sort: 123456789"
     file = write_rows(tmp_path / "train.jsonl", "Sort: 12", long, "Sort: 13", long, *[long] * 20)
     with pytest.raises(SpecError, match=r"22 of 24 rows cannot be used: row 2: .*; row 4: .*; and 12 more\n") as caught:
-        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+        preflight.load_prompts(make_job(**{"data.prompts": file}))
     assert len(caught.value.what) < 1000
 
 
 def test_a_huge_prompt_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", *["Sort: 12"] * 3, "Sort: " + "1" * 20_000_000)
     with pytest.raises(SpecError, match="row 4: prompt '3' has 20000006 characters, more than 8 tokens can hold"):
-        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+        preflight.load_prompts(make_job(**{"data.prompts": file}))
 
 
 def test_long_answers_of_pairs_are_listed_with_their_rows(tmp_path: Path) -> None:
@@ -53,7 +54,9 @@ def test_long_answers_of_pairs_are_listed_with_their_rows(tmp_path: Path) -> Non
     other = {"prompt": "Sort: 12", "chosen": "1", "rejected": "2" * 20_000_000}
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(map(json.dumps, [{**pair, "chosen": "1"}, pair, other])))
-    job = load_job(EXAMPLES / "algorithms" / "dpo.yaml", [f"workload.prompts={path}", "workload.max_response_len=16"])
+    job = on_a_cpu_host(
+        load_job(EXAMPLES / "algorithms" / "dpo.yaml", [f"data.prompts={path}", "workload.max_response_len=16"])
+    )
     with pytest.raises(SpecError, match=r"2 of 3 rows .* row 2: chosen of 'row-2' has 51 tokens.* row 3: rejected of"):
         preflight.load_prompts(job)
 
@@ -63,7 +66,7 @@ def test_the_columns_that_every_row_has_are_known_where_a_function_may_ask_for_t
     rows = [{"prompt": f"Sort: {n}", "answer": "1", "level": n, **({"hint": "x"} if n > 1 else {})} for n in range(4)]
     train.write_text("\n".join(map(json.dumps, rows)))
     heldout.write_text(json.dumps({"prompt": "Sort: 77", "answer": "77", "level": 1, "more": 1}))
-    files = {"workload.prompts": str(train), "workload.heldout_prompts": str(heldout)}
+    files = {"data.prompts": str(train), "data.heldout": str(heldout)}
     job = make_job(rewards=[{"kind": "function", "path": "rewards.py:f"}], **files)
     assert preflight.load_prompts(job).columns == {"answer", "level"}
 
@@ -71,14 +74,14 @@ def test_the_columns_that_every_row_has_are_known_where_a_function_may_ask_for_t
 def test_too_few_prompts_for_a_step_are_refused(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "train.jsonl", "Sort: 12", "Sort: 13")
     with pytest.raises(SpecError, match="2 prompts, 4 a step"):
-        preflight.load_prompts(make_job(**{"workload.prompts": file}))
+        preflight.load_prompts(make_job(**{"data.prompts": file}))
 
 
 def test_a_held_out_prompt_that_is_trained_on_is_refused(tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", *(f"Sort: {number}" for number in range(10, 20)))
     heldout = write_rows(tmp_path / "heldout.jsonl", "Sort: 99", "Sort: 12")
     with pytest.raises(SpecError, match="1 held-out prompts are also training prompts, such as 'Sort: 12'"):
-        preflight.load_prompts(make_job(**{"workload.prompts": train, "workload.heldout_prompts": heldout}))
+        preflight.load_prompts(make_job(**{"data.prompts": train, "data.heldout": heldout}))
 
 
 def test_a_policy_without_a_tokenizer_or_weights_is_refused(tmp_path: Path) -> None:
@@ -88,6 +91,21 @@ def test_a_policy_without_a_tokenizer_or_weights_is_refused(tmp_path: Path) -> N
     with pytest.raises(SpecError, match="no tokenizer"):
         preflight.load_prompts(plan.job)
     with pytest.raises(SpecError, match="no weights"):
+        preflight.check_host(execution_spec(plan), plan.ledger)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00001.bin", "../model.safetensors", "model.pt"])
+def test_a_policy_in_parts_that_would_be_unpickled_is_refused(tmp_path: Path, name: str) -> None:
+    """Libraries go by the ending of what an index names."""
+    policy = tmp_path / "policy"
+    shutil.copytree(make_job().policy.path, policy)
+    plan = make_plan(**{"policy.path": str(policy)})
+    (policy / "model.safetensors").rename(policy / "pytorch_model-00001-of-00001.bin")
+    (policy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(SpecError, match="a safetensors file in the same folder"):
+        preflight.check_host(execution_spec(plan), plan.ledger)
+    (policy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    with pytest.raises(SpecError, match="the policy has no weights"):
         preflight.check_host(execution_spec(plan), plan.ledger)
 
 

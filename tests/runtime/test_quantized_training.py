@@ -19,7 +19,7 @@ EIGHT_BIT = {
     for dtype, stage in (("float32", 0), ("float32", 2), ("bfloat16", 1), ("bfloat16", 3))
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
-    **{name: {**ADAPTERS, "training.quantization": "nf4", **case} for name, case in QUANTISED.items()},
+    **{name: {**ADAPTERS, "training.lora.base_dtype": "nf4", **case} for name, case in QUANTISED.items()},
     **{name: {"training.optimizer": "adamw_8bit", **case} for name, case in EIGHT_BIT.items()},
     "AdamW, float32": {"training.zero_stage": 2},
 }
@@ -65,8 +65,11 @@ def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> N
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"training.quantization": "nf4"}, "training.lora.rank"),
-        ({"training.quantization": "nf4", "training.lora": {"rank": 4}, "training.zero_stage": 3}, "zero_stage 0 to 2"),
+        ({"training.lora.base_dtype": "nf4"}, "training.lora.rank"),
+        (
+            {"training.lora.base_dtype": "nf4", "training.lora": {"rank": 4}, "training.zero_stage": 3},
+            "zero_stage 0 to 2",
+        ),
         ({"training.optimizer": "adamw_8bit", "training.offloads_optimizer": True}, "fp32 moments"),
     ],
 )

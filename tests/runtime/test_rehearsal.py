@@ -9,6 +9,7 @@ import pytest
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.ladder import next_plan
 from rlplan.planner.plan import read_plan
+from rlplan.runtime.experience import blank_sample
 from rlplan.runtime.rehearsal import MisfitError, check_fits, compare
 from rlplan.units import GIB, MIB
 from tests.factories import make_plan
@@ -16,6 +17,13 @@ from tests.runtime.conftest import finish, start
 
 ACTIONS = ("train_forward_backward", "optimizer_step")
 TRAINERS = ("policy_trainer/0", "policy_trainer/1")
+
+
+def test_the_rehearsed_sample_has_every_score_that_a_real_one_may_have() -> None:
+    sample = blank_sample(3, 2)
+    assert (len(sample.prompt_tokens), len(sample.response_tokens), sample.num_learned) == (3, 2, 2)
+    scores = (sample.logprobs, sample.reference_logprobs, sample.teacher_logprobs, sample.old_logprobs)
+    assert {len(each) for each in (*scores, sample.advantages, sample.values, sample.returns)} == {2}
 
 
 def test_the_plan_says_at_most_what_a_process_holds_in_the_rehearsed_actions() -> None:
@@ -51,7 +59,7 @@ def test_the_ladder_takes_the_mildest_change_first_and_ends() -> None:
         change, plan = step
         changes.append(change)
         assert len(changes) < 20
-    assert changes[:2] == ["workload.micro_batch_size_per_gpu=2", "workload.micro_batch_size_per_gpu=1"]
+    assert changes[:2] == ["training.max_tokens_per_micro_batch=40", "training.max_tokens_per_micro_batch=20"]
     assert [change.partition("=")[0] for change in changes[3:]] == ["rollout.kv_cache_memory"] * len(changes[3:])
     assert len(changes) == len(set(changes))
 
@@ -77,12 +85,12 @@ def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(
     assert run.exit_code == 0, run.stderr
     (alarm,) = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]
     assert alarm["kind"] == "change"
-    assert alarm["change"] == "workload.micro_batch_size_per_gpu=2"
-    assert "1.00 GiB available; going on with workload.micro_batch_size_per_gpu=2" in alarm["text"]
+    assert alarm["change"] == "training.max_tokens_per_micro_batch=40"
+    assert "1.00 GiB available; going on with training.max_tokens_per_micro_batch=40" in alarm["text"]
     assert "going on with" in run.stderr
     assert read_plan(run.folder / "plan.json").job.workload.micro_batch_size_per_gpu == 2
     preflight = json.loads((run.folder / "preflight.json").read_text())
-    assert preflight["changes"] == ["workload.micro_batch_size_per_gpu=2"]
+    assert preflight["changes"] == ["training.max_tokens_per_micro_batch=40"]
     for one in preflight["rehearsed"]:
         assert 0 <= one["predicted_bytes"] / one["measured_bytes"] - 1 < 0.15, one
     assert {span.step for span in run.trace.spans} == {0, 1, 2, -1}

@@ -17,8 +17,10 @@ import pytest
 
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.machine_speed import scaled
 from tests.factories import EXAMPLES
-from tests.runtime.conftest import COLOCATED, FinishedRun, alive, descendants_of, finish, start, wait_for
+from tests.runtime.conftest import COLOCATED, FinishedRun, alive, descendants_of, finish, start
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +47,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(prompts: Path, *overrides: str, num_steps: int = NUM_STEPS) -> tuple[str, ...]:
-    data = (f"workload.prompts={prompts}", f"workload.num_steps={num_steps}")
+    data = (f"data.prompts={prompts}", f"workload.num_steps={num_steps}")
     return ("run", "examples/quickstart.yaml", *SIZES, *data, *overrides)
 
 
@@ -81,7 +83,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill a driver outright; its workers go with it. Small agents of Ray take longer, and hold nothing of the run."""
     workers = [pid for pid in descendants_of(process.pid) if is_worker(pid)] if process.poll() is None else []
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=scaled(30))
     wait_for(lambda: alive(workers) == [], 60)
 
 
@@ -205,7 +207,7 @@ def test_every_save_point_leads_to_the_same_end(
 
 
 OTHERS = {
-    "taking turns": ("placement.placement=colocated", "placement.parks=disk", "rollout.kv_cache_memory=64MiB"),
+    "taking turns": ("placement.placement=colocated", "placement.offload=disk", "rollout.kv_cache_memory=64MiB"),
     "values": ("algorithm.name=ppo",),
     "adapters": ("training.lora={rank: 4}", "placement.sync_content=adapter"),
     "deltas": ("placement.sync_content=delta", "training.dtype=bfloat16", "rollout.dtype=bfloat16"),

@@ -7,7 +7,8 @@ import pytest
 
 from rlplan.memory.checkpoints import saved_bytes
 from rlplan.memory.forecast_trainer import TrainerForecast
-from tests.runtime.live_trainer import exercise, plan_of
+from tests.runtime.live_ranks import exercise
+from tests.runtime.live_trainer import plan_of
 
 pytestmark = pytest.mark.engine
 
@@ -20,25 +21,28 @@ def _case(stage: int, dtype: str, **overrides: Any) -> dict[str, Any]:
     return {"exercise": "resume", "overrides": {**keys, **staging, **overrides}}
 
 
+DTYPES = ("float32", "bfloat16")
+ADAPTERS = {"training.lora": {"rank": 4}}
+EIGHT_BIT = {"training.optimizer": "adamw_8bit"}
 CASES = {
-    **{f"stage {stage}, {dtype}": _case(stage, dtype) for stage in range(4) for dtype in ("float32", "bfloat16")},
-    "adapters": _case(2, "float32", **{"training.lora": {"rank": 4}}),
-    "adapters, stage 3": _case(3, "bfloat16", **{"training.lora": {"rank": 4}}),
+    **{f"stage {stage}, {DTYPES[stage % 2]}": _case(stage, DTYPES[stage % 2]) for stage in range(4)},
+    "adapters": _case(2, "float32", **ADAPTERS),
+    "8 bits, stage 3, bfloat16": _case(3, "bfloat16", **EIGHT_BIT),
+}
+MORE = {
+    **{f"stage {stage}, {DTYPES[1 - stage % 2]}": _case(stage, DTYPES[1 - stage % 2]) for stage in range(4)},
+    "adapters, stage 3": _case(3, "bfloat16", **ADAPTERS),
     "offloaded": _case(2, "bfloat16", **{"training.offloads_optimizer": True}),
-    **{
-        f"8 bits, stage {stage}, {dtype}": _case(stage, dtype, **{"training.optimizer": "adamw_8bit"})
-        for stage, dtype in ((0, "float32"), (3, "bfloat16"))
-    },
+    "8 bits, stage 0, float32": _case(0, "float32", **EIGHT_BIT),
     "small tensors cut too": _case(3, "float32", **{"training.persistence_threshold": 0}),
 }
-
 SHARED_LAYERS = {
     f"shared layers, stage {stage}, {dtype}": _case(stage, dtype, **{"training.tp": 2})
     for stage, dtype in ((0, "float32"), (1, "float32"), (2, "bfloat16"))
 }
 """Processes of their own: DeepSpeed keeps AutoTP's groups."""
-ALL_CASES = {**CASES, **SHARED_LAYERS}
-EACH = [*CASES, *(pytest.param(name, marks=pytest.mark.nightly) for name in SHARED_LAYERS)]
+ALL_CASES = {**CASES, **MORE, **SHARED_LAYERS}
+EACH = [*CASES, *(pytest.param(name, marks=pytest.mark.nightly) for name in (*MORE, *SHARED_LAYERS))]
 OWN_RANKS = "8 bits"
 """Cases whose checkpoints are read by the ranks that wrote them."""
 
@@ -48,41 +52,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
-        return exercise(2, CASES, tmp_path_factory.mktemp("ranks"))
+Answers = dict[str, list[Any]]
+
+
+def placed(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    """The cases, with the folder that their checkpoints lie in."""
+    return {name: {**case, "folder": str(folder)} for name, case in cases.items()}
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
-        return exercise(2, SHARED_LAYERS, tmp_path_factory.mktemp("shared"))
+def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return exercise(2, placed(CASES, folder), tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def more(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return exercise(2, placed(MORE, folder), tmp_path_factory.mktemp("more"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return exercise(2, placed(SHARED_LAYERS, folder), tmp_path_factory.mktemp("shared"), is_fresh=True)
 
 
 def ranks_of(name: str, request: pytest.FixtureRequest) -> list[Any]:
     """What each rank gave in a case."""
-    answers: dict[str, list[Any]] = request.getfixturevalue("found" if name in CASES else "shared")
+    where = next(where for where, cases in (("found", CASES), ("more", MORE), ("shared", ALL_CASES)) if name in cases)
+    answers: Answers = request.getfixturevalue(where)
     return answers[name]
-
-
-@pytest.fixture(scope="module")
-def on_one_rank(found: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """The checkpoints of two ranks, taken over by one: in the same stage, and in the next one."""
-    cases = {}
-    for name, case in CASES.items():
-        if name.startswith(OWN_RANKS):
-            continue
-        stage = case["overrides"]["training.zero_stage"]
-        cases[name] = {"exercise": "take_over", "overrides": case["overrides"]}
-        if "offload" not in name:
-            other = {**case["overrides"], "training.zero_stage": (stage + 1) % 4}
-            cases[f"{name}, then {(stage + 1) % 4}"] = {"exercise": "take_over", "overrides": other}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLPLAN_TEST_FOLDER", str(folder))
-        return exercise(1, cases, tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -107,12 +104,40 @@ def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
         assert predicted <= rank["facts"]["num_bytes"] <= predicted + 64_000
 
 
-def test_other_ranks_and_other_stages_take_over_the_same_weights(
-    found: dict[str, list[Any]], on_one_rank: dict[str, list[Any]]
+def test_one_rank_in_the_next_stage_takes_over_the_same_weights(
+    found: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for name, (rank,) in on_one_rank.items():
-        before = found[name.partition(", then")[0]][0]
-        assert rank["loaded"]["weights"] == before["saved"]["weights"], name
+    cases = {name: case for name, case in taken_over(CASES).items() if "then" in name}
+    check_taken_over(found, exercise(1, placed(cases, folder), tmp_path_factory.mktemp("one")))
+
+
+@pytest.mark.nightly
+def test_other_ranks_and_other_stages_take_over_the_same_weights(
+    found: Answers, more: Answers, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cases = taken_over(CASES | MORE)
+    check_taken_over(found | more, exercise(1, placed(cases, folder), tmp_path_factory.mktemp("all")))
+
+
+def taken_over(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The checkpoints of two ranks, taken over by one: in the same stage, and in the next one."""
+    answer = {}
+    for name, case in cases.items():
+        if name.startswith(OWN_RANKS):
+            continue
+        stage = case["overrides"]["training.zero_stage"]
+        answer[name] = {"exercise": "take_over", "overrides": case["overrides"]}
+        if "offload" not in name:
+            other = {**case["overrides"], "training.zero_stage": (stage + 1) % 4}
+            answer[f"{name}, then {(stage + 1) % 4}"] = {"exercise": "take_over", "overrides": other}
+    return answer
+
+
+def check_taken_over(before: Answers, after: Answers) -> None:
+    assert after
+    for name, (rank,) in after.items():
+        ranks = before[name.partition(", then")[0]]
+        assert rank["loaded"]["weights"] == ranks[0]["saved"]["weights"], name
         assert rank["next"]["loss"] == pytest.approx(
-            sum(other["again"][0]["loss"] for other in found[name.partition(", then")[0]]), rel=2e-2, abs=2e-3
+            sum(other["again"][0]["loss"] for other in ranks), rel=2e-2, abs=2e-3
         )

@@ -142,17 +142,17 @@ def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
     rows.mkdir()
     source = (EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes()
     (rows / "train.jsonl").write_bytes(source)
-    job = make_job(**{"workload.prompts": str(rows)})
+    job = make_job(**{"data.prompts": str(rows)})
     before = identity_of(job)
     (rows / "train.jsonl").write_bytes(source.replace(b"1", b"2", 1))
-    with pytest.raises(SpecError, match=r"another job: workload\.prompts"):
+    with pytest.raises(SpecError, match=r"another job: data\.prompts"):
         check_identity(job, before, Path("x"))
 
 
 def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     rows.write_bytes((EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes())
-    job = make_job(**{"workload.prompts": str(rows)})
+    job = make_job(**{"data.prompts": str(rows)})
     rows.unlink()
     with pytest.raises(SpecError, match="the prompts cannot be read: No such file"):
         identity_of(job)

@@ -9,7 +9,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.role_tokenizers import RoleReaders, check_role_tokenizers, rereads, token_ids
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 from tests.factories import EXAMPLES, make_job
 
@@ -30,7 +30,7 @@ def other_folder(folder: Path, *, swaps: bool = False, vocab_size: int = 64) -> 
     return folder
 
 
-def job_with(role: str, folder: Path) -> JobSpec:
+def job_with(role: str, folder: Path) -> ResolvedJob:
     return make_job(**{f"roles.{role}.path": str(folder)})
 
 

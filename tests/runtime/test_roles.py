@@ -1,51 +1,50 @@
 """Roles that share the policy's weights, on live DeepSpeed and PEFT: adapters, and a value head on the backbone."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind, Role
-from tests.factories import ROOT, make_job
+from tests.factories import make_job
+from tests.runtime.agreement import on_one_rank
 
 pytestmark = pytest.mark.engine
 
 ROUNDING = 1e-4
 
 
-def result_of(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.live_roles", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
-    result: dict[str, Any] = json.loads(line.removeprefix("RESULT"))
-    return result
-
-
 def distance(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
+CASES = {
+    "adapters": {
+        "training.lora": {"rank": 4, "alpha": 8.0},
+        "training.zero_stage": 2,
+        "algorithm.learning_rate": 1e-3,
+    },
+    "value_head": {"algorithm.name": "ppo", "roles.value.shares_backbone": True, "algorithm.learning_rate": 1e-3},
+}
+
+
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank gave in each case."""
+    return on_one_rank({name: (name, overrides) for name, overrides in CASES.items()}, tmp_path_factory.mktemp("rank"))
+
+
+@pytest.fixture
+def adapters(found: dict[str, Any]) -> dict[str, Any]:
     """A trainer with adapters after three steps."""
-    return result_of("adapters", str(tmp_path_factory.mktemp("policy")))
+    answer: dict[str, Any] = found["adapters"]
+    return answer
 
 
-@pytest.fixture(scope="module")
-def value_head() -> dict[str, Any]:
+@pytest.fixture
+def value_head(found: dict[str, Any]) -> dict[str, Any]:
     """A trainer with a value head after five steps."""
-    return result_of("value_head")
+    answer: dict[str, Any] = found["value_head"]
+    return answer
 
 
 def test_the_base_without_adapters_is_the_reference_to_the_bit_before_and_after_training(

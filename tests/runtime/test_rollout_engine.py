@@ -12,8 +12,14 @@ ROUNDING = 1e-4
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
-    return ask("generation")[0]
+def alone() -> dict[str, Any]:
+    """What engines on one rank gave."""
+    return ask("alone")[0]
+
+
+@pytest.fixture(scope="module")
+def said(alone: dict[str, Any]) -> Any:
+    return alone["generation"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,7 @@ def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str,
     assert said["restarted_difference"] < ROUNDING
 
 
+@pytest.mark.nightly
 def test_two_ranks_take_the_same_requests_into_the_same_steps(two_ranks: list[dict[str, Any]]) -> None:
     leader, follower = two_ranks
     assert leader["lengths"] == [[20, 20, 20], [7, 7]]
@@ -67,10 +74,12 @@ def test_two_ranks_take_the_same_requests_into_the_same_steps(two_ranks: list[di
     assert follower["nothing"] == []
 
 
+@pytest.mark.nightly
 def test_an_engine_of_several_ranks_leaves_no_name_in_shared_memory(two_ranks: list[dict[str, Any]]) -> None:
     assert all(rank["shared_names"] == [] for rank in two_ranks)
 
 
+@pytest.mark.nightly
 def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any]]) -> None:
     for rank in two_ranks:
         assert rank["loaded"] == rank["forecast"]["loaded"]
@@ -80,8 +89,8 @@ def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def limited() -> dict[str, Any]:
-    return ask("limits")[0]
+def limited(alone: dict[str, Any]) -> Any:
+    return alone["limits"]
 
 
 def test_a_response_ends_with_the_text_or_the_token_that_it_stops_at(limited: dict[str, Any]) -> None:
@@ -104,8 +113,8 @@ def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limit
 
 
 @pytest.fixture(scope="module")
-def guessing() -> dict[str, Any]:
-    return ask("guessing")[0]
+def guessing(alone: dict[str, Any]) -> Any:
+    return alone["guessing"]
 
 
 def test_guessed_tokens_are_sampled_as_the_policy_says_at_every_temperature(guessing: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rlplan.dataflow.graph import Lead
 from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 
 NUM_PROMPTS, NUM_STEPS = 3, 6
@@ -63,7 +64,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
 ) -> None:
     engines, draw = Engines(seed), random.Random(seed)
     buffer = ExperienceBuffer(BufferLimits(max_staleness, folder=tmp_path, **limits))
-    work = StreamWork(NUM_PROMPTS, NUM_STEPS, 20.0, can_replace=refills > 0)
+    work = StreamWork(NUM_PROMPTS, NUM_STEPS, scaled(20.0), can_replace=refills > 0)
     stream = RolloutStream(engines, request, Lead("generate", max_staleness, True), work, buffer)  # type: ignore[arg-type]
     running = threading.Thread(target=stream.run)
     running.start()
@@ -81,7 +82,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
         taken += [number for number, _ in groups]
         with stream.handing_over():
             pass
-    running.join(10)
+    running.join(scaled(10))
     assert not running.is_alive()
     assert sorted(taken) == list(range(len(taken))), "no prompt is skipped or taken twice"
     assert len(buffer) == 0

@@ -11,11 +11,14 @@ import pytest
 from rlplan.dataflow.schedule import Action
 from rlplan.errors import RunError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.supervision import LostProcessError, Restart, Supervisor, check_freed, planned_release
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
-from tests.runtime.conftest import alive, descendants_of, finish, start, wait_for
+from tests.runtime.conftest import alive, descendants_of, finish, start
+from tests.runtime.test_failures import interrupted
+from tests.waiting import wait_for
 
 
 def action(kind: ActionKind, *processes: str) -> Action:
@@ -163,9 +166,11 @@ def engine_pid(folder: Path) -> int:
 
 
 @pytest.mark.engine
-def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_run_ends_well(tmp_path: Path) -> None:
+def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    """One run for both: what a run lives through, and how it is stopped."""
     folder = tmp_path / "run"
-    overrides = ("workload.num_steps=8", "workload.num_heldout_prompts=8", "limits.stall_timeout_s=4")
+    stall_s = round(scaled(4.0))
+    overrides = ("checkpoints.every=1", "workload.num_heldout_prompts=8", f"limits.stall_timeout_s={stall_s}")
     process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
     metrics = folder / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
@@ -175,13 +180,17 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
     second = engine_pid(folder)
     assert second != first
     os.kill(second, signal.SIGSTOP)
-    run = finish(process, folder)
-    assert run.exit_code == 0, run.stderr
+    wait_for(lambda: engine_pid(folder) != second, 120)
+    num_rows = metrics.read_text().count("\n")
+    wait_for(lambda: metrics.read_text().count("\n") >= num_rows + 2, 120)
+    run = interrupted(process, folder, signal.SIGTERM)
+    assert run.exit_code == 75, run.stderr
+    assert "resume with `rlplan run --resume" in run.stderr
     alarms = (folder / "alarms.jsonl").read_text().splitlines()
     assert len(alarms) == 2
     assert "is gone" in alarms[0]
-    assert "hangs: no sign of progress for 4 s" in alarms[1]
-    assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 9))
+    assert f"hangs: no sign of progress for {stall_s} s" in alarms[1]
+    assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
     assert 2 in {span.attempt for span in run.trace.spans}
     assert alive([first, second, *children]) == []
@@ -192,7 +201,7 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_the_ru
 @pytest.mark.parametrize("job", ["maturity/2-swapping", "memory-bound"])
 def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path) -> None:
     """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
-    overrides = ("placement.placement=colocated", "placement.parks=disk", "workload.num_steps=2")
+    overrides = ("placement.placement=colocated", "placement.offload=disk", "workload.num_steps=2")
     run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
     assert "phases share memory in turn" in (run.folder / "preflight.json").read_text()

@@ -20,7 +20,7 @@ ROUNDING = {"float32": (1e-5, 1e-5), "bfloat16": (0.3, 0.03)}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
     """Of each case: what one rank alone gave, and what two ranks gave that share every layer."""
-    return alone_and_together(CASES, SHARED, tmp_path_factory.mktemp("ranks"))
+    return alone_and_together(CASES, SHARED, tmp_path_factory.mktemp("ranks"), is_fresh=True)
 
 
 @pytest.mark.engine
@@ -34,6 +34,12 @@ def test_log_probs_norms_and_whole_weights_are_those_of_one_rank(found: dict[str
         assert after[0] == pytest.approx(after[1], abs=10 * of_logprob)  # Adam makes steps of what rounding leaves
         assert rank["norms"] == pytest.approx(one["norms"], rel=10 * of_sum)
         assert rank["sums"] == pytest.approx(one["sums"], rel=of_sum)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_model_computes_for_itself_stays_in_fp32(found: dict[str, tuple[Any, Any]], name: str) -> None:
+    assert {tuple(rank["buffers"]) for rank in (found[name][0], *found[name][1])} == {("torch.float32",)}
 
 
 @pytest.mark.engine

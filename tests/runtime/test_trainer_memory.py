@@ -8,7 +8,8 @@ import pytest
 
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind, MemoryKind
-from tests.runtime.live_trainer import exercise, plan_of
+from tests.runtime.live_ranks import exercise
+from tests.runtime.live_trainer import plan_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
@@ -61,7 +62,7 @@ GROUPS["bitsandbytes"] = (
         for dtype in ("float32", "bfloat16")
         for name, changes in {
             "adapters": {"training.lora": {"rank": 8}},
-            "nf4": {"training.lora": {"rank": 8}, "training.quantization": "nf4"},
+            "nf4": {"training.lora": {"rank": 8}, "training.lora.base_dtype": "nf4"},
             "8 bits": {"training.optimizer": "adamw_8bit"},
         }.items()
     },
@@ -96,7 +97,7 @@ def measured(
         name: {"exercise": "memory", "overrides": {"policy.path": str(model_folder), **SIZES, **overrides}}
         for name, overrides in kinds.items()
     }
-    return num_ranks, cases, exercise(num_ranks, cases, tmp_path_factory.mktemp("ranks"))
+    return num_ranks, cases, exercise(num_ranks, cases, tmp_path_factory.mktemp("ranks"), is_fresh=True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What goes into a channel is what comes out, bit for bit, through memory that is used again and again."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync import Packet, arena_bytes, plan_packets
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
+from rlplan.runtime.weight_sync.checksums import of_files, of_named
 from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import named
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
@@ -23,7 +26,7 @@ from rlplan.vocabulary import Transport
 from tests.factories import make_model
 
 MODEL = make_model()
-TIMEOUT_S = 20.0
+TIMEOUT_S = scaled(20.0)
 HOST_TRANSPORTS = (Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK)
 
 
@@ -74,8 +77,10 @@ class Channel:
             for name, tensor in self.receivers[reader].tensors(update):
                 fed[reader][name] = tensor.clone()
 
-        calls = [lambda: self.sender.send(WeightSource(weights), update)]
-        together([*calls, *[lambda reader=reader: receive(reader) for reader in range(len(fed))]])
+        def send() -> None:
+            self.sent = self.sender.send(WeightSource(weights), update)
+
+        together([send, *[lambda reader=reader: receive(reader) for reader in range(len(fed))]])
         return fed
 
     def close(self) -> None:
@@ -130,13 +135,17 @@ def test_an_arena_is_never_laid_over_another(tmp_path: Path) -> None:
         path.unlink()
 
 
+def own_arenas() -> set[Path]:
+    return set(Path(SHARED_FOLDER).glob(f"rlplan-{os.getpid()}-*"))
+
+
 def test_the_arena_is_as_large_as_the_memory_model_says_and_has_no_name_once_it_is_used(tmp_path: Path) -> None:
-    before = set(Path(SHARED_FOLDER).glob("rlplan-*"))
+    before = own_arenas()
     channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path)
     assert channel.sender.num_bytes == channel.receivers[0].num_bytes == arena_bytes(channel.packets)
-    assert set(Path(SHARED_FOLDER).glob("rlplan-*")) > before
+    assert own_arenas() > before
     channel.update(Weights(0, torch.float32), Update(1, 1, True, TIMEOUT_S))
-    assert set(Path(SHARED_FOLDER).glob("rlplan-*")) == before
+    assert own_arenas() == before
     channel.close()
 
 
@@ -155,18 +164,15 @@ def _damage(channel: Channel, what: str, packet: Packet) -> None:
         from dataclasses import replace
 
         if header.index == 1:
-            if what == "a flipped bit" and not outlet.confirms_later:
+            if what == "a flipped bit":
                 outlet.buffer(1)[100] ^= 1
             elif what == "a truncated packet":
                 header = replace(header, num_bytes=header.num_bytes - 64)
-            elif what != "a flipped bit":
+            else:
                 header = replace(header, version=header.version + 1)
         publish(header)
 
     outlet.publish = damaged  # type: ignore[method-assign]
-    if what == "a flipped bit" and outlet.confirms_later:
-        confirm = outlet.confirm
-        outlet.confirm = lambda index, said: confirm(index, said ^ (index == 1))  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["a flipped bit", "a truncated packet", "another version's packet"])
@@ -243,19 +249,37 @@ def test_after_deltas_the_readers_hold_what_a_full_update_would_have_brought(
         held |= fed
         assert all(torch.equal(held[name], tensor) for name, tensor in weights.whole.items())
         for receiver in channel.receivers:
-            assert receiver.checksums == channel.sender.checksums(WeightSource(weights))
+            assert receiver.report.checksums == channel.sent.checksums == of_named(weights.whole.items())
     channel.close()
 
 
-def test_the_consistency_check_sees_one_changed_bit(tmp_path: Path) -> None:
-    channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path)
+def test_a_checksum_is_that_of_the_weight_in_the_engine_s_type_and_sees_one_changed_bit(tmp_path: Path) -> None:
+    channel = Channel(Transport.SHARED_MEMORY, 4000, torch.bfloat16, 1, tmp_path)
     weights = Weights(0, torch.float32)
     channel.update(weights, Update(1, 1, True, TIMEOUT_S))
-    assert channel.receivers[0].checksums == channel.sender.checksums(WeightSource(weights))
-    next(iter(weights.whole.values())).view(torch.int32)[0, 0] ^= 1
-    different = channel.sender.checksums(WeightSource(weights))
-    assert [a == b for a, b in zip(channel.receivers[0].checksums, different, strict=True)].count(False) == 1
+    rounded = {name: tensor.bfloat16() for name, tensor in weights.whole.items()}
+    assert channel.receivers[0].report.checksums == channel.sent.checksums == of_named(rounded.items())
+    name = next(iter(rounded))
+    rounded[name].view(torch.int16)[0, 0] ^= 1
+    different = of_named(rounded.items())
+    assert [each for each in different if different[each] != channel.sent.checksums[each]] == [name]
     channel.close()
+
+
+@pytest.mark.parametrize("numel", [0, 1, 3, 4, 70, (1 << 18) - 1, (1 << 18) + 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_checksum_is_the_same_wherever_a_weight_lies_and_in_a_file(
+    numel: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    flat = torch.randn(numel + 3).to(dtype)
+    odd, even = flat[3:], flat[3:].clone()
+    save_file({"a": even}, str(tmp_path / "model.safetensors"))
+    assert of_named([("a", odd)]) == of_named([("a", even)]) == of_files(str(tmp_path))
+    if numel:
+        even[-1] += 1
+        assert of_named([("a", odd)]) != of_named([("a", even)])
 
 
 @given(

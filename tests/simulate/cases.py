@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
 from rlplan.simulate.speed import LinearSpeed
@@ -47,7 +47,7 @@ def make_setting(
     **changes: Any,
 ) -> SimulationSetting:
     """2 GPUs for training, 2 for generation: `train_s` seconds of training, SYNC_S of hand-over."""
-    schedule = build_gpu_schedule(GpuStep(placement, 2, 2, num_mini_batches=num_mini_batches))
+    schedule = plain_schedule(placement, 2, 2, num_mini_batches=num_mini_batches)
     costs = {
         action.id: Cost({Resource.COMPUTE: train_s / num_mini_batches})
         for action in schedule.step

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from benchmarks.plain_schedule import plain_schedule
 from rlplan.errors import SpecError
-from rlplan.planner.budget import Budget, read_setting
 from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.setting import read_setting
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, num_engines
 from rlplan.simulate.staleness import mean_lag
-from rlplan.spec.budget import make_budget
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import time_step
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
-from tests.factories import make_plan
+from tests.factories import gpu_job, make_plan
 from tests.simulate.cases import ROOMY, SPEED, SYNC_S, TRAIN_S, constant, make_setting, make_work, uniform
 
 # Each of 2 engines has 4 groups of 4: prompts of 2 whole blocks once a group, 1 token each of the other three; then 49
@@ -161,9 +161,14 @@ def test_the_same_seed_gives_the_same_run_and_another_one_does_not(asynchrony: A
     assert simulate(setting, 5).step_s != simulate(setting, 6).step_s
 
 
-def small_budget(placement: str) -> Budget:
-    budget = make_budget(
-        {"model": "Qwen/Qwen2.5-0.5B", "gpus": "4xH100", "placement": {"placement": placement}, "algorithm": "grpo"}
+def small_budget(placement: str) -> GpuPlan:
+    budget = gpu_job(
+        {
+            "policy": "Qwen/Qwen2.5-0.5B",
+            "hardware": "4xH100",
+            "placement": {"placement": placement},
+            "algorithm": "grpo",
+        }
     )
     return GpuSearch(budget, read_setting(budget)).run(with_others=False)
 
@@ -235,7 +240,7 @@ def test_an_interrupted_rollout_has_tokens_of_several_versions() -> None:
 
 
 def test_the_engines_are_those_of_the_schedule() -> None:
-    schedule = build_gpu_schedule(GpuStep(Placement.DISAGGREGATED, 8, 24, tp=4))
+    schedule = plain_schedule(Placement.DISAGGREGATED, 8, 24, tp=4)
     assert num_engines(schedule) == 6
 
 

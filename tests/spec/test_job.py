@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlplan.errors import SpecError
+from rlplan.planner.executable import missing
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
+from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
@@ -41,11 +43,11 @@ def test_the_quickstart_is_read_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("path", JOB_EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_loads_with_its_model_and_profile(path: Path) -> None:
-    job = load_job(path)
+    job = on_a_cpu_host(load_job(path))
     assert job.name == path.stem
     assert job.load_model().num_parameters > 0
     assert job.load_profile().name == job.hardware.profile
-    for place in (job.policy.path, job.workload.prompts, job.workload.heldout_prompts):
+    for place in (job.policy.path, job.needed_data.prompts, job.needed_data.heldout):
         assert Path(place).is_absolute()
         assert Path(place).exists()
 
@@ -60,9 +62,9 @@ def test_a_relative_override_is_relative_to_the_job_file() -> None:
     assert job.policy.path == str(EXAMPLES / "models" / "decoder-160m")
 
 
-PARTS = {"": JobSpec} | {
+PARTS = {"": ResolvedJob} | {
     name: field.annotation
-    for name, field in JobSpec.model_fields.items()
+    for name, field in ResolvedJob.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Spec)
 }
 
@@ -102,7 +104,7 @@ def test_a_misspelt_key_in_a_list_is_told_its_right_name_and_place() -> None:
     assert error.rule == "allowed here: compares, kind, name, pattern, timeout_s, weight. Did you mean 'pattern'?"
 
 
-@pytest.mark.parametrize("key", ["name", "policy", "policy.path", "hardware.profile", "workload.num_steps", "rewards"])
+@pytest.mark.parametrize("key", ["policy", "policy.path", "hardware", "hardware.profile", "data.prompts"])
 def test_a_missing_key_is_named_with_its_place(key: str) -> None:
     data = job_data()
     *parents, last = key.split(".")
@@ -118,8 +120,8 @@ def test_a_missing_key_is_named_with_its_place(key: str) -> None:
 
 
 WRONG_VALUES: list[tuple[str, Any, str]] = [
-    ("schema_version", 2, "Input should be 1"),
-    ("schema_version", "1", "Input should be 1"),
+    ("schema_version", 3, "Input should be 2"),
+    ("schema_version", "2", "Input should be 2"),
     ("name", "", "String should match pattern"),
     ("name", "a b", "String should match pattern"),
     ("name", "../up", "String should match pattern"),
@@ -130,11 +132,11 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("seed", 1.5, "valid integer"),
     ("seed", "3", "valid integer"),
     ("seed", True, "valid integer"),
-    ("policy", "models/sorter", "should be an object"),
+    ("policy", 5, "should be an object"),
     ("policy.init", "chekpoint", "'checkpoint' or 'random'. Did you mean 'checkpoint'?"),
     ("hardware.num_devices", 0, "greater than or equal to 1"),
     ("hardware.num_devices", "two", "valid integer"),
-    ("hardware.num_devices", 20_000, "less than or equal to 16384"),
+    ("hardware.num_devices", 2_000_000, "less than or equal to 1048576"),
     ("hardware.memory", "80G", "a number with one of B, KiB, MiB, GiB, TiB"),
     ("hardware.memory", "80 GB", "a number with one of B, KiB, MiB, GiB, TiB"),
     ("hardware.memory", -1, "not negative"),
@@ -156,7 +158,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("workload.num_prompts_per_step", 10**12, "less than or equal to"),
     ("workload.temperature", 0, "greater than or equal to 0.01"),
     ("workload.ignores_eos", "no", "valid boolean"),
-    ("workload.prompts", ["a.jsonl"], "valid string"),
+    ("data.prompts", ["a.jsonl"], "valid string"),
     ("workload.evaluate_every", 0, "greater than or equal to 1"),
     ("rewards", {"kind": "answer_matcher"}, "array"),
     ("rewards", [{"kind": "answer_matchr"}], "Did you mean 'answer_matcher'?"),
@@ -223,7 +225,7 @@ def test_a_group_needs_two_rollouts_but_every_count_may_be_at_its_smallest() -> 
     assert (job.workload.num_rollouts_per_step, job.workload.num_mini_batches) == (2, 1)
 
 
-@pytest.mark.parametrize("key", ["policy.path", "workload.prompts", "workload.heldout_prompts"])
+@pytest.mark.parametrize("key", ["policy.path", "data.prompts", "data.heldout"])
 @pytest.mark.parametrize("name", ["nowhere", "x" * 5000, "nul\0byte", "nowhere/../nor here"], ids=range(4))
 def test_a_path_that_does_not_exist_is_named_with_its_key(tmp_path: Path, key: str, name: str) -> None:
     path = write_job(tmp_path, **{key: name})
@@ -233,7 +235,7 @@ def test_a_path_that_does_not_exist_is_named_with_its_key(tmp_path: Path, key: s
     assert "does not exist" in caught.value.what
 
 
-@pytest.mark.parametrize("key", ["policy.path", "workload.prompts", "workload.heldout_prompts"])
+@pytest.mark.parametrize("key", ["policy.path", "data.prompts", "data.heldout"])
 def test_a_pipe_is_refused_before_anybody_waits_for_its_end(tmp_path: Path, key: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SpecError, match="pipe' is neither a file nor a folder"):
@@ -287,12 +289,13 @@ def test_relative_paths_are_read_from_the_folder_of_the_job(tmp_path: Path) -> N
     (here / "prompts.jsonl").write_text("{}")
     data = {
         "policy.path": "model",
-        "workload": {"prompts": "prompts.jsonl", "heldout_prompts": "./model/../prompts.jsonl"},
+        "data": {"prompts": "prompts.jsonl", "heldout": "./model/../prompts.jsonl"},
     }
     write_job(here, **data)
     job = load_job(here / "job.yaml")
     assert job.policy.path == str(here / "model")
-    assert job.workload.prompts == job.workload.heldout_prompts == str(here / "prompts.jsonl")
+    assert job.data is not None
+    assert job.data.prompts == job.data.heldout == str(here / "prompts.jsonl")
     moved = tmp_path / "there"
     shutil.move(here, moved)
     assert load_job(moved / "job.yaml").policy.path == str(moved / "model")
@@ -311,8 +314,9 @@ def test_paths_made_relative_and_absolute_again_are_the_same(parts: list[str], f
 
 
 def test_without_rewards_a_reward_model_or_a_teacher_stands_in() -> None:
-    with pytest.raises(SpecError, match="one of the three is needed"):
-        make_job(rewards=[])
+    (lacks,) = missing(make_job(rewards=[]))
+    assert "one of the three is needed" in lacks[0]
+    assert not list(missing(make_job(rewards=[], **{"roles.teacher.path": "other"})))
     assert make_job(rewards=[], **{"roles.teacher.path": "other"}).scored_roles == ("reference", "teacher")
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import validate
-from rlplan.spec.budget import BudgetWorkload
 from rlplan.spec.lengths import ConstantLengths, HistogramLengths, Lengths, LogNormalLengths, UniformLengths
+from rlplan.spec.workload import WorkloadSpec
 
 UNIFORM = UniformLengths(kind="uniform", low=100, high=300)
 KINDS = (
@@ -70,5 +70,5 @@ def test_quantiles_grow_and_probabilities_are_their_inverse(spec, share, other, 
 )
 def test_a_broken_distribution_is_refused_with_its_rule(spec: dict[str, object], words: str) -> None:
     with pytest.raises(SpecError) as caught:
-        validate(BudgetWorkload, {"response_lengths": spec}, file="budget.yaml")
+        validate(WorkloadSpec, {"response_lengths": spec}, file="budget.yaml")
     assert words in str(caught.value)

@@ -24,11 +24,6 @@ def test_a_run_s_lengths_become_the_workload_s(tmp_path: Path) -> None:
     assert job.workload.response_lengths.quantile(1.0) == 6
 
 
-def test_a_budget_takes_its_mean_from_the_distribution(tmp_path: Path) -> None:
-    keys = [each.partition("=")[0] for each in lengths_of_run(run_folder(tmp_path), for_budget=True)]
-    assert keys == ["workload.mean_prompt_len", "workload.response_lengths"]
-
-
 def test_prompts_alone_are_enough(tmp_path: Path) -> None:
     (run_folder(tmp_path) / "lengths.json").unlink()
     assert lengths_of_run(tmp_path) == ("workload.mean_prompt_len=7",)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_families_differ_as_their_configs_say(overrides: dict[str, Any], fields:
     assert model_from_config(config_data(**overrides), where="config.json") == expected
 
 
+NOBODY = 65534
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 REQUIRED += ("intermediate_size", "vocab_size", "max_position_embeddings")
 BROKEN_NUMBERS = {
@@ -243,9 +245,18 @@ def test_any_config_is_read_or_refused_and_nothing_else(overrides: dict[str, Any
         assert model.num_heads % model.num_kv_heads == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_config_without_permission_is_refused(tmp_path: Path) -> None:
-    write_config(tmp_path)
-    (tmp_path / "config.json").chmod(0)
-    with pytest.raises(SpecError, match="cannot be read: Permission denied"):
-        load_model(tmp_path)
+def test_a_config_without_permission_is_refused() -> None:
+    """Root reads everything, so that it is somebody else for a moment; and nobody else gets into pytest's folders."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_config(folder)
+        load_model(folder)  # loads the code, which somebody else may not read either
+        (folder / "config.json").chmod(0)
+        user = os.geteuid()
+        os.seteuid(NOBODY if user == 0 else user)
+        try:
+            with pytest.raises(SpecError, match="cannot be read: Permission denied"):
+                load_model(folder)
+        finally:
+            os.seteuid(user)

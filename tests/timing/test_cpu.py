@@ -10,6 +10,7 @@ from rlplan.planner.plan import Plan
 from rlplan.spec.hardware import CpuLatencies
 from rlplan.spec.job_file import load_job
 from rlplan.spec.profiles import get_profile
+from rlplan.spec.resolved import on_a_cpu_host
 from rlplan.timing.cost import Resource
 from rlplan.timing.cpu import CpuTimes, action_costs, predict_job
 from rlplan.timing.cpu_engine import CpuEngine, Requests
@@ -89,7 +90,7 @@ def test_a_small_kv_cache_or_max_num_seqs_makes_more_steps() -> None:
 
 @pytest.mark.parametrize("path", [QUICKSTART, EXAMPLES / "memory-bound.yaml"], ids=lambda path: path.stem)
 def test_every_action_has_a_cost_and_every_cost_an_action(path: Any) -> None:
-    job = load_job(path)
+    job = on_a_cpu_host(load_job(path))
     plan = make_plan()
     schedule: Schedule = plan.schedule
     costs = action_costs(job, job.load_model(), bundled_host(), schedule)

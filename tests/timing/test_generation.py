@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.spec.budget import BudgetRollout
+from rlplan.dataflow.choice import EngineChoice
 from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.profiles import get_gpu, get_node
+from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
 from rlplan.timing.occupancy import mean_footprint, occupancy
@@ -26,7 +26,7 @@ MAX_LEN = 1000
 @cache
 def speed(model: str = "Qwen/Qwen2.5-7B", tp: int = 1) -> EngineSpeed:
     cluster = Cluster(get_gpu("h100-sxm", where="test"), 8, 8, get_node("dgx-h100", where="test"))
-    return EngineSpeed(find_model(model), BudgetRollout(), EngineChoice(tp=tp, sleep_level=0), cluster)
+    return EngineSpeed(find_model(model), SettledRollout(), EngineChoice(tp=tp, sleep_level=0), cluster)
 
 
 def work(spec: LengthSpec = UNIFORM, **changes: int) -> GenerationWork:

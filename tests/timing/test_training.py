@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.accuracy.named_models import model_by_name
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.step_peak import Recompute
-from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.profiles import get_gpu, get_node
+from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.timing import kernels, passes, shards
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
@@ -34,7 +35,7 @@ def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
 
 
 def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> passes.TrainSetting:
-    given = {"model": MODEL, "role": Role.POLICY, "training": BudgetTraining(), "target": "rlplan"} | changes
+    given = {"model": MODEL, "role": Role.POLICY, "training": SettledTraining(), "target": "rlplan"} | changes
     return passes.TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
 
 
@@ -57,7 +58,7 @@ def test_recomputation_is_a_third_more_products_and_frozen_weights_a_third_less(
     full, none = passes.training_times(Recompute.FULL), passes.training_times(Recompute.NONE)
     assert (full.products, none.products, full.attention, none.attention) == (4, 3, 4.5, 3.5)
     assert passes.training_times(Recompute.NONE, is_frozen=True).products == 2
-    assert seconds(choice=replace(PLAIN, recomputes=False)) < 0.8 * seconds()
+    assert seconds(choice=replace(PLAIN, gradient_checkpointing=False)) < 0.8 * seconds()
 
 
 def test_a_pass_without_gradients_is_a_quarter_of_one_with_recomputation():
@@ -89,7 +90,7 @@ def test_each_stage_of_zero_moves_its_share(stage: int, a_pass: int, a_step: int
 
 
 def test_adapters_reduce_their_own_gradients_alone():
-    lora = BudgetTraining(lora=LoraSpec(rank=16))
+    lora = SettledTraining(lora=LoraSpec(rank=16))
     stage = replace(PLAIN, zero_stage=2)
     small = shards.pass_traffic(setting(choice=stage, training=lora), cluster(8), is_training=True).seconds
     assert small < 0.02 * shards.pass_traffic(setting(choice=stage), cluster(8), is_training=True).seconds
@@ -104,16 +105,16 @@ def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_t
     times = passes.training_times(Recompute.NONE, is_frozen=True)
 
     def extra(**lora: object) -> Cost:
-        return passes.adapter_cost(setting(1, training=BudgetTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
+        return passes.adapter_cost(setting(1, training=SettledTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
 
     rate = host.memory_bytes_per_s * host.efficiencies.memory.value
     # q_proj of 28 layers, 3584 by 3584: 2 bytes * (in + 2 r + 6 out), 4096 tokens, forward and twice that backward
     moved = 28 * 2 * (3584 + 2 * 16 + 6 * 3584) * 4096 * 3
-    thin = extra(rank=16, targets=("q_proj",))
+    thin = extra(rank=16, target_modules=("q_proj",))
     assert thin.parts[Resource.MEMORY] == pytest.approx(moved / rate)
     assert thin.parts[Resource.COMPUTE] < 0.2 * thin.parts[Resource.MEMORY]
     # 6.525e9 weights of the layers: 0.5 bytes read (scales left out) and 2 written, before either product
-    unfolded = extra(rank=16, base="nf4").seconds - extra(rank=16).seconds
+    unfolded = extra(rank=16, base_dtype="nf4").seconds - extra(rank=16).seconds
     assert unfolded == pytest.approx(2 * 2.5 * 6.525e9 / rate, rel=2e-3)
     assert extra(rank=64).seconds > extra(rank=16).seconds > thin.seconds
 
@@ -155,14 +156,14 @@ def test_an_offloaded_optimizer_shares_the_hosts_memory():
         38 * MODEL.num_parameters / host.node_efficiencies.host_memory_bytes_per_s.value
     )
     assert away.seconds > 10 * gpu
-    disk = BudgetTraining(offload_device="nvme")
+    disk = SettledTraining(offload_device="nvme")
     choice = replace(PLAIN, offloads_optimizer=True)
     assert optimizer_cost(setting(choice=choice, training=disk), host).seconds > away.seconds
 
 
 def test_eight_bit_states_and_one_moment_move_fewer_bytes():
     plain, small, muon = (
-        step_bytes_per_parameter(setting(training=BudgetTraining(optimizer=name)))
+        step_bytes_per_parameter(setting(training=SettledTraining(optimizer=name)))
         for name in ("adamw", "adamw_8bit", "muon")
     )
     assert small < plain
@@ -213,14 +214,14 @@ def test_thin_passes_reach_less_of_the_peak():
 def test_small_passes_wait_for_the_host_to_launch_kernels():
     tiny = model_by_name("Qwen/Qwen2.5-0.5B")
     thin = replace(EVEN, mean_len=64, mean_square_len=64**2, max_len=64)
-    fused = BudgetTraining(logits="fused")
+    fused = SettledTraining(logits="fused")
     cost = train_cost(setting(1, replace(PLAIN, micro_batch=1), model=tiny, training=fused), thin, cluster(1))
     assert cost.bound_by is Resource.LATENCY
 
 
 def test_logits_by_rows_cost_the_head_once_more_and_every_operators_traffic():
     by_rows, in_place = (
-        train_cost(setting(1, training=BudgetTraining(logits=logits)), EVEN, cluster(1))
+        train_cost(setting(1, training=SettledTraining(logits=logits)), EVEN, cluster(1))
         for logits in ("auto", "in_place")
     )
     head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.product_flops_per_s(cluster(1))

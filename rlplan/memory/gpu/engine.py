@@ -8,9 +8,9 @@ communicator, CUDA graphs and what the driver keeps for kernels stay. An engine 
 allocator has cached of its largest batch too: vLLM empties that cache in `sleep` only (device_allocator/cumem.py).
 """
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
@@ -20,25 +20,10 @@ from rlplan.memory.serving_kv import CachePool, cache_pool
 from rlplan.memory.serving_peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving_versions import LATEST
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.spec.budget import BudgetRollout
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledRollout
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """What is chosen for the engine. tp: ranks of one engine. sleep_level: 0 for one that never sleeps.
-
-    max_num_seqs: sequences at once. quantization: of its weights, None as loaded. has_expert_parallel: whole experts
-    lie on its ranks instead of a slice of each.
-    """
-
-    tp: int
-    sleep_level: int
-    max_num_seqs: int = 256
-    quantization: str | None = None
-    has_expert_parallel: bool = False
 
 
 def expert_ways(choice: EngineChoice) -> int:
@@ -55,7 +40,7 @@ class EngineOnGpu:
     def __init__(
         self,
         model: ModelSpec,
-        rollout: BudgetRollout,
+        rollout: SettledRollout,
         choice: EngineChoice,
         placement: Placement,
         overheads: GpuOverheads,

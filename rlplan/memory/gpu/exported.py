@@ -1,4 +1,4 @@
-"""What a trained role holds whatever the tokens under the trainers that a plan is exported to: FSDP2 and Megatron-Core.
+"""What a trained role holds whatever the tokens under trainers other than rlplan's: FSDP2 and Megatron-Core.
 
 In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedParts, counted once a choice.
 Left out: passes (rank.py), hybrid sharding, interleaved pipelines, stages of unequal cost cut by hand.
@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.gpu.process import Bytes
-from rlplan.memory.gpu.states import FixedParts, TrainerChoice, trained_sizes, with_role_head
+from rlplan.memory.gpu.states import FixedParts, trained_sizes, with_role_head
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.sharding import FsdpSettings, MegatronRank, held_by_fsdp, held_by_megatron_rank
 from rlplan.memory.zero import States
-from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.shards import stage_tensors
+from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind, Role
 
@@ -28,7 +30,7 @@ VOCABULARY_MULTIPLE = 128
 """Rows of Megatron's vocabulary tables are a multiple of it times tp (`make_vocab_size_divisible_by`)."""
 
 
-def fsdp_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
+def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
     """FSDP2 for a choice: every rank that does not share layers shares states, those of one sequence too."""
     return FsdpSettings(
         num_ranks=max(1, num_ranks // choice.tp),
@@ -103,7 +105,7 @@ class MegatronSettings:
         return max(1, self.num_ranks // (self.pp * ways)) if self.has_distributed_optimizer else 1
 
 
-def megatron_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
+def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
     """Megatron-Core for a choice. zero_stage 1 is its distributed optimizer, 0 is without."""
     return MegatronSettings(
         num_ranks=num_ranks,
@@ -133,7 +135,7 @@ def megatron_rank(
     """
     (dense, experts), frozen = _stage_numels(model, role, settings.tp, settings.pp, settings.ep, stage), 0
     if lora is not None:
-        adapters = sum(adapter.numel for adapter in lora_parameters(model, lora.rank, lora.targets))
+        adapters = sum(adapter.numel for adapter in lora_parameters(model, lora.rank, lora.target_modules))
         dense, experts, frozen = ceil_div(adapters, settings.tp * settings.pp), 0, dense + experts
     return MegatronRank(
         dense,
@@ -171,7 +173,7 @@ def megatron_parts(
     """
     rank = megatron_rank(model, role, lora, settings, stage)
     held = held_by_megatron_rank(rank)
-    adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.targets) if lora else ()
+    adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
         pinned = dict.fromkeys((MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS), 4 * rank.num_updated)

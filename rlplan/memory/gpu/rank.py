@@ -7,22 +7,25 @@ sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.gpu.states import FixedParts, TrainerChoice, frozen_of
+from rlplan.memory.gpu.states import FixedParts, frozen_of
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss, loss_named
 from rlplan.memory.nvme import left_on_host
 from rlplan.memory.step_peak import Held, Recompute, Work, kept_layer_bytes, layer_bytes, moments, score_peak_bytes
 from rlplan.memory.zero import States
-from rlplan.spec.budget import BudgetTraining, LoraSpec, Target
 from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import stage_layers
+from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
@@ -50,7 +53,7 @@ class Trained:
 
     role: Role
     model: ModelSpec
-    training: BudgetTraining
+    training: SettledTraining
     choice: TrainerChoice
     passes: Passes
     num_ranks: int
@@ -126,7 +129,7 @@ def work_of(trained: Trained, stage: Stage, fixed: FixedParts) -> Work:
         passes.num_tokens,
         passes.num_head_tokens if stage.has_head else 0,
         element_bytes=training.dtype.num_bytes,
-        recompute=Recompute.FULL if choice.recomputes else Recompute.NONE,
+        recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
         loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
         offloads_activations=training.offloads_activations,
         frozen=frozen_of(fixed.adapters) if trained.lora else None,

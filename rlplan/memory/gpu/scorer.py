@@ -10,19 +10,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.gpu.rank import Passes, Stage, Trained, stages_of, work_of
-from rlplan.memory.gpu.states import FixedParts, TrainerChoice, with_role_head
+from rlplan.memory.gpu.states import FixedParts, with_role_head
 from rlplan.memory.ledger import Moment
 from rlplan.memory.logits import Loss
 from rlplan.memory.step_peak import Work, score_peak_bytes
 from rlplan.memory.zero import ZeroSettings, ZeroStates
-from rlplan.spec.budget import BudgetTraining, Target
 from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import ActionKind, Dtype, MemoryKind, Role
 
 
@@ -128,7 +130,7 @@ class ScorerOnGpu:
     def _trained(self, cut: TrainerChoice) -> Trained:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
         dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32 if self.element_bytes == 4 else Dtype.BFLOAT16
-        training = BudgetTraining(
+        training = SettledTraining(
             dtype=dtype, master_dtype=dtype, logits="fused" if self.loss is Loss.FUSED else "plain"
         )
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)

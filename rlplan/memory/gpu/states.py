@@ -7,6 +7,7 @@ In: a model, a role, adapters, ZeRO's settings. Out: FixedParts. Left out: passe
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.frozen import Frozen
 from rlplan.memory.gpu.process import Bytes
 from rlplan.memory.host import pinned_bytes
@@ -16,40 +17,11 @@ from rlplan.memory.quantization import NF4_DOUBLE, Quantization, weight_bytes
 from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
 from rlplan.memory.step_peak import Held
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
-from rlplan.spec.budget import BudgetTraining, LoraSpec
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.vocabulary import MemoryKind, Role
-
-
-@dataclass(frozen=True)
-class TrainerChoice:
-    """What is chosen for a trained role. micro_batch: rollouts of a pass. ulysses, tp, pp, cp, ep: ranks that share one
-    sequence, one layer, the layers, one sequence's attention, the experts. max_tokens: of a pass that is packed without
-    padding, 0 where passes are padded to their longest rollout.
-    """
-
-    zero_stage: int
-    recomputes: bool
-    offloads_optimizer: bool
-    offloads_parameters: bool
-    micro_batch: int
-    ulysses: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    max_tokens: int = 0
-
-    @property
-    def ranks_per_sequence(self) -> int:
-        """Ranks that work on the same micro-batch."""
-        return self.ulysses * self.tp * self.pp * self.cp
-
-    @property
-    def token_ways(self) -> int:
-        """Ranks over which the tokens of a sequence are cut."""
-        return self.ulysses * self.cp
 
 
 @dataclass(frozen=True)
@@ -77,7 +49,7 @@ def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: Z
     """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
     parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
-    saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base == "nf4" else 0
+    saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base_dtype == "nf4" else 0
     held = held_by_zero(states, sizes)
     return FixedParts(
         adapters,
@@ -148,7 +120,7 @@ def trained_sizes(
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], Sizes]:
     """What a rank holds of the model's parameters, the adapters beside them, and their sizes."""
     parameters = with_role_head(autotp_parameters(model, tp), role, model.hidden_size)
-    adapters = lora_parameters(model, lora.rank, lora.targets) if lora else ()
+    adapters = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     sizes = sizes_of(
         parameters,
         model.num_layers,
@@ -177,7 +149,7 @@ def offloaded_states(states: ZeroStates) -> Bytes:
     return held
 
 
-def zero_settings(training: BudgetTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
+def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> ZeroSettings:
     """DeepSpeed's settings for a choice. Ranks that share layers (tp) do not share states."""
     element_bytes = training.dtype.num_bytes
     return ZeroSettings(

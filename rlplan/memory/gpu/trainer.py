@@ -6,16 +6,18 @@ Left out: ranks that differ but by their pipeline stage (the fullest stands for 
 
 from collections.abc import Callable
 
+from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.gpu.process import Bytes
 from rlplan.memory.gpu.rank import CAPPED, Passes, RankOnGpu, Stage, Trained, stages_of
-from rlplan.memory.gpu.states import FixedParts, TrainerChoice, fixed_parts, zero_settings
+from rlplan.memory.gpu.states import FixedParts, fixed_parts, zero_settings
 from rlplan.memory.ledger import Moment
 from rlplan.memory.step_peak import Held, Work
-from rlplan.spec.budget import BudgetTraining, Target
 from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import Role
 
 __all__ = ["CAPPED", "Passes", "TrainerOnGpu", "parts_of"]
@@ -31,7 +33,7 @@ class TrainerOnGpu:
         self,
         role: Role,
         model: ModelSpec,
-        training: BudgetTraining,
+        training: SettledTraining,
         choice: TrainerChoice,
         passes: Passes,
         num_ranks: int,

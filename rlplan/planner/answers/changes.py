@@ -1,6 +1,6 @@
-"""Changes of a budget: what each would bring, from a whole search of the changed budget.
+"""Changes of a job: what each would bring, from a whole search of the changed job.
 
-In: a BudgetSpec, overrides as they are typed. Out: Outcomes: seconds, room and verdict, or what is in the way.
+In: a JobSpec, overrides as they are typed. Out: Outcomes: seconds, room and verdict, or what is in the way.
 Left out: which changes are worth a question (families.py).
 """
 
@@ -11,16 +11,15 @@ from itertools import islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu.remedies import better, kinds_of_changes
-from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu.remedies import better, kinds_of_changes, search_of
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.spec.base import validate
-from rlplan.spec.budget import WAY_OUT, BudgetSpec
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import WAY_OUT
 from rlplan.spec.yaml import apply_overrides
 from rlplan.units import format_bytes
 
-MAX_WAYS_OUT = 8
+MAX_WAYS_OUT = 11
 """Remedies that are tried of a family that does not fit: each is a search."""
 
 
@@ -52,7 +51,7 @@ class Outcome:
     headroom_bytes: int | None = None
     why: str = ""
     way_out: str = ""
-    budget: Budget | None = field(default=None, repr=False, compare=False)
+    budget: GpuPlan | None = field(default=None, repr=False, compare=False)
 
     @property
     def fits(self) -> bool:
@@ -77,19 +76,19 @@ Listener = Callable[[int, int, str], None]
 """Told how many questions are answered, of how many, and which comes now."""
 
 
-def changed(spec: BudgetSpec, overrides: Sequence[str]) -> BudgetSpec:
-    """The budget with overrides laid over it. Raises: SpecError."""
+def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
+    """The job with overrides laid over it. Raises: SpecError."""
     data = apply_overrides(spec.model_dump(mode="json"), overrides)
-    return validate(BudgetSpec, data, file="command line", way_out=WAY_OUT)
+    return validate(JobSpec, data, file="command line", way_out=WAY_OUT)
 
 
-def headroom(budget: Budget) -> int:
+def headroom(budget: GpuPlan) -> int:
     """Bytes that are left on the GPU with the least room at the high end of the interval."""
     ledger = budget.ledger
     return min(ledger.capacity_of(one) - ledger.device_peak(one, "high").num_bytes for one in ledger.devices)
 
 
-def ask(spec: BudgetSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:
+def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:
     """What a change leads to. What is wrong in it is said in the outcome."""
     try:
         other = changed(spec, change.overrides)
@@ -102,30 +101,28 @@ def ask(spec: BudgetSpec, change: Change, *, finds_way_out: bool = False) -> Out
     if budget.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
         way_out = _first_way_out(other, change, budget.verdict)
     count = budget.setting.num_gpus
-    return Outcome(change, count, budget.verdict, budget.timing.seconds, headroom(budget), why, way_out, budget)
+    return Outcome(change, count, budget.verdict, budget.seconds, headroom(budget), why, way_out, budget)
 
 
-def search(spec: BudgetSpec) -> Budget:
+def search(spec: JobSpec) -> GpuPlan:
     """The best budget of a spec, with nothing said about others. Raises: SpecError, NoFeasiblePlanError."""
-    setting = read_setting(spec)
-    check_budget(spec, setting)
-    return GpuSearch(spec, setting).run(with_others=False)
+    return search_of(spec).run(with_others=False)
 
 
-def check_change(spec: BudgetSpec, change: Change) -> None:
+def check_change(spec: JobSpec, change: Change) -> None:
     """Raises: SpecError where a change that somebody typed is wrong in itself, not just too large."""
     other = changed(spec, change.overrides)
-    check_budget(other, read_setting(other))
+    search_of(other)
     if other == spec:
         raise SpecError(
             f"'{change.typed}' changes nothing",
             where="command line",
             rule="a what-if differs from the plan",
-            way_out="another value, or another key of docs/budgets.md",
+            way_out="another value, or another key of docs/job.md",
         )
 
 
-def what_binds(budget: Budget) -> str:
+def what_binds(budget: GpuPlan) -> str:
     """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
     if budget.shortage is None:
         return ""
@@ -138,7 +135,7 @@ def what_binds(budget: Budget) -> str:
     )
 
 
-def _first_way_out(spec: BudgetSpec, change: Change, verdict: Verdict) -> str:
+def _first_way_out(spec: JobSpec, change: Change, verdict: Verdict) -> str:
     """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
     remedies = (remedy for kind in kinds_of_changes(spec) for remedy in kind)

@@ -1,6 +1,6 @@
 """Explanation: why a plan is as it is, what came next, what was left aside, and what would change it.
 
-In: a Budget. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
+In: a GpuPlan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, headr
 from rlplan.planner.answers.families import list_families, list_more_gpus, list_what_ifs
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
-from rlplan.planner.budget import Alternative, Budget, Verdict
-from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.profiles import parse_gpus
+from rlplan.planner.gpu_plan import Alternative, GpuPlan, Verdict
+from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost
 from rlplan.units import format_bytes, format_seconds
 
@@ -113,7 +112,7 @@ class Explanation:
 
 
 def explain(
-    budget: Budget, asked: Sequence[Change] = (), *, more_gpus: bool = False, listen: Listener | None = None
+    budget: GpuPlan, asked: Sequence[Change] = (), *, more_gpus: bool = False, listen: Listener | None = None
 ) -> Explanation:
     """Why a plan is as it is. asked: changes to try beside the usual ones; more_gpus: and multiples of the GPUs.
 
@@ -137,10 +136,10 @@ def explain(
     of_families = answer(families, finds_way_out=True)
     return Explanation(
         verdict=budget.verdict,
-        seconds=budget.timing.seconds,
-        chosen=choice_words(budget.candidate),
+        seconds=budget.seconds,
+        chosen=choice_words(budget.choice, budget.job),
         phases=tuple(
-            _phase(phase.value, cost, budget.timing.seconds) for phase, cost in phase_costs(budget.timing).items()
+            _phase(phase.value, cost, budget.seconds) for phase, cost in phase_costs(budget.timing.step).items()
         ),
         memory=_memory(budget),
         why_not=what_binds(budget),
@@ -152,15 +151,16 @@ def explain(
     )
 
 
-def _as_chosen(budget: Budget) -> BudgetSpec:
-    """The budget that changes are asked of: where the objective took some of the GPUs, these are all there are."""
-    setting = budget.setting
-    if budget.spec.objective not in ("gpus", "cost") or setting.has_pools:
-        return budget.spec
-    asked = {"objective": "step_time"}
-    if parse_gpus(budget.spec.gpus, where="gpus")[0] != setting.num_gpus:
-        asked["gpus"] = f"{setting.num_gpus}x{setting.gpu.name}"
-    return budget.spec.model_copy(update=asked)
+def _as_chosen(budget: GpuPlan) -> JobSpec:
+    """The job that changes are asked of: where the objective took some of the GPUs, these are all there are."""
+    setting, asked = budget.setting, budget.asked
+    if asked.objective not in ("gpus", "cost") or setting.has_pools:
+        return asked
+    changes: dict[str, object] = {"objective": "step_time"}
+    if asked.hardware.num_devices != setting.num_gpus:
+        fewer = {"num_devices": setting.num_gpus, "num_hosts": "auto"}
+        changes["hardware"] = asked.hardware.model_copy(update=fewer)
+    return asked.model_copy(update=changes)
 
 
 def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
@@ -170,7 +170,7 @@ def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
     return PhaseWhy(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 
-def _memory(budget: Budget) -> MemoryWhy:
+def _memory(budget: GpuPlan) -> MemoryWhy:
     peak, ledger = budget.binding, budget.ledger
     host = ledger.host_peak()
     room = None if budget.setting.host_capacity is None else ledger.host_capacity_of(host.scope)
@@ -188,13 +188,13 @@ def _memory(budget: Budget) -> MemoryWhy:
     )
 
 
-def _runner_up(one: Alternative, budget: Budget) -> RunnerUp:
-    mine = {phase.value: cost.seconds for phase, cost in phase_costs(budget.timing).items()}
+def _runner_up(one: Alternative, budget: GpuPlan) -> RunnerUp:
+    mine = {phase.value: cost.seconds for phase, cost in phase_costs(budget.timing.step).items()}
     other = {phase.value: cost.seconds for phase, cost in phase_costs(one.timing).items()}
     phases = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*mine, *other))}
-    slower = one.timing.seconds - budget.timing.seconds
+    slower = one.timing.seconds - budget.seconds
     return RunnerUp(
-        differs=differences(one.candidate, budget.candidate),
+        differs=differences(one.choice, budget.choice, budget.job),
         seconds=one.timing.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},
@@ -204,7 +204,7 @@ def _runner_up(one: Alternative, budget: Budget) -> RunnerUp:
     )
 
 
-def _why_it_lost(one: Alternative, budget: Budget, slower: float, phases: dict[str, float]) -> str:
+def _why_it_lost(one: Alternative, budget: GpuPlan, slower: float, phases: dict[str, float]) -> str:
     if one.verdict.rank > budget.verdict.rank:
         lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
         return f"{one.verdict.value}{lack}"
@@ -216,11 +216,11 @@ def _why_it_lost(one: Alternative, budget: Budget, slower: float, phases: dict[s
     return f"{name} takes {format_seconds(most)} more{saved}"
 
 
-def _rivals(budget: Budget, families: Sequence[Outcome]) -> list[Layout]:
+def _rivals(budget: GpuPlan, families: Sequence[Outcome]) -> list[Layout]:
     """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
-    rivals = [(one.candidate, one.kv_cache) for one in budget.runners_up if one.verdict.rank <= budget.verdict.rank]
+    rivals = [(one.choice, one.kv_cache) for one in budget.runners_up if one.verdict.rank <= budget.verdict.rank]
     for one in families:
         if one.budget is not None and one.budget.verdict.rank <= budget.verdict.rank:
             kv = one.budget.kv
-            rivals.append((one.budget.candidate, kv.kv_cache_memory_bytes if kv else 0))
+            rivals.append((one.budget.choice, kv.kv_cache_memory_bytes if kv else 0))
     return rivals

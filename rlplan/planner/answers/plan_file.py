@@ -1,58 +1,51 @@
-"""Plan files of GPU budgets: what was asked and chosen, with its results for people and for other tools.
+"""Plan files of jobs on GPUs: what was asked and chosen, with its results for people and for other tools.
 
-In: a Budget, or a path. Out: JSON, or the Budget again: it is worked out anew from what was asked and chosen, and held
+In: a GpuPlan, or a path. Out: JSON, or the GpuPlan again: it is worked out anew from what was asked and chosen, held
 to the results that the file states, so that a plan cannot mean two things. Left out: the plans of jobs (plan.py).
 """
 
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from rlplan import __version__
-from rlplan.dataflow.gpu_step import GpuStep
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, Way
 from rlplan.errors import SpecError
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.planner.answers.plan_results import choice_as_json, speed_as_json
-from rlplan.planner.budget import Alternative, Budget, Considered, Remedy, SearchStats, Verdict, read_setting
-from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.planner.gpu.remedies import search_of
 from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu_plan import Alternative, Considered, GpuPlan, Remedy, SearchStats, Verdict
 from rlplan.spec.base import read_json, shorten, validate, writing
-from rlplan.spec.budget import BudgetSpec
-from rlplan.spec.models.catalogue import model_path
+from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 
-GPU_PLAN_SCHEMA_VERSION = 1
+GPU_PLAN_SCHEMA_VERSION = 2
 GPU_PLAN_KIND = "gpu_plan"
 MAX_BYTES = 1 << 26
 AGAIN = "make the plan again with `rlplan plan`"
-_PLACES = ("model", "value_model", "reward_model", "folder")
-_NOT_STORED = ("schema_version", "budget", "rows")
-_STORED = ("spec", "choice", "totals", "results")
+_NOT_STORED = ("schema_version", "job", "rows")
+_STORED = ("asked", "choice", "totals", "results")
 
-Choice = TypeVar("Choice", GpuStep, TrainerChoice, EngineChoice)
+Part = TypeVar("Part", Arrangement, TrainerChoice, EngineChoice)
 
 
-def write_gpu_plan(budget: Budget, path: Path) -> None:
+def write_gpu_plan(budget: GpuPlan, path: Path) -> None:
     """Write a budget's plan as JSON; paths of models become relative to the file's folder. Raises: SpecError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_gpu_plan(budget, path.parent) + "\n", encoding="utf-8")
 
 
-def dump_gpu_plan(budget: Budget, folder: Path) -> str:
+def dump_gpu_plan(budget: GpuPlan, folder: Path) -> str:
     """JSON of a plan whose model paths are relative to `folder`."""
     stored = {
-        "spec": _with_places(budget.spec, lambda name: _relative(name, folder)).model_dump(mode="json"),
-        "choice": choice_as_json(budget.candidate),
+        "asked": budget.asked.relative_to(folder).model_dump(mode="json"),
+        "choice": choice_as_json(budget.choice),
         "totals": totals(budget),
         "results": results_as_json(budget),
     }
@@ -60,20 +53,20 @@ def dump_gpu_plan(budget: Budget, folder: Path) -> str:
     return json.dumps({**head, "digest": _digest(stored), **stored}, indent=1)
 
 
-def results_as_json(budget: Budget) -> dict[str, Any]:
+def results_as_json(budget: GpuPlan) -> dict[str, Any]:
     """Everything that follows from what was asked and chosen, but for the rows of the ledger."""
     ledger = {key: value for key, value in budget.as_json().items() if key not in _NOT_STORED}
     return speed_as_json(budget) | ledger
 
 
-def totals(budget: Budget) -> dict[str, Any]:
+def totals(budget: GpuPlan) -> dict[str, Any]:
     """What a plan is held to when it is read again."""
     return {
         "device_peak_bytes": budget.binding.num_bytes,
         "host_peak_bytes": budget.ledger.host_peak().num_bytes,
         "kv_cache_memory_bytes": budget.kv.kv_cache_memory_bytes if budget.kv else 0,
         "verdict": budget.verdict.value,
-        "step_s": budget.timing.seconds,
+        "step_s": budget.seconds,
     }
 
 
@@ -83,7 +76,7 @@ def is_gpu_plan(path: Path) -> bool:
     return isinstance(data, dict) and data.get("kind") == GPU_PLAN_KIND
 
 
-def read_gpu_plan(path: Path) -> Budget:
+def read_gpu_plan(path: Path) -> GpuPlan:
     """The budget of a plan file, worked out anew. Raises: SpecError where it is none, or its totals are others now."""
     data = read_json(path, "the plan", limit=MAX_BYTES)
     _check_head(data, path)
@@ -92,14 +85,11 @@ def read_gpu_plan(path: Path) -> Budget:
             "the plan was changed after it was made",
             where=f"{path}: {', '.join(_STORED)}",
             rule="a plan stands as the search made it; digest is the SHA-256 of these keys",
-            way_out=f"change the budget file, and {AGAIN}",
+            way_out=f"change the job file, and {AGAIN}",
         )
-    spec = validate(BudgetSpec, data["spec"], file=f"{path}: spec", way_out=AGAIN)
-    spec = _with_places(spec, lambda name: _absolute(name, path.parent))
-    setting = read_setting(spec)
-    check_budget(spec, setting)
+    asked = validate(JobSpec, data["asked"], file=f"{path}: asked", way_out=AGAIN).resolved(path.parent)
     candidate = _read_choice(data["choice"], f"{path}: choice")
-    search = GpuSearch(spec, setting).on(candidate.num_gpus)
+    search = search_of(asked).on(candidate.arrangement.num_devices)
     budget = search.whole(search.rate(candidate))
     _check_totals(budget, data, path)
     return _with_the_rest(budget, search, data["results"])
@@ -130,28 +120,19 @@ def _digest(stored: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
-_PARTS: dict[str, Any] = {"step": GpuStep, "trainer": TrainerChoice, "engine": EngineChoice}
-
-
-def _read_choice(choice: dict[str, Any], where: str) -> GpuCandidate:
-    def part(kind: type[Choice], name: str) -> Choice:
+def _read_choice(choice: dict[str, Any], where: str) -> Choice:
+    def part(kind: type[Part], name: str) -> Part:
         return _read_part(kind, choice.get(name), f"{where}.{name}")
 
-    transport = _read_transport(choice.get("transport"), f"{where}.transport")
-    step, trainer, engine = part(GpuStep, "step"), part(TrainerChoice, "trainer"), part(EngineChoice, "engine")
-    return GpuCandidate(step, trainer, engine, transport)
+    way = choice.get("way")
+    if way not in get_args(Way):
+        known = ", ".join(get_args(Way)[1:])
+        raise SpecError(f"way {shorten(way)}", where=f"{where}.way", rule=f"one of {known}", way_out=AGAIN)
+    trainer, engine = part(TrainerChoice, "trainer"), part(EngineChoice, "engine")
+    return Choice(part(Arrangement, "arrangement"), trainer, engine, cast(Way, way))
 
 
-def _read_transport(transport: Any, where: str) -> str:
-    known = ("", "cuda_ipc", "nccl", "disk", "adapter", "delta")
-    if transport not in known:
-        raise SpecError(
-            f"transport {shorten(transport)}", where=where, rule=f"one of {', '.join(known[1:])}", way_out=AGAIN
-        )
-    return str(transport)
-
-
-def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:
+def _read_part(kind: type[Part], data: Any, where: str) -> Part:
     known = {field.name for field in fields(kind)}
     if not isinstance(data, dict) or set(data) != known:
         other = sorted(set(data) ^ known) if isinstance(data, dict) else [shorten(data)]
@@ -171,7 +152,7 @@ def _read_part(kind: type[Choice], data: Any, where: str) -> Choice:
         ) from None
 
 
-def _check_totals(budget: Budget, data: dict[str, Any], path: Path) -> None:
+def _check_totals(budget: GpuPlan, data: dict[str, Any], path: Path) -> None:
     """Raises: SpecError where a total that the file states is another now."""
     for key, value in totals(budget).items():
         stored = data["totals"][key]
@@ -186,7 +167,7 @@ def _check_totals(budget: Budget, data: dict[str, Any], path: Path) -> None:
             )
 
 
-def _with_the_rest(budget: Budget, search: GpuSearch, results: dict[str, Any]) -> Budget:
+def _with_the_rest(budget: GpuPlan, search: GpuSearch, results: dict[str, Any]) -> GpuPlan:
     """With what the search said about other candidates; only their times are worked out anew."""
     considered = [Considered(Placement(one["placement"]), None, one["reason"]) for one in results["considered"]]
     remedies = [Remedy(**{**one, "verdict": Verdict(one["verdict"])}) for one in results["remedies"]]
@@ -200,24 +181,4 @@ def _with_the_rest(budget: Budget, search: GpuSearch, results: dict[str, Any]) -
 def _read_alternative(data: dict[str, Any], search: GpuSearch) -> Alternative:
     rated = search.rate(_read_choice(data["choice"], "results"))
     verdict = Verdict(data["verdict"])
-    return Alternative(
-        rated.candidate, rated.timing, rated.kv_cache, data["peak_bytes"], data["headroom_bytes"], verdict
-    )
-
-
-def _with_places(spec: BudgetSpec, changed: Callable[[str], str]) -> BudgetSpec:
-    names = {key: name for key in _PLACES if (name := getattr(spec, key))}
-    return spec.model_copy(update={key: changed(name) for key, name in names.items()})
-
-
-def _relative(name: str, folder: Path) -> str:
-    """A path from the folder, told from an id by its dots; an id as it is."""
-    path = model_path(name)
-    if path is None:
-        return name
-    relative = os.path.relpath(path, folder.resolve())
-    return relative if relative.startswith("..") else f"./{relative}"
-
-
-def _absolute(name: str, folder: Path) -> str:
-    return os.path.normpath(folder.resolve() / name) if name.startswith(("./", "..")) else name
+    return Alternative(rated.choice, rated.timing, rated.kv_cache, data["peak_bytes"], data["headroom_bytes"], verdict)

@@ -1,6 +1,6 @@
 """Results of a plan as JSON: the step in seconds, phase by phase and action by action, and what else was rated.
 
-In: a Budget. Out: dicts for plan files, `--json` and other tools. Left out: the ledger (budget.py).
+In: a GpuPlan. Out: dicts for plan files, `--json` and other tools. Left out: the ledger (memory/ledger.py).
 """
 
 from dataclasses import asdict
@@ -8,77 +8,81 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlplan.planner.budget import Alternative, Budget
-from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.dataflow.choice import Choice
+from rlplan.planner.gpu_plan import Alternative, GpuPlan
+from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Phase
 
-CHOICES = ("step", "trainer", "engine")
+CHOICES = ("arrangement", "trainer", "engine")
 WAYS = ("ulysses", "tp", "pp", "cp", "ep")
 DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
     "workload.micro_batch_size_per_gpu": "auto",
-    "workload.max_tokens_per_micro_batch": "null",
-    "placement.generation_share": "auto",
+    "training.max_tokens_per_micro_batch": "auto",
+    "placement.num_generation_devices": "auto",
+    "placement.num_scoring_devices": "0",
     "placement.max_staleness": "0",
-    "placement.parks": "false",
+    "placement.offload": "none",
+    "placement.offload_roles": "auto",
+    "placement.transport": "auto",
+    "placement.sync_content": "full",
     "rollout.sleep_level": "0",
-    "rollout.quantization": "null",
-    "scoring_gpus": "0",
-    "expert_parallel_engine": "false",
+    "rollout.quantization": "none",
+    "rollout.has_expert_parallel": "false",
 }
-"""What a key says that a candidate's words leave out. The last two are no keys of a budget: the search alone sets them.
-"""
+"""What a key says that a choice's words leave out."""
 
 
-def choice_as_json(candidate: GpuCandidate) -> dict[str, Any]:
+def choice_as_json(choice: Choice) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(candidate, name)) for name in CHOICES} | {"transport": candidate.transport}
+    parts = {name: asdict(getattr(choice, name)) for name in CHOICES} | {"way": choice.way}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
-def choice_words(candidate: GpuCandidate) -> dict[str, str]:
-    """A candidate as overrides that would lead to it, by key; what DEFAULTS says too is left out."""
-    step, trainer = candidate.step, candidate.trainer
-    words: dict[str, Any] = {"placement.placement": step.placement} if step.has_rollouts else {}
+def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
+    """A choice as overrides of its job that would lead to it, by key; what DEFAULTS says too is left out."""
+    arrangement, trainer = choice.arrangement, choice.trainer
+    words: dict[str, Any] = {"placement.placement": arrangement.placement} if choice.way else {}
     words |= {
         "training.zero_stage": trainer.zero_stage,
-        "training.recompute": "full" if trainer.recomputes else "none",
+        "training.gradient_checkpointing": trainer.gradient_checkpointing,
         "training.offloads_optimizer": trainer.offloads_optimizer,
         "training.offloads_parameters": trainer.offloads_parameters,
     }
     if trainer.max_tokens:
-        words["workload.max_tokens_per_micro_batch"] = trainer.max_tokens
+        words["training.max_tokens_per_micro_batch"] = trainer.max_tokens
     else:
         words["workload.micro_batch_size_per_gpu"] = trainer.micro_batch
     words |= {f"training.{name}": getattr(trainer, name) for name in WAYS}
-    words |= {"placement.parks": step.parks, "scoring_gpus": step.num_scoring}
-    if step.parks_frozen:
-        words["placement.parks"] = "frozen"
-    if step.has_rollouts:
-        words |= _engine_words(candidate)
+    words["placement.num_scoring_devices"] = arrangement.num_scoring
+    if arrangement.offloaded != "none":
+        words |= {"placement.offload": "host", "placement.offload_roles": arrangement.offloaded}
+    if choice.way:
+        words |= _engine_words(choice, job)
     typed = {key: str(value).lower() for key, value in words.items()}
     return {key: value for key, value in typed.items() if value != DEFAULTS.get(key)}
 
 
-def _engine_words(candidate: GpuCandidate) -> dict[str, Any]:
-    step, engine = candidate.step, candidate.engine
-    share = step.num_generation / (step.num_training + step.num_generation + step.num_scoring)
+def _engine_words(choice: Choice, job: JobSpec) -> dict[str, Any]:
+    arrangement, engine = choice.arrangement, choice.engine
+    is_part = choice.way in ("adapter", "delta")
     return {
-        "placement.generation_share": "auto" if step.shares_devices else f"{share:.4g}",
-        "placement.max_staleness": step.max_staleness,
-        "placement.transport": candidate.transport or "auto",
+        "placement.num_generation_devices": "auto" if arrangement.shares_devices else arrangement.num_generation,
+        "placement.max_staleness": job.placement.max_staleness if arrangement.is_async else 0,
+        "placement.transport": "auto" if is_part else choice.way,
+        "placement.sync_content": choice.way if is_part else "full",
         "rollout.tp": engine.tp,
         "rollout.sleep_level": engine.sleep_level,
-        "rollout.quantization": engine.quantization or "null",
+        "rollout.quantization": engine.quantization or "none",
         "rollout.max_num_seqs": engine.max_num_seqs,
-        "expert_parallel_engine": engine.has_expert_parallel,
+        "rollout.has_expert_parallel": engine.has_expert_parallel,
     }
 
 
-def differences(one: GpuCandidate, other: GpuCandidate) -> str:
+def differences(one: Choice, other: Choice, job: JobSpec) -> str:
     """What leads to `one` instead of `other`, as it is typed; a key that `one` lacks is said with its default."""
-    mine, others = choice_words(one), choice_words(other)
+    mine, others = choice_words(one, job), choice_words(other, job)
     words = {key: mine.get(key, DEFAULTS.get(key, "none")) for key in (*mine, *others)}
     return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
@@ -113,7 +117,7 @@ def _cost_as_json(cost: Cost) -> dict[str, Any]:
 def alternative_as_json(one: Alternative) -> dict[str, Any]:
     """Another candidate, with what it would take."""
     return {
-        "choice": choice_as_json(one.candidate),
+        "choice": choice_as_json(one.choice),
         "seconds": one.timing.seconds,
         "kv_cache_memory_bytes": one.kv_cache,
         "peak_bytes": one.peak_bytes,
@@ -122,12 +126,12 @@ def alternative_as_json(one: Alternative) -> dict[str, Any]:
     }
 
 
-def speed_as_json(budget: Budget) -> dict[str, Any]:
+def speed_as_json(budget: GpuPlan) -> dict[str, Any]:
     """The step and what follows from it."""
-    price = budget.spec.price_per_gpu_hour
+    price = budget.job.hardware.price_per_gpu_hour
     hours = budget.gpu_hours_per_million_tokens
     return {
-        "step": timing_as_json(budget.timing),
+        "step": timing_as_json(budget.timing.step),
         "tokens_per_s": budget.tokens_per_s,
         "gpu_hours_per_million_tokens": hours,
         "dollars_per_million_tokens": None if price is None else hours * price,

@@ -1,25 +1,26 @@
 """A plan played: a budget's step, many times over, with lengths that are drawn instead of their mean.
 
-In: a Budget, a number of steps, a seed. Out: what simulate/ makes of it. Left out: how it plays (simulate/).
+In: a GpuPlan, a number of steps, a seed. Out: what simulate/ makes of it. Left out: how it plays (simulate/).
 """
 
 from dataclasses import replace
 
-from rlplan.dataflow.gpu_step import GENERATION
+from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
-from rlplan.planner.budget import Budget
+from rlplan.planner.gpu.times import engine_speed
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.played_job import without_evaluation
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
 from rlplan.simulate.speed import Speed
-from rlplan.timing.generation import EngineSpeed
-from rlplan.vocabulary import ActionKind, Stream
+from rlplan.vocabulary import ActionKind
 
 MAX_STEPS = 10_000
 
 
-def play(budget: Budget, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
+def play(budget: GpuPlan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
     """Play a plan's steps; the same seed gives the same result. Raises: SpecError."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise SpecError(
@@ -31,44 +32,45 @@ def play(budget: Budget, *, num_steps: int = 20, seed: int = 0) -> SimulationRes
     return simulate(setting_of(budget, num_steps), seed)
 
 
-def setting_of(budget: Budget, num_steps: int) -> SimulationSetting:
+def setting_of(budget: GpuPlan, num_steps: int) -> SimulationSetting:
     """Everything that the simulation of a plan is told."""
-    step, placement = budget.candidate.step, budget.spec.placement
-    is_asynchronous = any(action.stream is Stream.GENERATION for action in budget.schedule.step) and step.max_staleness
+    lead, has_rollouts = budget.schedule.lead, budget.job.has_rollouts
     return SimulationSetting(
-        schedule=budget.schedule,
+        schedule=without_evaluation(budget.schedule),
         costs={name: cost for name, cost in budget.costs.items() if name not in _generating(budget)},
-        rollouts=_rollouts(budget) if step.has_rollouts else None,
-        speed=_speed(budget) if step.has_rollouts else None,
+        rollouts=_rollouts(budget) if has_rollouts else None,
+        speed=_speed(budget) if has_rollouts else None,
         num_steps=num_steps,
-        asynchrony=Asynchrony(float(step.max_staleness)) if is_asynchronous else None,
-        reward_latency_s=placement.reward_latency_s,
+        asynchrony=Asynchrony(float(lead.max_staleness), streams=True, interrupts=lead.interrupts, is_bound=True)
+        if lead
+        else None,
+        reward_latency_s=budget.job.workload.reward_latency_s,
         ledger=budget.ledger,
     )
 
 
-def _generating(budget: Budget) -> set[str]:
+def _generating(budget: GpuPlan) -> set[str]:
     """What engines play instead of taking the time that a formula gives."""
     return {action.id for action in budget.schedule.step if action.kind is ActionKind.GENERATE}
 
 
-def _rollouts(budget: Budget) -> RolloutWork:
-    workload, kv = budget.spec.workload, budget.kv
+def _rollouts(budget: GpuPlan) -> RolloutWork:
+    workload, kv = budget.job.workload, budget.kv
     assert kv is not None, "where there are rollouts there is a KV cache"
-    size = budget.spec.rollout.block_size
+    size = budget.job.rollout.block_size
     return RolloutWork(
         num_prompts=workload.num_prompts_per_step,
-        num_samples=budget.spec.num_generated_per_step // workload.num_prompts_per_step,
-        prompt_len=workload.prompt_len,
+        num_samples=budget.job.num_generated_per_prompt,
+        prompt_len=workload.usual_prompt_len,
         lengths=workload.lengths,
-        num_engines=max(1, budget.candidate.step.num_generation // budget.candidate.engine.tp),
+        num_engines=max(1, budget.choice.arrangement.num_generation // budget.choice.engine.tp),
         limits=EngineLimits(kv.max_num_seqs, max(1, kv.num_tokens // size), size),
     )
 
 
-def _speed(budget: Budget) -> Speed:
+def _speed(budget: GpuPlan) -> Speed:
     """The engines on the GPUs that generate."""
-    step, whole = budget.candidate.step, budget.setting.cluster(GENERATION)
+    step, whole = budget.choice.arrangement, budget.setting.cluster(GENERATION)
     size = step.num_generation
     cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
-    return EngineSpeed(budget.setting.policy, budget.spec.rollout, budget.candidate.engine, cluster)
+    return engine_speed(budget.job, budget.setting.policy, budget.choice.engine, cluster)

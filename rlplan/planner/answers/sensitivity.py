@@ -1,6 +1,6 @@
 """Sensitivity: what the step would take, and which layout would be best, if an uncertain constant were another.
 
-In: a Budget, and the layouts that stand against each other. Out: a Sensitivity for each constant that is not measured.
+In: a GpuPlan, and the layouts that stand against each other. Out: a Sensitivity for each constant that is not measured.
 Left out: constants of memory, whose intervals the ledger carries; layouts that nobody named.
 
 Which layouts fit does not depend on these constants, so that it is enough to work out the seconds of each anew.
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
+from rlplan.dataflow.choice import Choice
 from rlplan.planner.answers.plan_results import differences
-from rlplan.planner.budget import Budget, GpuSetting
-from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.setting import GpuSetting
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware import GpuProfile, NodeProfile, SourcedShare
 from rlplan.vocabulary import Provenance
@@ -68,13 +69,13 @@ class Sensitivity:
         return asdict(self) | {"factors": FACTORS}
 
 
-Layout = tuple[GpuCandidate, int]
+Layout = tuple[Choice, int]
 """A candidate and the bytes of its KV cache."""
 
 
-def list_sensitivities(budget: Budget, others: Sequence[Layout]) -> tuple[Sensitivity, ...]:
+def list_sensitivities(budget: GpuPlan, others: Sequence[Layout]) -> tuple[Sensitivity, ...]:
     """Of every uncertain constant, the one that moves the step most first. others: layouts that fit too."""
-    chosen = budget.candidate, budget.kv.kv_cache_memory_bytes if budget.kv else 0
+    chosen = budget.choice, budget.kv.kv_cache_memory_bytes if budget.kv else 0
     layouts = [chosen, *(layout for layout in others if layout[0] != chosen[0])]
     rows = []
     for one in constants(budget.setting):
@@ -83,7 +84,7 @@ def list_sensitivities(budget: Budget, others: Sequence[Layout]) -> tuple[Sensit
         best = [min(range(len(seconds)), key=seconds.__getitem__) for seconds in found]
         gain = [1 - seconds[index] / seconds[0] for seconds, index in zip(found, best, strict=True)]
         better = [
-            differences(layouts[index][0], chosen[0]) if share > SAME_SECONDS else ""
+            differences(layouts[index][0], chosen[0], budget.job) if share > SAME_SECONDS else ""
             for index, share in zip(best, gain, strict=True)
         ]
         low, high = found
@@ -124,6 +125,6 @@ def with_constant(setting: GpuSetting, constant: Constant, value: float) -> GpuS
     return replace(setting, pools=tuple(pools))
 
 
-def _seconds(budget: Budget, setting: GpuSetting, layouts: Sequence[Layout]) -> list[float]:
-    times = GpuSearch(budget.spec, setting).times
+def _seconds(budget: GpuPlan, setting: GpuSetting, layouts: Sequence[Layout]) -> list[float]:
+    times = GpuSearch(budget.job, setting).times
     return [times.timing(candidate, kv_cache).seconds for candidate, kv_cache in layouts]

@@ -1,7 +1,7 @@
 """Parallel layouts that a target can run: which ranks share a sequence, a layer, the layers, the experts.
 
-In: a BudgetSpec, models, GPUs. Out: `Axes` of trainers, ZeRO stages, ways to offload, sizes of engines.
-Left out: whether a layout fits (gpu_roles.py) and how fast it is (gpu_times.py).
+In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, ways to offload, sizes of engines.
+Left out: whether a layout fits (roles.py) and how fast it is (times.py).
 
 rlplan's own runtime is DeepSpeed: ZeRO, Ulysses, AutoTP. FSDP2 shards everything and has tensor and context parallel
 ranks. Megatron-Core has its distributed optimizer and tensor, pipeline, context and expert parallel ranks.
@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from rlplan.errors import SpecError
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.spec.budget import BudgetSpec, BudgetTraining
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledJob, SettledTraining
+from rlplan.spec.training import Combination, cannot_share
 
 ENGINE_TP = 32
 """Ranks of one engine beyond which `auto` does not go."""
@@ -50,16 +51,16 @@ def powers(largest: int) -> tuple[int, ...]:
     return tuple(2**power for power in range(largest.bit_length()))
 
 
-def parallel_axes(budget: BudgetSpec, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
+def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
     """Every layout over at most `training` GPUs that the target has and the policy, the first model, divides by.
 
     All roles are cut alike: an open tp divides every model's heads.
     """
-    wanted = budget.training
+    wanted = job.training
     ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
-    has_adapters = wanted.lora is not None
-    most_parts = max(1, budget.workload.max_seq_len // LEAST_TOKENS)
-    found = _axes(models[0], budget.target, training, has_adapters, most_parts, ways)
+    has_adapters = wanted.trains_adapters
+    most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
+    found = _axes(models[0], job.target, training, has_adapters, most_parts, ways)
     if wanted.tp != "auto":
         return tuple(found)
     return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))
@@ -77,8 +78,7 @@ def _axes(
     heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
     ways = [size for size in beside if heads % size == 0]
-    # AutoTP cuts plain linear layers by whole key heads; stacked experts would stay whole
-    cut = [1] if has_adapters or model.experts else [size for size in ways if model.num_kv_heads % size == 0]
+    cut = [1] if model.experts else ways  # AutoTP cuts plain linear layers; stacked experts would stay whole
     contexts = powers(min(MAX_BESIDE, training, most_parts))
     has = {
         "rlplan": ([size for size in ways if size <= most_parts], cut, [1], [1], [1]),
@@ -93,12 +93,18 @@ def _axes(
     }[target]
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
     found = _that_divide(product(*sizes), heads, training)
-    return [axes for axes in found if target != "rlplan" or 1 in (axes.ulysses, axes.tp)]
+    return [axes for axes in found if target != "rlplan" or _can_share(model, axes, has_adapters=has_adapters)]
 
 
-def _that_divide(combinations: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
-    for combination in combinations:
-        axes = Axes(*combination)
+def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
+    """Whether DeepSpeed's ranks can share a pass like that, at some ZeRO stage."""
+    asked = Combination(None, trains_adapters=has_adapters, ulysses=axes.ulysses, tp=axes.tp)
+    return not any((*cannot_share(model, axes.ulysses, axes.tp), *asked.contradictions()))
+
+
+def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
+    for one in sizes:
+        axes = Axes(*one)
         ranks = axes.tp * axes.pp
         if heads % (axes.ulysses * axes.tp) or axes.ranks_per_sequence > training:
             continue
@@ -106,32 +112,32 @@ def _that_divide(combinations: Iterator[tuple[int, ...]], heads: int, training: 
             yield axes
 
 
-def zero_stages(budget: BudgetSpec, training: int, axes: Axes) -> tuple[int, ...]:
-    """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states, AutoTP goes up to stage 2.
+def zero_stages(job: SettledJob, training: int) -> tuple[int, ...]:
+    """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states.
 
     Alone a rank shards nothing: stage 3 is there for what can be offloaded.
     """
-    wanted = budget.training.zero_stage
-    usual = {"rlplan": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[budget.target]
-    stages = usual if wanted == "auto" else (int(wanted),)
-    return tuple(stage for stage in stages if axes.tp == 1 or stage < 3 or budget.target != "rlplan")
+    wanted = job.training.zero_stage
+    usual = {"rlplan": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[job.target]
+    return usual if wanted == "auto" else (int(wanted),)
 
 
-def can_train(training: BudgetTraining, target: str, stage: int, *, optimizer: bool, parameters: bool) -> bool:
-    """Whether the target has the combination of a stage and what is offloaded."""
+def can_train(
+    wanted: SettledTraining, target: str, stage: int, axes: Axes, *, optimizer: bool, parameters: bool
+) -> bool:
+    """Whether the target has the combination of a stage, ranks that share a pass and what is offloaded."""
     if target == "fsdp2":
         return optimizer == parameters  # CPUOffloadPolicy moves both
     if target == "megatron":
         return not parameters
-    needs_three = parameters or (optimizer and training.offload_device == "nvme")
-    is_packed = training.lora is not None and training.lora.base == "nf4"
-    has_no_host_step = optimizer and (stage == 0 or training.optimizer != "adamw")
-    return not ((needs_three and stage < 3) or (is_packed and stage == 3) or has_no_host_step)
+    if optimizer and wanted.offload_device == "nvme" and stage < 3:
+        return False
+    return not any(wanted.combination(stage, (axes.ulysses, axes.tp), (optimizer, parameters)).contradictions())
 
 
-def engine_sizes(budget: BudgetSpec, model: ModelSpec) -> tuple[tuple[int, bool], ...]:
+def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[tuple[int, bool], ...]:
     """(ranks of an engine, whether whole experts lie on them) that vLLM divides the model by."""
-    rollout = budget.rollout
+    rollout = job.rollout
     sizes = powers(ENGINE_TP) if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
     return tuple((tp, whole) for tp, whole in product(sizes, experts) if _can_hold(model, tp, has_experts=whole))
@@ -150,9 +156,9 @@ def _can_hold(model: ModelSpec, tp: int, *, has_experts: bool) -> bool:
     return True
 
 
-def quantizations(budget: BudgetSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
+def quantizations(job: SettledJob, gpu: GpuProfile) -> tuple[str | None, ...]:
     """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
-    wanted = budget.rollout.quantization
+    wanted = job.rollout.quantization
     if wanted != "auto":
-        return (wanted,)
+        return (None if wanted == "none" else wanted,)
     return (None, "fp8") if ComputeDtype.FLOAT8 in gpu.dense_flops_per_s else (None,)

@@ -1,14 +1,14 @@
 """Best first: candidates that fit, the fastest first, exactly, without making all of them.
 
-In: a GpuSpace and what rates its candidates. Out: Rated candidates in order. Left out: how bytes (gpu_roles.py) and
-seconds (gpu_times.py) are worked out, and what is made of the best (gpu_search.py).
+In: a GpuSpace and what rates its candidates. Out: Rated candidates in order. Left out: how bytes (roles.py) and
+seconds (times.py) are worked out, and what is made of the best (search.py).
 
 Best first: a heap holds frames, pairs of a trainer and an engine, and rated candidates, each by a lower bound of its
 seconds; what is taken from it is looked at more closely and put back, and a rated candidate that comes up is the best
 of all that have not come up. This is exact, for no bound is above the seconds of anything that it stands for:
 - a frame stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with the FLOPs
   of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
-- a pair stands for itself and for those behind it in both streams (gpu_streams.py). Seconds are a sum (or, where
+- a pair stands for itself and for those behind it in both streams (streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the hand-over's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
 - a closer look at a pair takes the KV cache that the trainer's states leave, which its passes can only lessen.
@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.gpu_step import GpuStep
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, Way
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.rated import Key, Rated, Rater, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, Trainers
@@ -37,7 +35,7 @@ HAIR = 1 - 1e-12
 class FrameFront:
     """The pairs of one frame, by lower bounds."""
 
-    def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep, rank: int) -> None:
+    def __init__(self, rater: Rater, space: GpuSpace, frame: Arrangement, rank: int) -> None:
         self.rater, self.space, self.frame, self.rank = rater, space, frame, rank
         self.engines = Engines(rater, space, frame)
         self._trainers: Trainers | None = None
@@ -71,7 +69,7 @@ class FrameFront:
         engine = self.engines.entries[j]
         return self._key(trainer.seconds, engine.seconds), trainer.choice, engine.choice
 
-    def closer(self, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Key | None:
+    def closer(self, trainer: TrainerChoice, engine: EngineChoice, transport: Way) -> Key | None:
         """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
         holding = trainer.zero_stage, trainer.offloads_optimizer, trainer.offloads_parameters
         axes = trainer.ulysses, trainer.tp, trainer.pp, trainer.cp, trainer.ep
@@ -84,7 +82,7 @@ class FrameFront:
         times, frame = self.rater.times, self.frame
         sync = times.sync(frame, trainer, engine, transport).seconds
         own = times.trainer_seconds(frame, trainer)
-        if frame.max_staleness:
+        if frame.is_async:
             return rounded((max(own, found[1]) + sync) * HAIR, (own + found[1] + sync) * HAIR)
         return self._key(own + sync, found[1])
 
@@ -103,7 +101,7 @@ class FrameFront:
         return most, self.rater.times.engine_seconds(self.frame, engine, most)
 
     def _key(self, trainer: float, engine: float) -> Key:
-        seconds = max(trainer, engine) if self.frame.max_staleness else trainer + engine
+        seconds = max(trainer, engine) if self.frame.is_async else trainer + engine
         return rounded(seconds * HAIR, (trainer + engine) * HAIR)
 
 
@@ -123,7 +121,7 @@ class Close:
     """A pair that has been looked at more closely, with a way of handing over."""
 
     pair: Pair
-    transport: str
+    transport: Way
 
 
 class BestFirst:
@@ -177,7 +175,9 @@ class BestFirst:
 
     def _rate(self, close: Close) -> None:
         pair, front = close.pair, close.pair.front
-        candidate = front.space.candidate(front.frame, pair.trainer, pair.engine, close.transport)
+        candidate = front.space.choice(front.frame, pair.trainer, pair.engine, close.transport)
+        if not front.rater.can_run(candidate):
+            return
         rated = front.rater.rate(candidate)
         self.num_rated += 1
         if rated.rank <= front.rank:

@@ -1,11 +1,11 @@
-"""Candidates on GPUs: every combination of choices that a budget leaves open, that its target can run and that divides.
+"""Candidates on GPUs: every combination of choices that a job leaves open, that its target can run and that divides.
 
-In: a BudgetSpec, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
+In: a SettledJob, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
 that a search need not build their product, and the whole list where somebody wants it.
-Left out: bytes (gpu_roles.py) and seconds (gpu_times.py).
+Left out: bytes (roles.py) and seconds (times.py).
 
-A candidate is a frame (placement, GPUs of each group, who parks, staleness), a trainer's choice, an engine's choice and
-a transport. Ranks of a group are alike, so that a group is its size: permutations of devices are never made.
+A candidate is an arrangement (placement, GPUs of each group, who is offloaded), a trainer's choice, an engine's choice
+and a way for weights. Ranks of a group are alike, so that a group is its size: permutations of devices are never made.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.gpu_step import GENERATION, GpuStep
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, Way
+from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.axes import (
     Axes,
     can_train,
@@ -26,9 +25,9 @@ from rlplan.planner.gpu.axes import (
     zero_stages,
 )
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.budget import BudgetSpec
+from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Placement, Role
+from rlplan.vocabulary import Placement, SyncContent, Transport
 
 MAX_AUTO_TOKENS = 32_768
 """Tokens of a rank's micro-batch beyond which `auto` does not go: kernels are long saturated."""
@@ -38,23 +37,6 @@ MIN_AUTO_SEQS = 16
 LEAST_SCORING, MOST_SCORING = 16, 4
 """A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
 gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
-
-
-@dataclass(frozen=True)
-class GpuCandidate:
-    """One combination. step: placement and devices. transport: how weights reach the engine, empty without one."""
-
-    step: GpuStep
-    trainer: TrainerChoice
-    engine: EngineChoice
-    transport: str = ""
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all groups."""
-        step = self.step
-        own = 0 if step.shares_devices else step.num_generation
-        return step.num_training + step.num_scoring + own
 
 
 @dataclass(frozen=True)
@@ -78,10 +60,10 @@ class Chain:
 
 
 class GpuSpace:
-    """The axes of a budget's candidates."""
+    """The axes of a job's candidates."""
 
-    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
-        self.budget, self.num_gpus, self.model = budget, setting.num_gpus, setting.policy
+    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
+        self.job, self.num_gpus, self.model = job, setting.num_gpus, setting.policy
         self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self._chains: dict[int, tuple[Chain, ...]] = {}
@@ -89,7 +71,7 @@ class GpuSpace:
         self._counts: dict[tuple[int, bool], int] = {}
 
     @cached_property
-    def frames(self) -> tuple[GpuStep, ...]:
+    def frames(self) -> tuple[Arrangement, ...]:
         """Steps whose ZeRO stage and engine are open, those with fewer switches first."""
         return tuple(frame for placement in self._placements for frame in self._of_placement(placement))
 
@@ -103,32 +85,31 @@ class GpuSpace:
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self._num_choices(frame.num_training, parks=frame.parks)
+            self._num_choices(frame.num_training, offloads_all=frame.offloaded == "all")
             * sum(len(self.transports(frame, engine)) for engine in self.engines(frame))
             for frame in self.frames
         )
 
-    def __iter__(self) -> Iterator[GpuCandidate]:
+    def __iter__(self) -> Iterator[Choice]:
         for frame in self.frames:
             trainers = [choice for chain in self.chains(frame) for choice in chain.choices]
             for engine, trainer in product(self.engines(frame), trainers):
                 for transport in self.transports(frame, engine):
-                    yield self.candidate(frame, trainer, engine, transport)
+                    yield self.choice(frame, trainer, engine, transport)
 
-    def candidate(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> GpuCandidate:
-        """The combination, its step closed."""
-        step = replace(frame, zero_stage=trainer.zero_stage, tp=engine.tp)
-        return GpuCandidate(step, trainer, engine, transport)
+    def choice(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, way: Way) -> Choice:
+        """The combination."""
+        return Choice(frame, trainer, engine, way)
 
-    def chains(self, frame: GpuStep) -> tuple[Chain, ...]:
+    def chains(self, frame: Arrangement) -> tuple[Chain, ...]:
         """What may be chosen for trained roles in a frame."""
         if frame.num_training not in self._chains:
             self._chains[frame.num_training] = tuple(self._all_chains(frame.num_training))
         chains = self._chains[frame.num_training]
         # DeepSpeed's `offload_states` refuses weights that are offloaded already
-        return tuple(chain for chain in chains if not (frame.parks and chain.lean[2]))
+        return tuple(chain for chain in chains if not (frame.offloaded == "all" and chain.lean[2]))
 
-    def engines(self, frame: GpuStep) -> tuple[EngineChoice, ...]:
+    def engines(self, frame: Arrangement) -> tuple[EngineChoice, ...]:
         """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
         key = frame.num_generation, frame.sleeps, frame.shares_devices
         if key not in self._engines:
@@ -136,98 +117,116 @@ class GpuSpace:
             self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
         return self._engines[key]
 
-    def transports(self, frame: GpuStep, engine: EngineChoice) -> tuple[str, ...]:
+    def transports(self, frame: Arrangement, engine: EngineChoice) -> tuple[Way, ...]:
         """Ways for weights to the engine. An adapter needs a base that was not dropped while the engine slept."""
-        if not frame.has_rollouts:
+        if not self.job.has_rollouts:
             return ("",)
-        usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
-        adapter = ("adapter",) if self.budget.training.lora is not None and engine.sleep_level < 2 else ()
-        wanted = self.budget.placement.transport
-        return (*usual, *adapter) if wanted == "auto" else tuple({wanted} & {*usual, *adapter, "delta", "disk"})
+        place = self.job.placement
+        content, given = place.sync_content, place.transport
+        if content is SyncContent.DELTA:
+            return ("delta",)
+        usual: tuple[Way, ...] = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
+        if given != "auto":
+            found: dict[Transport, Way] = {
+                Transport.CUDA_IPC: "cuda_ipc",
+                Transport.NCCL: "nccl",
+                Transport.DISK: "disk",
+            }
+            usual = tuple(way for name, way in found.items() if name == given and way in (*usual, "disk"))
+        adapter: tuple[Way, ...] = ("adapter",) if self.job.training.trains_adapters and engine.sleep_level < 2 else ()
+        if content is SyncContent.ADAPTER:
+            return adapter
+        return (*usual, *adapter) if content == "auto" and given == "auto" else usual
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
-        if not self.budget.declaration.has_rollouts:
+        if not self.job.has_rollouts:
             return (Placement.HYBRID,)
         if self.split:
             return (Placement.DISAGGREGATED,)
-        wanted = self.budget.placement.placement
+        wanted = self.job.placement.placement
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
-    def _of_placement(self, placement: Placement) -> Iterator[GpuStep]:
+    def _of_placement(self, placement: Placement) -> Iterator[Arrangement]:
         """Frames in which something can train and something can generate."""
-        sleeps = placement is Placement.COLOCATED and self.budget.rollout.sleep_level != 0
+        sleeps = placement is Placement.COLOCATED and self.job.rollout.sleep_level != 0
+        may_lead = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
         for training, generation, scoring in self._splits(placement):
-            is_async = self.budget.placement.max_staleness and placement is Placement.DISAGGREGATED
-            frame = GpuStep(
-                placement=placement,
-                num_training=training,
-                num_generation=generation,
-                num_scoring=scoring,
-                trained_roles=self.budget.declaration.trained_roles,
-                frozen_roles=frozen_roles(self.budget),
-                has_rollouts=self.budget.declaration.has_rollouts,
-                num_mini_batches=min(2, self.budget.workload.num_mini_batches),
-                zero_stage=0,
-                scores_base=scores_base(self.budget),
-                sleeps=sleeps,
-            )
-            for staleness, (parks, parks_frozen) in product((0, 1) if is_async else (0,), self._parking(frame)):
-                one = replace(frame, max_staleness=staleness, parks=parks, parks_frozen=parks_frozen)
+            frame = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
+            for is_async, offloaded in product((False, True) if may_lead else (False,), self._offloads(frame)):
+                one = replace(frame, is_async=is_async, offloaded=offloaded)
                 if self._can_train(one) and self.engines(one):
                     yield one
 
-    def _can_train(self, frame: GpuStep) -> bool:
+    def _can_train(self, frame: Arrangement) -> bool:
         """Whether there is a choice for the trainer."""
-        return any(not (frame.parks and lean[2]) for _, _, lean, _ in self._layouts(frame.num_training))
+        stays = frame.offloaded != "all"
+        return any(stays or not lean[2] for _, _, lean, _ in self._layouts(frame.num_training))
 
-    def _parking(self, frame: GpuStep) -> tuple[tuple[bool, bool], ...]:
-        """(whether every role that waits moves to the host, whether frozen ones alone do)."""
-        can_park = frame.placement is Placement.COLOCATED
-        wanted = self.budget.placement.parks
-        frozen = ((False, True),) if frame.frozen_roles and not frame.num_scoring else ()
-        if wanted == "frozen":
-            return frozen
-        if wanted != "auto":
-            return ((wanted and can_park, False),)
-        return (*(((False, False), (True, False)) if can_park else ((False, False),)), *frozen)
+    def _offloads(self, frame: Arrangement) -> tuple[Offloaded, ...]:
+        """Who may move away while it waits: every role where devices are shared in turn, or frozen ones alone."""
+        place = self.job.placement
+        every: tuple[Offloaded, ...] = ("all",) if frame.placement is Placement.COLOCATED else ()
+        frozen: tuple[Offloaded, ...] = ("frozen",) if self.job.frozen_roles and not frame.num_scoring else ()
+        if place.offload == "none":
+            return ("none",)
+        wanted = {"auto": (*every, *frozen), "all": every, "frozen": frozen}[place.offload_roles]
+        if place.offload == "auto":
+            return ("none", *wanted)
+        return wanted if place.offload_roles == "frozen" else wanted or ("none",)
 
     def _splits(self, placement: Placement) -> Iterator[tuple[int, int, int]]:
         """(GPUs that train, that generate, that score alone). A size that no trainer's layout divides is left out."""
+        wanted, given = self.job.placement.num_scoring_devices, self.job.placement.num_generation_devices
         if placement is not Placement.DISAGGREGATED:
-            yield self.num_gpus, self.num_gpus, 0
+            if wanted in ("auto", 0):
+                yield self.num_gpus, self.num_gpus, 0
             return
-        share = self.budget.placement.generation_share
-        if self.split is None and share != "auto":
-            generation = min(self.num_gpus - 1, max(1, round(self.num_gpus * share)))
-            yield self.num_gpus - generation, generation, 0
+        if self.split is None and given != "auto":
+            alone = 0 if wanted == "auto" else int(wanted)
+            if given + alone < self.num_gpus:
+                yield self.num_gpus - given - alone, given, alone
             return
-        scoring = [0]
-        if frozen_roles(self.budget):
-            smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
-            scoring += [size for size in powers(largest) if size >= smallest]
-        for training, alone in product(self._training_sizes, scoring):
+        for training, alone in product(self._training_sizes, self._scoring_sizes):
             here = training + alone
             if here < self.num_gpus and (self.split is None or here == self.split[0]):
                 yield training, self.num_gpus - training - alone, alone
 
+    @property
+    def _scoring_sizes(self) -> list[int]:
+        """GPUs that frozen roles may have for themselves."""
+        wanted = self.job.placement.num_scoring_devices
+        if wanted != "auto":
+            return [int(wanted)]
+        if not self.job.frozen_roles:
+            return [0]
+        smallest, largest = self.num_gpus // LEAST_SCORING, self.num_gpus // MOST_SCORING
+        return [0, *(size for size in powers(largest) if size >= smallest)]
+
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
         """Sizes of a training group that divide the mini-batch in some layout."""
-        rollouts = self.budget.workload.rollouts_per_mini_batch
+        rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.budget, self.models, self.num_gpus)}
+        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
         sizes = {divisor * way for divisor in divisors for way in ways}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
     def _reason(self, placement: Placement) -> str:
         if placement is Placement.DISAGGREGATED and self.num_gpus < 2:
             return "disaggregated needs at least 2 GPUs: some generate, the others train"
-        budget = self.budget
+        job = self.job
+        alone = job.placement.num_scoring_devices
+        if alone not in ("auto", 0) and placement is not Placement.DISAGGREGATED:
+            return f"placement.num_scoring_devices {alone}: no GPU scores alone where all of them train"
+        if alone != "auto" and not any(self._splits(placement)):
+            return (
+                f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs that train or that generate"
+            )
         training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
-        tp = 1 if budget.rollout.tp == "auto" or not budget.declaration.has_rollouts else int(budget.rollout.tp)
-        rollouts = budget.workload.rollouts_per_mini_batch
-        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(budget, self.models, training)})
+        tp = 1 if job.rollout.tp == "auto" or not job.has_rollouts else int(job.rollout.tp)
+        rollouts = job.workload.rollouts_per_mini_batch
+        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
         if all(training % way for way in ways):
             return f"{_words(ways)} ranks that share a sequence do not divide the {training} GPUs that train"
         if generation % tp:
@@ -244,74 +243,71 @@ class GpuSpace:
 
     def _layouts(self, training: int) -> Iterator[tuple[Axes, int, Lean, tuple[tuple[int, int], ...]]]:
         """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
-        wanted, rollouts = self.budget.training, self.budget.workload.rollouts_per_mini_batch
-        recomputes = (False, True) if wanted.recompute == "auto" else (wanted.recompute == "full",)
-        leans = list(product(recomputes, options(wanted.offloads_optimizer), options(wanted.offloads_parameters)))
-        for axes in parallel_axes(self.budget, self.models, training):
+        wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
+        switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
+        leans = [(first, second, third) for first, second, third in product(*map(options, switches))]
+        for axes in parallel_axes(self.job, self.models, training):
             way = axes.ranks_per_sequence
             if training % way or rollouts % (training // way):
                 continue
             kinds = self._micro_batches(rollouts // (training // way), axes)
-            for stage, lean in product(zero_stages(self.budget, training, axes), leans):
-                if can_train(wanted, self.budget.target, stage, optimizer=lean[1], parameters=lean[2]):
+            for stage, lean in product(zero_stages(self.job, training), leans):
+                if can_train(wanted, self.job.target, stage, axes, optimizer=lean[1], parameters=lean[2]):
                     yield from ((axes, stage, lean, sizes) for sizes in kinds)
 
-    def _num_choices(self, training: int, *, parks: bool) -> int:
+    def _num_choices(self, training: int, *, offloads_all: bool) -> int:
         """How many choices of a trainer there are, counted and not made."""
-        if (training, parks) not in self._counts:
-            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (parks and lean[2]))
-            self._counts[training, parks] = sum(lengths)
-        return self._counts[training, parks]
+        if (training, offloads_all) not in self._counts:
+            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (offloads_all and lean[2]))
+            self._counts[training, offloads_all] = sum(lengths)
+        return self._counts[training, offloads_all]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
 
         A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
-        differ, padding is never better. One rollout a pass pads nothing, and more passes fill a pipeline better.
+        differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads
+        nothing, and more passes fill a pipeline better. A pair lies in one pass.
         """
-        workload = self.budget.workload
-        if workload.max_tokens_per_micro_batch is not None:
-            tokens = workload.max_tokens_per_micro_batch
-            return (((max(1, tokens // workload.max_seq_len), tokens),),)
-        if workload.micro_batch_size_per_gpu != "auto":
-            return (((min(share, int(workload.micro_batch_size_per_gpu)), 0),),)
-        largest = max(1, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // workload.max_seq_len))
-        sizes = tuple(size for size in reversed(powers(largest)) if size <= largest)
-        if workload.prompt_len + workload.lengths.quantile(0.0) >= workload.max_seq_len:
+        work, unit, tokens = (
+            self.job.workload,
+            self.job.sequences_per_unit,
+            self.job.training.max_tokens_per_micro_batch,
+        )
+        longest, packs = work.max_seq_len, self.job.target == "rlplan"
+        if tokens != "auto":
+            return (((max(1, tokens // longest), tokens),),)
+        if work.micro_batch_size_per_gpu != "auto":
+            size = min(share, work.micro_batch_size_per_gpu)
+            return (((size, size * longest if packs else 0),),)
+        largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
+        sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
+        if packs:
+            return (tuple((size, size * longest) for size in sizes),)
+        if work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
             return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
-        return ((*((size, size * workload.max_seq_len) for size in sizes), (1, 0)),)
+        return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
 
     def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
-        if not self.budget.declaration.has_rollouts:
+        if not self.job.has_rollouts:
             yield EngineChoice(1, 0)
             return
-        rollout = self.budget.rollout
+        rollout = self.job.rollout
         levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
-        formats = quantizations(self.budget, self.gpu)
-        for (tp, has_experts), level, quantization in product(engine_sizes(self.budget, self.model), levels, formats):
-            if generation % tp == 0:
+        formats = quantizations(self.job, self.gpu)
+        for (tp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
+            if generation % tp == 0 and rollout.num_engines in ("auto", generation // tp):
                 for num_seqs in self._num_seqs(generation // tp):
                     yield EngineChoice(tp, level, num_seqs, quantization, has_experts)
 
     def _num_seqs(self, num_engines: int) -> tuple[int, ...]:
         """Sequences at once: up to all of an engine's share, the most first."""
-        wanted = self.budget.rollout.max_num_seqs
+        wanted = self.job.rollout.max_num_seqs
         if wanted != "auto":
             return (wanted,)
-        share = ceil_div(self.budget.workload.num_rollouts_per_step, num_engines)
+        share = ceil_div(self.job.workload.num_rollouts_per_step, num_engines)
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         return tuple(size for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
-
-
-def frozen_roles(budget: BudgetSpec) -> tuple[Role, ...]:
-    """Models that are only read."""
-    return ((Role.REFERENCE,) if budget.has_reference else ()) + ((Role.REWARD,) if budget.reward_model else ())
-
-
-def scores_base(budget: BudgetSpec) -> bool:
-    """Whether the policy's frozen base, without its adapters, stands in for a reference model."""
-    wanted = budget.declaration.has_reference if budget.kl_coef is None else budget.kl_coef > 0
-    return wanted and budget.training.lora is not None
 
 
 def options(choice: str | bool) -> tuple[bool, ...]:

@@ -42,7 +42,7 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
             found = next(iter(stream), None)
             if found is None:
                 continue
-            if search.budget.objective == "gpus":
+            if search.job.objective == "gpus":
                 return one
             spent = found.timing.seconds * one.setting.num_gpus
             if spent < least * (1 - 1e-9):

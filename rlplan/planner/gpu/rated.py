@@ -5,14 +5,13 @@ In: candidates, their bytes and seconds. Out: Rated, KV caches, keys to compare 
 
 from dataclasses import dataclass
 
-from rlplan.dataflow.gpu_step import GpuStep
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.planner.budget import GpuSetting
-from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice
+from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.tables import Fit
 from rlplan.planner.gpu.times import GpuTimes
-from rlplan.spec.budget import BudgetSpec
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement
 
@@ -34,7 +33,7 @@ class Rated:
     excess: what GPU, KV cache or host lack most over what there is, and all that they lack.
     """
 
-    candidate: GpuCandidate
+    choice: Choice
     need: Fit
     kv_cache: int
     rank: int
@@ -51,23 +50,23 @@ class Rated:
         """A total order. Better ones first: what fits, then what is fast, then what is simple; among what does not fit,
         what overflows least.
         """
-        return (self.rank, (0.0, 0.0) if self.rank < 2 else self.excess, *self.key, *simplicity(self.candidate))
+        return (self.rank, (0.0, 0.0) if self.rank < 2 else self.excess, *self.key, *simplicity(self.choice))
 
 
-def simplicity(candidate: GpuCandidate) -> tuple[object, ...]:
+def simplicity(candidate: Choice) -> tuple[object, ...]:
     """Of two that are as fast the simpler one, in a fixed total order: fewer switches, less offload, fewer ranks that
     must speak with each other, less sharding, larger passes.
     """
-    step, trainer, engine = candidate.step, candidate.trainer, candidate.engine
+    step, trainer, engine = candidate.arrangement, candidate.trainer, candidate.engine
     return (
-        step.max_staleness,
-        step.parks,
-        step.parks_frozen,
+        step.is_async,
+        step.offloaded == "all",
+        step.offloaded == "frozen",
         engine.sleep_level,
         SAME_PLACE.index(step.placement),
         trainer.offloads_parameters,
         trainer.offloads_optimizer,
-        trainer.recomputes,
+        trainer.gradient_checkpointing,
         trainer.ranks_per_sequence * trainer.ep,
         engine.tp,
         trainer.zero_stage,
@@ -79,37 +78,41 @@ def simplicity(candidate: GpuCandidate) -> tuple[object, ...]:
         -trainer.micro_batch,
         (trainer.ulysses, trainer.tp, trainer.pp, trainer.cp, trainer.ep),
         engine.max_num_seqs,
-        candidate.transport,
+        candidate.way,
     )
 
 
 class Rater:
-    """Rates candidates of one budget on one setting."""
+    """Rates candidates of one job on one setting."""
 
-    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
-        self.budget, self.setting = budget, setting
-        self.roles = GpuRoles(budget, setting)
-        self.times = GpuTimes(budget, setting, self.roles)
+    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
+        self.job, self.setting = job, setting
+        self.roles = GpuRoles(job, setting)
+        self.times = GpuTimes(job, setting, self.roles)
 
-    def rate(self, candidate: GpuCandidate) -> Rated:
+    def can_run(self, candidate: Choice) -> bool:
+        """Whether the target runs it."""
+        return not any(rules.of_choice(self.job, candidate))
+
+    def rate(self, candidate: Choice) -> Rated:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
         need = self.roles.fit(candidate)
         rank = 0 if need.slack_high >= 0 else 1 if need.slack_expected >= 0 else 2
         if need.slack_host < 0:
             rank = 2
-        kv_cache, kv_rank = self.kv_cache(candidate.step, candidate.engine, need.room_expected, need.room_high)
+        kv_cache, kv_rank = self.kv_cache(candidate.arrangement, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
         return Rated(candidate, need, kv_cache, max(rank, kv_rank), timing, self.excess(candidate, need))
 
-    def kv_cache(self, frame: GpuStep, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
+    def kv_cache(self, frame: Arrangement, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
         """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
 
         expected, high: the room that is left where the cache is, as expected and at the high end of what else is there.
         """
-        if not frame.has_rollouts:
+        if not self.job.has_rollouts:
             return 0, 0
         demand, enough, least = self.roles.demand(frame, engine)
-        wanted = self.budget.rollout.kv_cache_memory
+        wanted = self.job.rollout.kv_cache_memory
         largest = max(enough, least) if wanted == "auto" else int(wanted)
         least = least if wanted == "auto" else largest
         rank = 0
@@ -121,7 +124,7 @@ class Rater:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
-    def excess(self, candidate: GpuCandidate, need: Fit | None = None) -> tuple[float, float]:
+    def excess(self, candidate: Choice, need: Fit | None = None) -> tuple[float, float]:
         """What a candidate lacks most, over what there is, and all that it lacks; at most 0 where it fits as expected.
 
         Counts: the worst moment of a GPU, with the room for one longest sequence where the KV cache is, each over what
@@ -129,7 +132,7 @@ class Rater:
         """
         need = need or self.roles.fit(candidate)
         lacks = -need.slack_expected
-        if candidate.step.has_rollouts:
-            lacks = max(lacks, self.roles.demand(candidate.step, candidate.engine)[2] - need.room_expected)
+        if self.job.has_rollouts:
+            lacks = max(lacks, self.roles.demand(candidate.arrangement, candidate.engine)[2] - need.room_expected)
         each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
         return max(each), sum(max(0.0, one) for one in each)

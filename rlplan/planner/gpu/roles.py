@@ -1,34 +1,35 @@
 """What each role holds in each candidate: forecasts made once a choice, and tables that every candidate shares.
 
-In: a BudgetSpec and its setting. Out: schedules, forecasts, tables and KV demands of candidates.
-Left out: which candidates there are (gpu_candidates.py) and which is best (gpu_search.py).
+In: a SettledJob and its setting. Out: schedules, forecasts, tables and KV demands of candidates.
+Left out: which candidates there are (candidates.py) and which is best (search.py).
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlplan.dataflow.gpu_step import GENERATION, GpuStep, build_gpu_schedule
+from rlplan.dataflow.build import build_view
+from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
-from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
+from rlplan.memory.checkpoints import saved_bytes
+from rlplan.memory.gpu.checkpoints import StagedOnHost
+from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, GpuForecast
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import loss_named
-from rlplan.planner.budget import GpuSetting
-from rlplan.planner.gpu.candidates import GpuCandidate
+from rlplan.memory.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
-from rlplan.spec.budget import BudgetSpec
+from rlplan.planner.resolve import resolve
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Placement, Role
+from rlplan.vocabulary import ActionKind, Placement, Role
 
 UNKNOWN = 1 << 60
 """Bytes of a host of which nothing is known: it is not what binds."""
-NO_ENGINE = EngineChoice(1, 0)
-NO_TRAINER = TrainerChoice(0, False, False, False, 1)
-"""Stand in for the half of a candidate that a forecast does not look at."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,29 @@ class FrameParts:
 
 
 class GpuRoles:
-    """Bytes of every role of a budget, by choice."""
+    """Bytes of every role of a job, by choice."""
 
-    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
-        self.budget, self.setting = budget, setting
-        self.lengths = budget.workload.lengths
-        workload = budget.workload
+    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
+        self.job, self.setting = job, setting
+        self.lengths = job.workload.lengths
+        workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
         self._tables: dict[object, RoleTable] = {}
-        self._frames: dict[GpuStep, FrameParts] = {}
+        self._frames: dict[Arrangement, FrameParts] = {}
         self._vectors: dict[object, Vector] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
-    def parts(self, step: GpuStep) -> FrameParts:
-        """The frame of a step, whatever its ZeRO stage and engine."""
-        step = opened(step)
-        if step not in self._frames:
-            schedule = build_gpu_schedule(step)
+    def parts(self, frame_key: Arrangement) -> FrameParts:
+        """What every choice in an arrangement shares."""
+        if frame_key not in self._frames:
+            schedule = build_view(self.job, frame_key, has_engine=self.job.has_rollouts)
             frame = frame_of(schedule, self.hosts(schedule))
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
             others = self.other_capacities(schedule)
             room = room_of(frame, self.setting.capacity, host, driver, others)
-            self._frames[step] = FrameParts(frame, schedule, room)
-        return self._frames[step]
+            self._frames[frame_key] = FrameParts(frame, schedule, room)
+        return self._frames[frame_key]
 
     def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
         """Of each process the host of the one that stands for all, and how many on that host are like it.
@@ -101,11 +101,13 @@ class GpuRoles:
                 capacities[f"host:{index}"] = pool.host_capacity
         return capacities
 
-    def fit(self, candidate: GpuCandidate) -> Fit:
+    def fit(self, candidate: Choice) -> Fit:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
-        parts = self.parts(candidate.step)
-        one = self.trainer_vector(candidate.step, candidate.trainer)
-        return self.without_host_memory(fit(one, self.engine_vector(candidate.step, candidate.engine), parts.room))
+        parts = self.parts(candidate.arrangement)
+        one = self.trainer_vector(candidate.arrangement, candidate.trainer)
+        return self.without_host_memory(
+            fit(one, self.engine_vector(candidate.arrangement, candidate.engine), parts.room)
+        )
 
     def without_host_memory(self, need: Fit) -> Fit:
         """The same where the GPU's memory is the host's, so that both must fit into it together."""
@@ -118,13 +120,13 @@ class GpuRoles:
         return replace(need, **left)
 
     @staticmethod
-    def closed(frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice) -> GpuCandidate:
+    def closed(frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice) -> Choice:
         """A frame with choices."""
-        return GpuCandidate(replace(frame, zero_stage=trainer.zero_stage, tp=engine.tp), trainer, engine)
+        return Choice(frame, trainer, engine)
 
-    def trainer_vector(self, step: GpuStep, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
+    def trainer_vector(self, step: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
         """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        frame = opened(step)
+        frame = step
         key = frame, choice, any_tokens
         if key not in self._vectors:
             candidate = self.closed(frame, choice, NO_ENGINE)
@@ -132,18 +134,18 @@ class GpuRoles:
             self._vectors[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
         return self._vectors[key]
 
-    def holding_vector(self, step: GpuStep, choice: TrainerChoice) -> Vector:
+    def holding_vector(self, step: Arrangement, choice: TrainerChoice) -> Vector:
         """What every choice holds at least that differs from this one in its passes alone: states, not activations.
 
         Counts: passes as what is left after them. At no moment is it more than any such choice's own vector.
         """
         return self.trainer_vector(
-            step, replace(choice, recomputes=False, micro_batch=1, max_tokens=0), any_tokens=True
+            step, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
         )
 
-    def engine_vector(self, step: GpuStep, choice: EngineChoice) -> Vector:
+    def engine_vector(self, step: Arrangement, choice: EngineChoice) -> Vector:
         """The engine, without its KV cache."""
-        frame = opened(step)
+        frame = step
         key = frame, choice
         if key not in self._vectors:
             candidate = self.closed(frame, NO_TRAINER, choice)
@@ -152,24 +154,24 @@ class GpuRoles:
         return self._vectors[key]
 
     def _sum(
-        self, parts: FrameParts, processes: tuple[str, ...], candidate: GpuCandidate, *, any_tokens: bool = False
+        self, parts: FrameParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
     ) -> Vector:
         total = _nothing(parts)
         for name in processes:
             total += vector_of(parts.frame, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
 
-    def demand(self, step: GpuStep, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+    def demand(self, step: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
-        workload = self.budget.workload
+        workload = self.job.workload
         key = step.num_generation, choice.tp, choice.max_num_seqs
         if key not in self._demands:
-            engine = self.engine(GpuCandidate(step, NO_TRAINER, choice))
+            engine = self.engine(Choice(step, NO_TRAINER, choice))
             share = ceil_div(workload.num_rollouts_per_step, self.num_engines(step, choice.tp))
             demand = KvDemand(
                 engine.pool,
                 min(choice.max_num_seqs, share),
-                workload.prompt_len,
+                workload.usual_prompt_len,
                 workload.max_prompt_len,
                 workload.num_samples_per_prompt,
                 self.lengths,
@@ -177,90 +179,106 @@ class GpuRoles:
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
         return self._demands[key]
 
-    def engine(self, candidate: GpuCandidate, kv_cache: int = 0) -> EngineOnGpu:
+    def engine(self, candidate: Choice, kv_cache: int = 0) -> EngineOnGpu:
         """One rank of one engine."""
         forecast = self.forecast("rollout_engine/0", candidate, self.usual_len, kv_cache)
         assert isinstance(forecast, EngineOnGpu), "this process is an engine"
         return forecast
 
-    def num_engines(self, step: GpuStep, tp: int) -> int:
+    def num_engines(self, step: Arrangement, tp: int) -> int:
         """Engines that share the rollouts of a step."""
         return max(1, step.num_generation // tp)
 
-    def forecast(self, process: str, candidate: GpuCandidate, response_len: float, kv_cache: int = 0) -> GpuForecast:
+    def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> GpuForecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
-        step, budget, setting = candidate.step, self.budget, self.setting
+        step, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")
         passes = self.passes(candidate, response_len)
         if worker == "rollout_engine":
             return EngineOnGpu(
                 setting.policy,
-                budget.rollout,
+                job.rollout,
                 candidate.engine,
                 step.placement,
                 setting.pool(GENERATION).overheads,
-                budget.placement.sync_bucket,
+                job.placement.sync_bucket,
                 kv_cache,
             )
         if worker == "scorer":
             role = Role(rest[0])
-            if budget.target == "rlplan":  # a frozen role's rank has whole sequences
+            if job.target == "rlplan":  # a frozen role's rank has whole sequences
                 alone = replace(candidate.trainer, ulysses=1)
                 passes = self.passes(replace(candidate, trainer=alone), response_len)
             return ScorerOnGpu(
                 role,
                 setting.model_of(role),
-                budget.training.dtype.num_bytes,
-                loss_named(budget.training.logits, budget.target),
+                job.training.dtype.num_bytes,
+                loss_named(job.training.logits, job.target),
                 passes,
                 step.num_frozen,
                 setting.overheads,
-                is_sharded=step.zero_stage == 3 and step.num_frozen > 1,
-                target=budget.target,
+                is_sharded=candidate.trainer.zero_stage == 3 and step.num_frozen > 1,
+                target=job.target,
                 cut=candidate.trainer,
             )
         role = Role(worker.removesuffix("_trainer"))
-        return TrainerOnGpu(
+        rank = TrainerOnGpu(
             role,
             setting.model_of(role),
-            budget.training,
+            job.training,
             candidate.trainer,
             passes,
             step.num_training,
             setting.overheads,
-            budget.placement.sync_bucket,
+            job.placement.sync_bucket,
             in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
-            target=budget.target,
+            target=job.target,
+        )
+        return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(step, process) else rank
+
+    def _copies(self, step: Arrangement, process: str) -> bool:
+        """Whether a trained role copies its states for checkpoints, and the copy stays."""
+        actions = self.parts(step).schedule.step if self.job.checkpoints.every else ()
+        return self.job.target == "rlplan" and any(
+            one.kind is ActionKind.SAVE_STATES and process in one.processes for one in actions
         )
 
-    def passes(self, candidate: GpuCandidate, response_len: float) -> Passes:
+    def saved_bytes(self, role: Role, candidate: Choice) -> int:
+        """Bytes that a rank of a trained role writes of itself into a checkpoint."""
+        job, model, trainer = self.job, self.setting.model_of(role), candidate.trainer
+        parameters = held_parameters(model, trainer.tp, job.trained_parameters(role, model))
+        training = resolve(job, candidate, 0).training
+        shards = candidate.arrangement.num_training // trainer.tp
+        return saved_bytes(trained_rank(training, model, trainer.zero_stage, shards, 0, parameters).states)
+
+    def passes(self, candidate: Choice, response_len: float) -> Passes:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
-        workload = self.budget.workload
-        sequences = candidate.trainer.micro_batch * self.budget.declaration.sequences_per_sample
-        length = workload.prompt_len + response_len
+        workload = self.job.workload
+        sequences = candidate.trainer.micro_batch
+        length = workload.usual_prompt_len + response_len
         if response_len >= workload.max_response_len:
             length = workload.max_seq_len
         tokens = sequences * length
         trainer = candidate.trainer
         if trainer.max_tokens:
-            tokens = float(trainer.max_tokens * self.budget.declaration.sequences_per_sample)
+            tokens = float(trainer.max_tokens)
         tokens /= trainer.token_ways
         head = tokens * response_len / length
-        share = workload.rollouts_per_mini_batch // (candidate.step.num_training // trainer.ranks_per_sequence)
+        share = self.job.num_trained_by(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
         return Passes(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     @cached_property
     def usual_len(self) -> float:
         """The longest response of a step, at its median: what a usual step's largest micro-batch is padded to."""
-        return self.lengths.longest_of(self.budget.workload.num_rollouts_per_step)
+        return self.lengths.longest_of(self.job.workload.num_rollouts_per_step)
 
-    def oom_risk(self, candidate: GpuCandidate, kv_cache: int) -> float:
+    def oom_risk(self, candidate: Choice, kv_cache: int) -> float:
         """Probability that some micro-batch of a step is too long.
 
         Counts: 1 - F(l)^n, l the longest response with which every moment still fits as expected, n rollouts a step.
         """
-        workload = self.budget.workload
+        workload = self.job.workload
         low, high = 1.0, float(workload.max_response_len)
         if not self._fits_at(candidate, kv_cache, low):
             return 1.0
@@ -271,30 +289,31 @@ class GpuRoles:
             low, high = (middle, high) if self._fits_at(candidate, kv_cache, middle) else (low, middle)
         return 1.0 - self.lengths.at_most(low) ** workload.num_rollouts_per_step
 
-    def _fits_at(self, candidate: GpuCandidate, kv_cache: int, response_len: float) -> bool:
+    def _fits_at(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
         """Whether every moment fits as expected when the longest response has so many tokens."""
-        parts = self.parts(candidate.step)
+        parts = self.parts(candidate.arrangement)
         total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += vector_of(parts.frame, name, RoleTable(forecast, forecast))
         return self.without_host_memory(fit(total, nothing, parts.room)).slack_expected >= 0
 
-    def _table(self, process: str, candidate: GpuCandidate) -> RoleTable:
+    def _table(self, process: str, candidate: Choice) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
-        step = candidate.step
+        step = candidate.arrangement
         is_engine = process.startswith("rollout_engine")
         key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer
             sizes = trainer.micro_batch, trainer.max_tokens, trainer.token_ways
-            key = (process, step.num_frozen, step.zero_stage == 3, sizes)
-            if self.budget.target != "rlplan":
+            key = (process, step.num_frozen, trainer.zero_stage == 3, sizes)
+            if self.job.target != "rlplan":
                 key = (process, step.num_frozen, trainer)
         elif not is_engine:
-            key = (process, step.placement is Placement.DISAGGREGATED, step.num_training, candidate.trainer)
+            own = step.placement is Placement.DISAGGREGATED
+            key = (process, own, step.num_training, candidate.trainer, self._copies(step, process))
         if key not in self._tables:
-            longest = float(self.budget.workload.max_response_len)
+            longest = float(self.job.workload.max_response_len)
             usual = self.forecast(process, candidate, self.usual_len)
             is_same = is_engine or self.usual_len >= longest
             self._tables[key] = RoleTable(
@@ -303,11 +322,6 @@ class GpuRoles:
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]
-
-
-def opened(step: GpuStep) -> GpuStep:
-    """The frame of a step: the same whatever its ZeRO stage and engine."""
-    return step if step.zero_stage == 0 and step.tp == 1 else replace(step, zero_stage=0, tp=1)
 
 
 def _nothing(parts: FrameParts) -> Vector:

@@ -1,26 +1,30 @@
 """Search on GPUs: the best candidate whose every moment fits, with its whole ledger, and what else there was.
 
-In: a BudgetSpec and its setting. Out: a Budget: what was chosen, its ledger, verdict, seconds, runners-up and risks, or
-the nearest that does not fit. Left out: the order in which candidates are looked at (gpu_best_first.py).
+In: a SettledJob and its setting. Out: a GpuPlan: what was chosen, ledger, verdict, seconds, runners-up and risks, or
+the nearest that does not fit. Left out: the order in which candidates are looked at (best_first.py).
 
 Where every candidate has all GPUs, seconds of a step, tokens per second and dollars per token are one order. The
-objectives `gpus` and `cost` try smaller numbers of GPUs too (gpu_counts.py).
+objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
 from dataclasses import replace
 from itertools import islice
 
-from rlplan.dataflow.gpu_step import GpuStep, build_gpu_schedule
+from rlplan.dataflow.build import build_schedule
+from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.budget import Alternative, Budget, Considered, GpuSetting, KvReport, SearchStats, Verdict
+from rlplan.planner import rules
 from rlplan.planner.gpu.best_first import BestFirst, FrameFront
-from rlplan.planner.gpu.candidates import GpuCandidate, GpuSpace, Impossible
+from rlplan.planner.gpu.candidates import GpuSpace, Impossible
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.rated import Rated, Rater
-from rlplan.spec.budget import BudgetSpec
+from rlplan.planner.gpu_plan import Alternative, Considered, GpuPlan, KvReport, SearchStats, Verdict
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import SettledJob
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
@@ -33,31 +37,35 @@ MAX_LOOKED_AT = 100
 
 
 class GpuSearch:
-    """One search of a budget."""
+    """One search of a job."""
 
-    def __init__(self, budget: BudgetSpec, setting: GpuSetting) -> None:
-        self.budget, self.setting = budget, setting
-        self.rater = Rater(budget, setting)
+    def __init__(self, job: SettledJob, setting: GpuSetting, asked: JobSpec | None = None) -> None:
+        self.job, self.setting, self.asked = job, setting, asked or job
+        self.rater = Rater(job, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
-        self.space = GpuSpace(budget, setting)
-        self._fronts: dict[tuple[GpuStep, int], FrameFront] = {}
+        self.space = GpuSpace(job, setting)
+        self._fronts: dict[tuple[Arrangement, int], FrameFront] = {}
 
-    def run(self, *, with_others: bool = True) -> Budget:
+    def run(self, *, with_others: bool = True) -> GpuPlan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
         placements would need.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
-        if self.budget.objective in ("gpus", "cost"):
+        if self.job.objective in ("gpus", "cost"):
             chosen = on_best_count(self)
             return chosen._run(with_others=with_others)
         return self._run(with_others=with_others)
 
     def on(self, num_gpus: int) -> "GpuSearch":
         """The same search on fewer GPUs."""
-        return self if num_gpus == self.setting.num_gpus else GpuSearch(self.budget, self.setting.with_gpus(num_gpus))
+        return (
+            self
+            if num_gpus == self.setting.num_gpus
+            else GpuSearch(self.job, self.setting.with_gpus(num_gpus), self.asked)
+        )
 
-    def _run(self, *, with_others: bool) -> Budget:
+    def _run(self, *, with_others: bool) -> GpuPlan:
         if not self.space.frames:
             raise _nothing_possible(self.space.impossible)
         best, stream, num_rated = self.best()
@@ -68,29 +76,32 @@ class GpuSearch:
             return best
         considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
         there = dict.fromkeys(frame.placement for frame in self.space.frames)
-        rest = (placement for placement in there if placement is not best.candidate.step.placement)
-        return best.with_considered((*considered, *(self._other(placement, best.timing.seconds) for placement in rest)))
+        rest = (placement for placement in there if placement is not best.choice.arrangement.placement)
+        return best.with_considered((*considered, *(self._other(placement, best.seconds) for placement in rest)))
 
-    def better_than(self, verdict: Verdict) -> Budget | None:
+    def better_than(self, verdict: Verdict) -> GpuPlan | None:
         """The best candidate with a better verdict than that; None where there is none."""
         for rank in range(verdict.rank):
             for one in self.stream(rank):
-                budget = self.whole(one)
-                if budget.verdict.rank <= rank:
-                    return budget
+                plan = self.whole(one)
+                if plan.verdict.rank <= rank:
+                    return plan
         return None
 
-    def best(self) -> "tuple[Budget, BestFirst | None, int]":
+    def best(self) -> "tuple[GpuPlan, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
         num_rated = 0
         for rank in (0, 1):
             stream = self.stream(rank)
             for one in stream:
-                budget = self.whole(one)
-                if budget.verdict.rank <= rank:
-                    return budget, stream, num_rated
+                plan = self.whole(one)
+                if plan.verdict.rank <= rank:
+                    return plan, stream, num_rated
             num_rated += stream.num_rated
-        return self.whole(self.nearest()), None, num_rated
+        nearest = self.nearest()
+        if isinstance(nearest, str):
+            raise _nothing_possible((Impossible(self.space.frames[0].placement, nearest),))
+        return self.whole(nearest), None, num_rated
 
     def pareto(self) -> tuple[Alternative, ...]:
         """Of every share of a GPU that is left free (SPARED) the fastest candidate that surely fits, where more room
@@ -98,7 +109,7 @@ class GpuSearch:
         """
         found: list[Alternative] = []
         for share in SPARED:
-            spared = GpuSearch(self.budget, self.setting.with_capacity(1 - share))
+            spared = GpuSearch(self.job, self.setting.with_capacity(1 - share))
             for one in islice(spared.stream(0), 1):
                 here = self.alternative(one)
                 lost = [there for there in found if there.timing.seconds >= here.timing.seconds * (1 - 1e-9)]
@@ -114,16 +125,18 @@ class GpuSearch:
                 self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
         return BestFirst([self._fronts[frame, rank] for frame in frames])
 
-    def rate(self, candidate: GpuCandidate) -> Rated:
+    def rate(self, candidate: Choice) -> Rated:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
         return self.rater.rate(candidate)
 
-    def nearest(self, placement: Placement | None = None) -> Rated:
-        """Where nothing fits: the candidate that overflows least, of those that save the most memory.
+    def nearest(self, placement: Placement | None = None) -> Rated | str:
+        """Where nothing fits: the candidate that overflows least, of those that save the most memory; or, where none of
+        them could run, why.
 
         Counts: of each layout the leanest chain's smallest pass, beside every engine.
         """
-        found: list[tuple[tuple[float, float], int, GpuCandidate]] = []
+        found: list[tuple[tuple[float, float], int, Choice]] = []
+        reason = ""
         for frame in self.space.frames:
             if placement in (None, frame.placement):
                 chains = self.space.chains(frame)
@@ -132,24 +145,28 @@ class GpuSearch:
                 for trainer in last:
                     for engine in self.space.engines(frame):
                         transport = self.space.transports(frame, engine)[0]
-                        candidate = self.space.candidate(frame, trainer, engine, transport)
-                        found.append((self.rater.excess(candidate), len(found), candidate))
-        return self.rate(min(found)[2])
+                        candidate = self.space.choice(frame, trainer, engine, transport)
+                        reason = next(rules.of_choice(self.job, candidate), "")
+                        if not reason:
+                            found.append((self.rater.excess(candidate), len(found), candidate))
+        return self.rate(min(found)[2]) if found else reason
 
-    def whole(self, one: Rated) -> Budget:
+    def whole(self, one: Rated) -> GpuPlan:
         """The budget of a rated candidate, with its whole ledger."""
-        candidate = one.candidate
-        schedule = build_gpu_schedule(candidate.step)
+        candidate = one.choice
+        schedule = build_schedule(self.job, candidate)
         ledger = self._ledger(one, schedule)
+        timing = self.times.job_timing(schedule, candidate, one.kv_cache)
         kv = None
-        if candidate.step.has_rollouts:
-            demand, _, _ = self.roles.demand(candidate.step, candidate.engine)
+        if self.job.has_rollouts:
+            demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
             kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
         verdict = Verdict.of(
             ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory
         )
-        return Budget(
-            self.budget,
+        return GpuPlan(
+            self.asked,
+            self.job,
             self.setting,
             candidate,
             schedule,
@@ -157,28 +174,28 @@ class GpuSearch:
             verdict,
             kv,
             0.0 if verdict is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
-            one.timing,
+            timing,
         )
 
     def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
-        three = (lengths.mean, self.roles.usual_len, float(self.budget.workload.max_response_len))
+        three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
         processes, hosts = [], self.roles.hosts(schedule)
-        for name, device in schedule.processes:
-            short, usual, longest = (self.roles.forecast(name, one.candidate, length, one.kv_cache) for length in three)
-            role = next(layout.role for layout in schedule.layouts if (name, device) in layout.processes)
+        for layout in schedule.layouts:
+            name, device = layout.processes[0]
+            short, usual, longest = (self.roles.forecast(name, one.choice, length, one.kv_cache) for length in three)
             host, alike = hosts[name]
-            processes.append(GpuProcess(name, device, host, role, short, usual, longest, alike))
+            processes.append(GpuProcess(name, device, host, layout.role, short, usual, longest, alike))
         capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
         others = self.roles.other_capacities(schedule)
         return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
-    def _others(self, best: Budget, stream: BestFirst) -> tuple[Alternative, ...]:
+    def _others(self, best: GpuPlan, stream: BestFirst) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
-        families: set[tuple[object, ...]] = {_family(best.candidate)}
+        families: set[tuple[object, ...]] = {_family(best.choice)}
         found: list[Alternative] = []
         for one in islice(stream, MAX_LOOKED_AT):
-            if (family := _family(one.candidate)) not in families:
+            if (family := _family(one.choice)) not in families:
                 families.add(family)
                 found.append(self.alternative(one))
             if len(found) == NUM_RUNNERS_UP:
@@ -189,14 +206,12 @@ class GpuSearch:
         """A rated candidate that was not chosen."""
         headroom = self.headroom(one)
         peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
-        return Alternative(one.candidate, one.timing, one.kv_cache, peak, headroom, verdict)
+        return Alternative(one.choice, one.timing, one.kv_cache, peak, headroom, verdict)
 
     def headroom(self, one: Rated) -> int:
         """Bytes that the fullest moment of a GPU leaves at the high end, with the KV cache."""
-        need = self.roles.fit(one.candidate)
-        return (
-            min(need.slack_high, need.room_high - one.kv_cache) if one.candidate.step.has_rollouts else need.slack_high
-        )
+        need = self.roles.fit(one.choice)
+        return min(need.slack_high, need.room_high - one.kv_cache) if self.job.has_rollouts else need.slack_high
 
     def _other(self, placement: Placement, chosen_s: float) -> Considered:
         """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
@@ -208,7 +223,8 @@ class GpuSearch:
             return Considered(placement, None, words)
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
-        return self._considered(found or self.nearest(placement))
+        one = found or self.nearest(placement)
+        return Considered(placement, None, one) if isinstance(one, str) else self._considered(one)
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
@@ -216,29 +232,31 @@ class GpuSearch:
         if one.need.slack_host < 0:
             needed = format_bytes(one.need.host)
             room = format_bytes(self.setting.host_capacity or 0)
-            return Considered(one.candidate.step.placement, one, f"needs {needed} of a host's memory, {room} available")
+            return Considered(
+                one.choice.arrangement.placement, one, f"needs {needed} of a host's memory, {room} available"
+            )
         if one.rank == 2 and one.need.expected <= capacity:
-            return Considered(one.candidate.step.placement, one, f"no room for a KV cache: {where}")
+            return Considered(one.choice.arrangement.placement, one, f"no room for a KV cache: {where}")
         if one.rank == 2:
-            return Considered(one.candidate.step.placement, one, f"needs {where}")
+            return Considered(one.choice.arrangement.placement, one, f"needs {where}")
         seconds = format_seconds(one.timing.seconds)
         words = (
             f"would fit too, {seconds} a step" if one.rank == 0 else f"would fit in expectation only, {seconds} a step"
         )
-        return Considered(one.candidate.step.placement, one, f"{words} ({where})")
+        return Considered(one.choice.arrangement.placement, one, f"{words} ({where})")
 
 
-def _family(candidate: GpuCandidate) -> tuple[object, ...]:
+def _family(candidate: Choice) -> tuple[object, ...]:
     """What a candidate has in common with those that differ in sizes of batches and in how they hand over alone."""
     trainer = replace(candidate.trainer, micro_batch=0, max_tokens=0)
-    return candidate.step, trainer, replace(candidate.engine, max_num_seqs=0)
+    return candidate.arrangement, trainer, replace(candidate.engine, max_num_seqs=0)
 
 
 def _nothing_possible(impossible: tuple[Impossible, ...]) -> NoFeasiblePlanError:
     reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
     return NoFeasiblePlanError(
-        "no layout can be built for this budget",
-        where="placement, training, gpus",
+        "no layout can be built for this job",
+        where="placement, training, hardware",
         rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
         way_out="leave the choices on auto, or change the number of GPUs",
     )

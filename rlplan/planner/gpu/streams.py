@@ -1,7 +1,7 @@
 """Streams: choices of a trainer or an engine from the fastest on, worked out as far as somebody reads.
 
 In: a frame's chains of choices, bytes and seconds of each. Out: choices in the order of a lower bound of their seconds,
-without those that cannot fit whatever they are combined with. Left out: combining them (gpu_search.py).
+without those that cannot fit whatever they are combined with. Left out: combining them (search.py).
 
 Why no choice comes too late or is missing:
 - bytes add up over processes, so a trainer that does not fit beside the least that any engine holds fits beside none;
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.gpu_step import GENERATION, GpuStep
-from rlplan.memory.gpu.engine import EngineChoice
-from rlplan.memory.gpu.states import TrainerChoice
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
+from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import Chain, GpuSpace, Lean
 from rlplan.planner.gpu.rated import Rater
 from rlplan.planner.gpu.tables import Vector, fit
@@ -44,7 +43,7 @@ class EngineEntry:
 class Engines:
     """The engines of a frame by seconds, and the least that any of them holds."""
 
-    def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep) -> None:
+    def __init__(self, rater: Rater, space: GpuSpace, frame: Arrangement) -> None:
         self.rater, self.frame, self.choices = rater, frame, space.engines(frame)
         times, limit = rater.times, rater.setting.pool(GENERATION).capacity
         entries = []
@@ -80,7 +79,7 @@ class Trainers:
     bound: no trainer takes fewer seconds, whether it fits or not; infinite where there is none.
     """
 
-    def __init__(self, rater: Rater, space: GpuSpace, frame: GpuStep, engines: Engines, rank: int) -> None:
+    def __init__(self, rater: Rater, space: GpuSpace, frame: Arrangement, engines: Engines, rank: int) -> None:
         self.rater, self.frame, self.engines, self.rank = rater, frame, engines, rank
         self._chains: dict[tuple[object, ...], dict[Lean, Chain]] = {}
         for chain in space.chains(frame):

@@ -17,7 +17,7 @@ from operator import add, sub
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.predict import GpuForecast, host_bytes
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import PARTS, Moment
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 Slot = tuple[Moment, str, bool]
@@ -111,7 +111,9 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
         for action in part:
             actions[moment, action.id] = action
             now = dict(last)
-            for other in (*(one for one in part if {(one.id, action.id), (action.id, one.id)} & pairs), action):
+            where = PARTS[moment]
+            beside = (one for one in part if {(where, one.id, action.id), (where, action.id, one.id)} & pairs)
+            for other in (*beside, action):
                 now |= dict.fromkeys(other.processes, (moment, other.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)

@@ -1,7 +1,7 @@
 """Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
 
-In: a BudgetSpec, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
-Left out: how seconds are worked out (timing/), which candidate is best (gpu_search.py).
+In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
+Left out: how seconds are worked out (timing/), which candidate is best (search.py).
 
 A step's actions belong to the trainer's choice, to the engine's, or (the hand-over alone) to both. So the seconds of a
 synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the hand-over.
@@ -12,24 +12,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from rlplan.dataflow.gpu_step import GENERATION, SCORE_BASE, SCORING, TRAINING, GpuStep
-from rlplan.dataflow.schedule import Action
-from rlplan.memory.gpu.engine import EngineChoice
+from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.placements import GENERATION, SCORING, TRAINING, scoring_group
+from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.gpu.checkpoints import StagedOnHost
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import TrainerOnGpu
-from rlplan.planner.gpu.candidates import GpuCandidate
-from rlplan.planner.gpu.roles import NO_ENGINE, NO_TRAINER, GpuRoles
+from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.budget import BudgetSpec, BudgetTraining
+from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.resolved import SettledJob, SettledTraining
+from rlplan.timing.checkpoints import checkpoint_cost
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
+from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
-from rlplan.timing.step import StepTiming, time_step
+from rlplan.timing.step import StepTiming
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
 from rlplan.timing.training import TrainSetting, TrainWork, least_seconds, train_cost
 from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
@@ -38,64 +40,71 @@ from rlplan.vocabulary import ActionKind, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
 PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
-PARKS = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
+MOVES = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
+SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
 
 class GpuTimes:
-    """Costs of every action of a budget's candidates."""
+    """Costs of every action of a job's candidates."""
 
-    def __init__(self, budget: BudgetSpec, setting: GpuSetting, roles: GpuRoles) -> None:
-        self.budget, self.setting, self.roles = budget, setting, roles
+    def __init__(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> None:
+        self.job, self.setting, self.roles = job, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
 
-    def timing(self, candidate: GpuCandidate, kv_cache: int) -> StepTiming:
-        """A steady step. kv_cache: bytes a GPU."""
-        schedule = self.roles.parts(candidate.step).schedule
-        costs = self.costs(candidate, kv_cache)
-        return time_step(schedule, costs, max_staleness=candidate.step.max_staleness)
+    def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
+        """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
+        return self.job_timing(self.roles.parts(candidate.arrangement).schedule, candidate, kv_cache).step
 
-    def costs(self, candidate: GpuCandidate, kv_cache: int) -> dict[str, Cost]:
-        """Of every action of a step its cost."""
-        costs = {}
-        for action in self.roles.parts(candidate.step).schedule.step:
-            if action.kind in GENERATES:
-                costs[action.id] = self._of_engine(action.kind, candidate.step, candidate.engine, kv_cache)
-            elif action.kind is ActionKind.SYNC_WEIGHTS:
-                costs[action.id] = self.sync(candidate.step, candidate.trainer, candidate.engine, candidate.transport)
-            else:
-                costs[action.id] = self._of_trainer(action, candidate.step, candidate.trainer)
-        return costs
+    def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
+        """Of all parts of a schedule, or of a view of it. Starting, evaluating and finishing take no time here."""
+        costs: dict[tuple[Part, str], Cost] = {
+            (part, action.id): self._cost(action, candidate, kv_cache) if part == "step" else NOTHING
+            for part, actions in schedule.parts
+            for action in actions
+        }
+        return time_job(schedule, costs)
 
-    def trainer_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
+    def _cost(self, action: Action, candidate: Choice, kv_cache: int) -> Cost:
+        """Of one action of a step, with those alike that it stands for."""
+        arrangement = candidate.arrangement
+        if action.kind in GENERATES:
+            return self._of_engine(action.kind, arrangement, candidate.engine, kv_cache)
+        if action.kind is ActionKind.SYNC_WEIGHTS:
+            return self.sync(arrangement, candidate.trainer, candidate.engine, candidate.way)
+        if action.kind in (*TRAINS, *MOVES, *SAVES):
+            return self._of_trainer(action, arrangement, candidate.trainer)
+        return NOTHING
+
+    def trainer_seconds(self, frame: Arrangement, choice: TrainerChoice) -> float:
         """Everything of a step but rollouts, the engine's switches and the hand-over."""
-        return self.pass_seconds(frame, choice) + self._sum_of("moves", PARKS, frame, choice)
+        return self.pass_seconds(frame, choice) + self._sum_of("moves", (*MOVES, *SAVES), frame, choice)
 
-    def pass_seconds(self, frame: GpuStep, choice: TrainerChoice) -> float:
+    def pass_seconds(self, frame: Arrangement, choice: TrainerChoice) -> float:
         """The same without roles that move: what is offloaded for good need not move, so that it may save time."""
         return self._sum_of("passes", TRAINS, frame, choice)
 
-    def _sum_of(self, name: str, kinds: tuple[ActionKind, ...], frame: GpuStep, choice: TrainerChoice) -> float:
-        key = name, frame.num_training, frame.num_scoring, frame.parks, frame.parks_frozen, choice
+    def _sum_of(self, name: str, kinds: tuple[ActionKind, ...], frame: Arrangement, choice: TrainerChoice) -> float:
+        key = name, frame.num_training, frame.num_scoring, frame.offloaded, frame.placement, choice
         if key not in self._seconds:
             actions = self.roles.parts(frame).schedule.step
-            mine = (action for action in actions if action.kind in kinds)
+            mine = (action for action in actions if action.kind in kinds and action.every == 1)
             self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def engine_seconds(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> float:
+    def engine_seconds(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
         key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
         if key not in self._seconds:
             kinds = GENERATES if frame.sleeps else GENERATES[:1]
             costs = (self._of_engine(kind, frame, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds)
-            self._seconds[key] = sum(cost.seconds for cost in costs) if frame.has_rollouts else 0.0
+            self._seconds[key] = sum(cost.seconds for cost in costs) if self.job.has_rollouts else 0.0
         return self._seconds[key]
 
-    def sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+    def sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         """The hand-over of new weights."""
         if not transport:
             return NOTHING
@@ -104,7 +113,7 @@ class GpuTimes:
         return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
 
     def least_sync_seconds(
-        self, frame: GpuStep, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
+        self, frame: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
     ) -> float:
         """The fastest hand-over to any of some engines, by any of their transports."""
         key = "sync", frame, trainer.zero_stage == 3
@@ -112,7 +121,7 @@ class GpuTimes:
             self._seconds[key] = min(self.sync(frame, trainer, engine, way).seconds for engine, way in engines)
         return self._seconds[key]
 
-    def floor_seconds(self, frame: GpuStep) -> float:
+    def floor_seconds(self, frame: Arrangement) -> float:
         """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
         key = "floor", frame.num_training, frame.num_scoring
         if key not in self._seconds:
@@ -120,80 +129,93 @@ class GpuTimes:
             self._seconds[key] = sum(self._floor(action, frame) for action in actions if action.kind in PASSES)
         return self._seconds[key]
 
-    def _floor(self, action: Action, frame: GpuStep) -> float:
-        setting, workload = self._train_setting(action.role, frame, NO_TRAINER), self.budget.workload
+    def _floor(self, action: Action, frame: Arrangement) -> float:
+        setting, workload = self._train_setting(action.role, frame, NO_TRAINER), self.job.workload
         if action.kind is ActionKind.SCORE:
-            is_frozen = action.role in frame.frozen_roles
+            is_frozen = action.role in self._frozen
             setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
             work = self._work(workload.num_rollouts_per_step, NO_TRAINER)
             return least_seconds(
-                setting, work, FORWARD, self._cluster(frame, frame.scoring_group if is_frozen else TRAINING)
+                setting, work, FORWARD, self._cluster(frame, scoring_group(frame) if is_frozen else TRAINING)
             )
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
         work = self._work(self._num_trained, NO_TRAINER)
-        seconds = least_seconds(setting, work, times, self._cluster(frame, TRAINING))
-        return seconds * (workload.num_mini_batches - 1) if action.mini_batch == 1 else seconds
+        return action.repeat * least_seconds(setting, work, times, self._cluster(frame, TRAINING))
 
-    def _of_trainer(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
-        """A pass over a mini-batch (or, scoring, over a step), an optimizer step, or a role that moves.
-
-        A schedule has two mini-batches at most; the second stands for all but the first.
+    def _of_trainer(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+        """A pass over a mini-batch (or, scoring, over a step), an optimizer step, a role that moves, or states that are
+        saved.
         """
         key = action.kind, action.role, frame.num_training, frame.num_scoring, _matters(action.kind, choice)
-        if action.kind in PARKS:
+        if action.kind in SAVES:
+            return self._once((*key, "saves"), lambda: self._save(action, frame, choice))
+        if action.kind in MOVES:
             return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
         if action.kind is ActionKind.SCORE:
             return self._once((*key, action.id), lambda: self._score(action, frame, choice))
         cost = self._once(key, lambda: self._train(action, frame, choice))
-        return cost.times(self.budget.workload.num_mini_batches - 1) if action.mini_batch == 1 else cost
+        return cost if action.repeat == 1 else cost.times(action.repeat)
 
-    def _train(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+    def _save(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+        """Trained states copied to the host, or copied and written where the trainer waits."""
+        saved = self.roles.saved_bytes(action.role, self.roles.closed(frame, choice, NO_ENGINE))
+        cluster = self._cluster(frame, TRAINING)
+        cost = checkpoint_cost(saved * frame.num_training, cluster.num_hosts, cluster)
+        waits = action.kind is ActionKind.WRITE_STATES
+        return cost if waits else Cost({Resource.HOST_LINK: cost.parts[Resource.HOST_LINK]})
+
+    def _train(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
         """A mini-batch forward and backward, or an optimizer step."""
         setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
         return train_cost(setting, self._work(self._num_trained, choice), cluster)
 
-    def _score(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+    def _score(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
-        work = self._work(self.budget.workload.num_rollouts_per_step, choice)
+        work = self._work(self.job.workload.num_rollouts_per_step, choice)
         setting = self._train_setting(action.role, frame, choice)
-        if action.id == SCORE_BASE:
+        is_base = action.role is Role.REFERENCE and action.role not in self._frozen
+        if is_base:
             setting = replace(setting, training=self._adapters_off)
-        if action.role not in frame.frozen_roles:
+        if action.role not in self._frozen:
             return score_cost(setting, work, self._cluster(frame, TRAINING))
-        if self.budget.target == "rlplan":
-            setting = replace(setting, choice=replace(choice, tp=1))  # AutoTP is for what is trained
+        if self.job.target == "rlplan":
+            # AutoTP and Ulysses are for what is trained: a frozen role's rank has whole layers and sequences
+            setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
         setting = replace(setting, num_ranks=frame.num_frozen)
-        return score_cost(setting, work, self._cluster(frame, frame.scoring_group))
+        return score_cost(setting, work, self._cluster(frame, scoring_group(frame)))
 
-    def _train_setting(self, role: Role, frame: GpuStep, choice: TrainerChoice) -> TrainSetting:
-        training = self.budget.training if role is Role.POLICY else self._without_adapters
-        return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.budget.target)
-
-    @cached_property
-    def _without_adapters(self) -> BudgetTraining:
-        return self.budget.training.model_copy(update={"lora": None})
+    def _train_setting(self, role: Role, frame: Arrangement, choice: TrainerChoice) -> TrainSetting:
+        training = self.job.training if role is Role.POLICY else self._without_adapters
+        return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.job.target)
 
     @cached_property
-    def _adapters_off(self) -> BudgetTraining:
-        lora = self.budget.training.lora
-        off = lora.model_copy(update={"targets": ()}) if lora else None
-        return self.budget.training.model_copy(update={"lora": off})
+    def _without_adapters(self) -> SettledTraining:
+        return self.job.training.model_copy(update={"lora": None})
+
+    @cached_property
+    def _adapters_off(self) -> SettledTraining:
+        lora = self.job.training.lora
+        off = lora.model_copy(update={"target_modules": ()}) if lora else None
+        return self.job.training.model_copy(update={"lora": off})
+
+    @cached_property
+    def _frozen(self) -> tuple[Role, ...]:
+        return self.job.frozen_roles
 
     @property
     def _num_trained(self) -> int:
         """Rollouts that a mini-batch trains on."""
-        workload = self.budget.workload
+        workload = self.job.workload
         count, num_samples = workload.rollouts_per_mini_batch, workload.num_samples_per_prompt
-        return self.budget.declaration.num_trained(count, num_samples)
+        return self.job.algorithm.declaration.num_trained(count, num_samples)
 
     def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
-        workload, lengths = self.budget.workload, self.roles.lengths
-        mean = workload.prompt_len + lengths.mean
-        sequences = self.budget.declaration.sequences_per_sample
+        workload, lengths = self.job.workload, self.roles.lengths
+        mean = workload.usual_prompt_len + lengths.mean
         return TrainWork(
-            num_rollouts * sequences,
+            num_rollouts,
             mean,
             mean * mean + lengths.variance,
             workload.max_seq_len,
@@ -201,41 +223,43 @@ class GpuTimes:
             choice.max_tokens,
         )
 
-    def _move(self, action: Action, frame: GpuStep, choice: TrainerChoice) -> Cost:
+    def _move(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
         """A role to the host, or back."""
         forecast = self.roles.forecast(action.processes[0], self.roles.closed(frame, choice, NO_ENGINE), 1.0)
+        if isinstance(forecast, StagedOnHost):
+            forecast = forecast.rank
         if isinstance(forecast, TrainerOnGpu):
             num_bytes = sum(forecast.fixed.after_step.device.values())
         else:
             assert isinstance(forecast, ScorerOnGpu), "engines sleep"
             num_bytes = forecast.weights
         move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-        group = frame.scoring_group if action.role in frame.frozen_roles else TRAINING
+        group = scoring_group(frame) if action.role in self._frozen else TRAINING
         return move(num_bytes, self._cluster(frame, group))
 
-    def _of_engine(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+    def _of_engine(self, kind: ActionKind, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         if kind is ActionKind.GENERATE:
             key = "generate", frame.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(frame, choice, kv_cache))
         key = kind, frame.num_generation, choice, kv_cache
         return self._once(key, lambda: self._switch(kind, frame, choice, kv_cache))
 
-    def _switch(self, kind: ActionKind, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+    def _switch(self, kind: ActionKind, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         cluster, level = self._cluster(frame, GENERATION), choice.sleep_level
         if kind is ActionKind.WAKE_KV_CACHE:
             return wake_kv_cost(kv_cache, cluster)
-        size = self.roles.engine(GpuCandidate(frame, NO_TRAINER, choice)).weight_bytes
+        size = self.roles.engine(Choice(frame, NO_TRAINER, choice)).weight_bytes
         if kind is ActionKind.WAKE_WEIGHTS:
             return wake_weights_cost(size, cluster, level=level)
         return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
-    def _generate(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> Cost:
+    def _generate(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step on the slowest engine, and the reward of the last of them."""
-        workload, latency = self.budget.workload, self.budget.placement.reward_latency_s
+        workload, latency = self.job.workload, self.job.workload.reward_latency_s
         num_engines = self.roles.num_engines(frame, choice.tp)
         work = GenerationWork(
-            ceil_div(self.budget.num_generated_per_step, num_engines),
-            float(workload.prompt_len),
+            ceil_div(self.job.num_generated_per_step, num_engines),
+            float(workload.usual_prompt_len),
             workload.num_samples_per_prompt,
             self.roles.lengths,
             choice.max_num_seqs,
@@ -245,44 +269,43 @@ class GpuTimes:
         cost = generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
-    def _speed(self, frame: GpuStep, choice: EngineChoice) -> EngineSpeed:
+    def _speed(self, frame: Arrangement, choice: EngineChoice) -> EngineSpeed:
         """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
         key = frame.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
         if key not in self._speeds:
-            rollout = self.budget.rollout.model_copy(update={"quantization": choice.quantization})
             cluster = self._cluster(frame, GENERATION)
-            self._speeds[key] = EngineSpeed(self.setting.policy, rollout, choice, cluster)
+            self._speeds[key] = engine_speed(self.job, self.setting.policy, choice, cluster)
         return self._speeds[key]
 
-    def _kv_tokens(self, frame: GpuStep, choice: EngineChoice, kv_cache: int) -> int:
+    def _kv_tokens(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> int:
         demand, _, _ = self.roles.demand(frame, choice)
         longest = demand.max_prompt_len + demand.lengths.longest
         return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
 
-    def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+    def _sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         work = SyncWork(
             cast(SyncTransport, transport),
-            1 if (engine.quantization or "").startswith("fp8") else self.budget.rollout.dtype.num_bytes,
+            1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
             frame.num_training,
             frame.num_generation,
             engine.tp,
             trainer.zero_stage,
-            self.budget.placement.sync_bucket,
+            self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             frame.shares_devices,
-            self.budget.target,
+            self.job.target,
         )
         return sync_cost(self.setting.policy, work, self._cluster(frame, TRAINING), self._cluster(frame, GENERATION))
 
     @cached_property
     def _adapter_bytes(self) -> int:
-        lora = self.budget.training.lora
+        lora = self.job.training.lora
         if lora is None:
             return 0
-        adapters = lora_parameters(self.setting.policy, lora.rank, lora.targets)
-        return sum(tensor.numel for tensor in adapters) * self.budget.rollout.dtype.num_bytes
+        adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
+        return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
 
-    def _cluster(self, frame: GpuStep, group: str) -> Cluster:
+    def _cluster(self, frame: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
         size = {GENERATION: frame.num_generation, SCORING: frame.num_scoring}.get(group, frame.num_training)
         if (group, size) not in self._clusters:
@@ -306,5 +329,10 @@ def _matters(kind: ActionKind, choice: TrainerChoice) -> tuple[object, ...]:
         return choice.zero_stage == 3, choice.offloads_parameters, passes, axes
     offloaded = choice.offloads_optimizer, choice.offloads_parameters
     if kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-        return choice.zero_stage, offloaded, choice.recomputes, passes, axes
+        return choice.zero_stage, offloaded, choice.gradient_checkpointing, passes, axes
     return choice.zero_stage, offloaded, axes
+
+
+def engine_speed(job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> EngineSpeed:
+    """How fast the engine is that is emitted: rlplan's own switches vLLM's custom all-reduce off."""
+    return EngineSpeed(policy, job.rollout, choice, cluster, has_custom_all_reduce=job.target != "rlplan")

@@ -1,9 +1,9 @@
 """Forecast: a plan on a clock, so that it is drawn by the same hands as a run.
 
-In: a Budget (a plan for GPUs) or a Plan (of a job). Out: a Course whose spans are predicted, and the windows to draw.
+In: a GpuPlan (a plan for GPUs) or a Plan (of a job). Out: a Course whose spans are predicted, and the windows to draw.
 Left out: drawing. Simulated plans bring their own trace.
 
-A budget tells seconds of a steady step alone, so the first step is drawn with the same, and what comes before and after
+A plan tells seconds of a steady step alone, so the first step is drawn with the same, and what comes before and after
 in order only, an action a second; where no seconds are known at all, everything is.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.budget import Budget
+from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.planner.plan import Plan
 from rlplan.report.timeline import Window
 from rlplan.timing.step import StepTiming
@@ -23,23 +23,34 @@ STEADY_TITLE, FIRST_TITLE = "Every later step", "First step"
 
 @dataclass(frozen=True)
 class Forecast:
-    """A schedule with what it will hold and when. windows: what to draw. timing: of a steady step, if it is known."""
+    """A schedule with what it will hold and when."""
 
     name: str
+    """Of the plan's file."""
+
     ledger: MemoryLedger
+    """Bytes after and inside each action."""
+
     schedule: Schedule
+    """The actions."""
+
     trace: Trace
+    """When they run: starting, a first and a steady step, finishing. The steady step begins at 0 s."""
+
     windows: tuple[Window, ...]
+    """What to draw."""
+
     timing: StepTiming | None = None
+    """Of a steady step; None where no seconds are known."""
 
     def in_order(self) -> "Forecast":
         """The same with the actions one after the other, each as long as any other."""
         return _forecast(self.name, self.ledger, self.schedule, None)
 
 
-def forecast_budget(budget: Budget, name: str) -> Forecast:
+def forecast_gpus(plan: GpuPlan, name: str) -> Forecast:
     """A plan for GPUs, in the seconds of its steady step."""
-    return _forecast(name, budget.ledger, budget.schedule, budget.timing if budget.timing.seconds else None)
+    return _forecast(name, plan.ledger, plan.shown_schedule, plan.timing.step if plan.seconds else None)
 
 
 def forecast_job(plan: Plan, name: str) -> Forecast:
@@ -53,6 +64,7 @@ def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepT
         step, length = _in_order(schedule.step)
     else:
         step, length = {action.action_id: (action.start_s, action.end_s) for action in timing.actions}, timing.seconds
+        step |= {action.id: (length, length) for action in schedule.step if action.id not in step}  # in some steps only
     start, start_length = _in_order(schedule.start)
     finish, finish_length = _in_order(schedule.finish)
     parts = (

@@ -24,7 +24,7 @@ from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
 
 MAX_LANES = 24
-LANE, FOOT, HEAD, GAP, ROW = 0.42, 0.42, 0.36, 0.62, 0.25
+LANE, FOOT, HEAD, GAP, ROW = 0.42, 0.42, 0.6, 0.62, 0.25
 LETTER_POINTS = 3.8
 """Points of a letter of the labels in bars."""
 
@@ -43,11 +43,16 @@ RESOURCE_COLORS = {
 
 @dataclass(frozen=True)
 class Lane:
-    """A process and its bars: (action, start, end) in seconds. group: of the devices that it is on."""
+    """A process and its bars."""
 
     process: str
+    """Its name."""
+
     group: str
+    """Of the devices that it is on."""
+
     bars: tuple[tuple[str, float, float], ...]
+    """(action, start, end) in seconds."""
 
 
 def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepTiming | None = None) -> Figure:
@@ -71,6 +76,8 @@ def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepT
             _draw_lanes(axes, course, shown, window, (timing, inches))
             if column:
                 axes.tick_params(labelleft=False)
+        figure.legend(handles=_phase_legend(course, shown), loc="upper left", bbox_to_anchor=(0.163, 1.0), ncols=8,
+                      handlelength=1.2, columnspacing=1.2, fontsize=7.4)  # fmt: skip
         if len(shown) < len(lanes):
             figure.text(0.985, 0.01, f"{len(shown)} of {len(lanes)} processes", ha="right", color=style.MUTED)
         if phases:
@@ -127,6 +134,13 @@ def _draw_lanes(
         axes.set_xlabel("in order, not in seconds", fontsize=7.2)
 
 
+def _phase_legend(course: clock.Course, lanes: list[Lane]) -> list[Patch]:
+    """The phases whose bars are drawn, in the order of a step: a bar may be too short for its own name."""
+    drawn = {action for lane in lanes for action, _, _ in lane.bars}
+    phases = {action.phase for _, part in course.schedule.parts for action in part if action.id in drawn}
+    return [Patch(facecolor=STRONG[phase], label=str(phase)) for phase in STRONG if phase in phases]
+
+
 def _words(action: str, cost: Cost | None) -> list[str]:
     """A bar's labels, the longest first."""
     name = style.name_of(action)
@@ -159,7 +173,7 @@ def _draw_waits(axes: Axes, phases: Mapping[Phase, Cost]) -> None:
             if seconds:
                 axes.barh(y, seconds, left=left, height=0.74, color=RESOURCE_COLORS[resource], lw=0)
                 left += seconds
-                used += [resource] * (seconds > 0.003 * total)
+                used.append(resource)
         text = f"  {format_seconds(cost.seconds)}, {_share(cost.seconds / total)}"
         axes.text(left, y, text, va="center", fontsize=7.4)
     axes.set_xlim(0, 1.22 * max(cost.seconds for cost in phases.values()))

@@ -1,14 +1,14 @@
 """What a page about a plan says, before it becomes HTML: words and numbers under headings.
 
 In: a ledger, and the timing of a step where it is known. Out: frozen, JSON-able values.
-Left out: what is particular to a budget, a job's plan or a simulation (the other modules of this package), HTML.
+Left out: what is particular to a plan, a job's plan or a simulation (the other modules of this package), HTML.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlplan.memory.ledger import MemoryLedger, Peak
+from rlplan.memory.ledger import MemoryLedger, Moment, Peak
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.timing.cost import Resource
@@ -23,37 +23,68 @@ NEGLIGIBLE = 0.001
 
 @dataclass(frozen=True)
 class Tile:
-    """An answer that a reader came for. mood: good | bad | quiet."""
+    """An answer that a reader came for."""
 
     title: str
+    """What is answered."""
+
     value: str
+    """The answer."""
+
     note: str
+    """A line under it."""
+
     mood: str = "quiet"
+    """`good`, `bad` or `quiet`: its colour."""
 
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """Seconds of a phase in a steady step, and what most of them wait for. parts: seconds by resource."""
+    """A phase of a steady step."""
 
     phase: str
+    """Its name."""
+
     seconds: float
+    """Of all its actions."""
+
     share: float
+    """Of the seconds of all phases, 0 to 1."""
+
     bound_by: str
+    """The resource that most of the seconds wait for."""
+
     parts: dict[str, float]
+    """Seconds by resource, without the negligible ones."""
 
 
 @dataclass(frozen=True)
 class ActionRow:
-    """An action of a step. device_bytes: on the fullest GPU at its peak, at the expected and at the high end."""
+    """An action of a steady step."""
 
     action: str
+    """Its id."""
+
     phase: str
+    """Its phase's name."""
+
     start_s: float | None
+    """From the beginning of the step; None where no seconds are known."""
+
     seconds: float | None
+    """None where they are not known."""
+
     bound_by: str
+    """The resource that it waits for; empty where it takes no time."""
+
     device_bytes: int | None
+    """On the fullest GPU at its peak, as expected."""
+
     device_high_bytes: int | None
+    """The same at the high end of the prediction."""
+
     host_bytes: int | None
+    """On the fullest host at its peak, as expected."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +92,42 @@ class KindRow:
     """Bytes of a kind at the fullest moment of a place."""
 
     kind: str
+    """Its name."""
+
     color: str
+    """Of its bars, `#rrggbb`."""
+
     num_bytes: int
+    """Of all processes together."""
+
     processes: str
+    """Who holds it, each with its bytes, in words."""
+
     provenance: str
+    """Where the numbers come from, in words."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device or a host at its fullest moment. when: in words."""
+    """A device or a host at its fullest moment."""
 
     name: str
+    """For people."""
+
     action: str
+    """The id of the action in which it is fullest."""
+
     when: str
+    """In which part of the run, in words."""
+
     num_bytes: int
+    """Held then."""
+
     capacity_bytes: int | None
+    """That there are; None where that is not known."""
+
     kinds: tuple[KindRow, ...]
+    """What is held, the largest first."""
 
 
 @dataclass(frozen=True)
@@ -84,28 +135,60 @@ class OtherRow:
     """What was not chosen, and why."""
 
     name: str
+    """For people."""
+
     verdict: str
+    """In a word; may be empty."""
+
     seconds: float | None
+    """Of a step; None where they are not known."""
+
     reason: str
+    """For people."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page says. state: (mood, sentence). choices, facts: (term, words)."""
+    """Everything that a page says."""
 
     title: str
+    """Of the page."""
+
     subtitle: str
+    """The line under it."""
+
     state: tuple[str, str]
+    """(mood, sentence): see `Tile.mood`."""
+
     tiles: tuple[Tile, ...]
+    """The answers on top."""
+
     choices: tuple[tuple[str, str], ...]
+    """What was chosen, as (term, words)."""
+
     phases: tuple[PhaseRow, ...]
+    """Empty where no seconds are known."""
+
     actions: tuple[ActionRow, ...]
+    """Of a steady step, in order."""
+
     places: tuple[Place, ...]
+    """The fullest device and host."""
+
     facts: tuple[tuple[str, str], ...] = ()
+    """(term, words) under `facts_title`."""
+
     facts_title: str = "Risks"
+    """A heading."""
+
     others: tuple[OtherRow, ...] = ()
+    """Layouts that were not chosen."""
+
     remedies: tuple[OtherRow, ...] = ()
+    """What would make a plan fit that does not."""
+
     schema_version: int = PAGE_SCHEMA_VERSION
+    """Of the page as JSON."""
 
 
 WHEN = {"start": "while starting", "first": "in the first step", "steady": "in every step", "finish": "at the end"}
@@ -158,7 +241,7 @@ def action_rows(
     return tuple(rows)
 
 
-def _fullest(places: Sequence[Mapping[tuple[str, str], int]]) -> dict[str, int]:
+def _fullest(places: Sequence[Mapping[tuple[Moment, str], int]]) -> dict[str, int]:
     """Of each action of a steady step the bytes of the fullest of those places."""
     totals: dict[str, int] = {}
     for place in places:

@@ -7,12 +7,12 @@ Left out: capacities, provenances and intervals: a trace has none. A process is 
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
+from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
@@ -128,7 +128,7 @@ def _schedule(result: SimulationResult) -> Schedule:
 def _layout(worker: str, group: str, devices: tuple[str, ...]) -> RoleLayout:
     """The layout that gives processes these names, such as policy_trainer/0 and scorer/reference/0."""
     kind, _, role = worker.partition("/")
-    return RoleLayout(Role(role or Role.POLICY), kind, group, devices)  # type: ignore[arg-type]
+    return RoleLayout(Role(role or Role.POLICY), cast(Worker, kind), group, devices)  # as schedules name processes
 
 
 def _ledger(samples: list[MemorySample]) -> MemoryLedger:

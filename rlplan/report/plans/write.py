@@ -1,6 +1,6 @@
 """write_plan_report: a plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
 
-In: a plan.json of a budget or of a job, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
+In: a plan.json of a plan or of a job, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
 PlanFiles. Left out: runs (report/write.py). No output names a path of this machine.
 """
 
@@ -16,9 +16,9 @@ from rlplan import __version__
 from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
 from rlplan.planner.plan import read_plan
 from rlplan.report import charts, html, style
-from rlplan.report.plans.budget_page import budget_page
-from rlplan.report.plans.forecast import Forecast, forecast_budget, forecast_job
+from rlplan.report.plans.forecast import Forecast, forecast_gpus, forecast_job
 from rlplan.report.plans.gantt import gantt
+from rlplan.report.plans.gpu_page import gpu_page
 from rlplan.report.plans.job_page import job_page
 from rlplan.report.plans.page import Page
 from rlplan.report.plans.simulated import Played, is_simulation, read_played, simulation_page, staleness_chart
@@ -30,17 +30,25 @@ MAX_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """Where the parts of a plan's report lie, all in one folder.
-
-    actions: memory by action, where seconds are known. staleness: of a simulation, how old rollouts were.
-    """
+    """Where the parts of a plan's report lie, all in one folder."""
 
     page: Path
+    """The report as HTML."""
+
     timeline: Path
+    """Memory over time."""
+
     actions: Path
+    """Memory by action, where seconds are known."""
+
     gantt: Path
+    """What runs when."""
+
     staleness: Path
+    """Of a simulation, how old rollouts were."""
+
     summary: Path
+    """The page as JSON."""
 
     @staticmethod
     def within(folder: Path) -> "PlanFiles":
@@ -79,8 +87,8 @@ def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) 
 def read_forecast(path: Path) -> tuple[Forecast, Page]:
     """What a file foretells, and what its page says. Raises: SpecError."""
     if is_gpu_plan(path):
-        budget = read_gpu_plan(path)
-        return forecast_budget(budget, path.name), budget_page(budget)
+        on_gpus = read_gpu_plan(path)
+        return forecast_gpus(on_gpus, path.name), gpu_page(on_gpus)
     plan = read_plan(path)
     return forecast_job(plan, path.name), job_page(plan)
 
@@ -133,7 +141,7 @@ _MEMORY = {
     "name": "timeline",
     "alt": "Predicted memory over a step, stacked by kind, with the capacity",
     "caption": "Inside an action each process counts with its peak, in between with what stays. One GPU stands for "
-    "all of its group. Words on the right: the largest moment that is expected.",
+    "all of its group. On the right: what the largest moment that is expected holds; in grey, kinds of other moments.",
 }
 _ACTIONS = {
     "name": "actions",

@@ -7,14 +7,17 @@ Left out: bytes in the trainer's process (workers/state_saver.py), order on the 
 """
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import identity_of
@@ -29,14 +32,16 @@ from rlplan.runtime.checkpoints.manifest import (
 )
 from rlplan.runtime.checkpoints.tensor_file import digest_of
 from rlplan.runtime.crew import Crew
+from rlplan.runtime.disk_errors import disk_error
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
 
 POLL_S = 0.05
 SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
-SETTLE_S = 10.0
-"""How long a run that ends waits for a checkpoint that is being written."""
+SETTLE_S, CLOSE_S = 10.0, 1.0
+"""How long a run that ends waits for a checkpoint that is being written, and for one that is given up. Both scaled."""
 
 
 class Checkpointer:
@@ -79,7 +84,7 @@ class Checkpointer:
             try:
                 staged = self._stage(step)
             except OSError as error:
-                self._alarm(step, f"no checkpoint of step {step}: {error.strerror}")
+                self._alarm(step, f"no checkpoint of step {step}: {_words(error, self.folder.root)}")
                 return []
             self._ranks[action.role.value] = [staged / name for name in names]
         waits = action.kind is ActionKind.WRITE_STATES
@@ -103,21 +108,22 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._commit, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def settle(self, timeout_s: float = SETTLE_S) -> None:
-        """Wait until what was begun counts, or has failed."""
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until what was begun counts, or has failed. timeout_s: None is as long as a run that ends waits."""
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._thread.join(scaled(SETTLE_S) if timeout_s is None else timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
 
     def close(self) -> None:
         """Nothing is committed any more."""
         self._is_closed = True
-        self.settle(1.0)
+        self.settle(scaled(CLOSE_S))
 
     def _alarm(self, step: int, text: str) -> None:
-        self.recorder.write_alarm(step, "checkpoint", text)
+        """Raises: RunError where the disk does not take even the alarm."""
         self.listen(step, text)
+        self.recorder.write_alarm(step, "checkpoint", text)
 
     def _stage(self, step: int) -> Path:
         if self._staged is None or self._step != step:
@@ -149,8 +155,10 @@ class Checkpointer:
             if not self._is_closed:
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts))
         except Exception as error:  # in a thread of its own, where nobody else would hear of it
+            shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
             if not self._is_closed:
-                self._alarm(state.step, f"no checkpoint of step {state.step}: {str(error) or type(error).__name__}")
+                with suppress(RunError):  # the run's next line will not be taken either, and ends it
+                    self._alarm(state.step, f"no checkpoint of step {state.step}: {_words(error, staged)}")
 
     def _manifest(
         self,
@@ -186,6 +194,12 @@ class Checkpointer:
                 raise _UnwrittenError(said["error"])
             found.append(said)
         return found
+
+
+def _words(error: Exception, place: Path) -> str:
+    """What went wrong, in one line."""
+    failure = disk_error(error, place)
+    return failure.what if failure else str(error) or type(error).__name__
 
 
 class _UnwrittenError(Exception):

@@ -26,7 +26,7 @@ from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.start_checkpoint import load_language_model, save_policy
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.base import shorten, writing
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
 
 PREFIX = "language_model."
@@ -72,7 +72,7 @@ def _new_folder(out: Path) -> Iterator[None]:
         raise
 
 
-def _filled(folder: Path, job: JobSpec, paths: Sequence[str]) -> Any:
+def _filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
     """The model in a folder with the weights of a checkpoint's files. Raises: SpecError."""
     tp = job.training.tp
     held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Arguments(
         prog="python -m rlplan.runtime.checkpoints.export",
         description="Write the policy of a run's last whole checkpoint in Hugging Face layout.",
-        epilog="Exit codes: 0 done, 2 the run, a checkpoint or OUT is wrong, 70 a bug.",
+        epilog="Exit codes: 0 done, 2 the run, a checkpoint or OUT is wrong, 5 the disk is full, 70 a bug.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run's folder")
     parser.add_argument("out", metavar="OUT", type=Path, help="a new or an empty folder")

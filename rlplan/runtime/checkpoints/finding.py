@@ -38,16 +38,22 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 @dataclass(frozen=True)
 class Resumption:
-    """A whole checkpoint. problems: of newer ones that were passed over, a line each.
-
-    changes: what the run that goes on does otherwise, a line each.
-    """
+    """A whole checkpoint that a run goes on from."""
 
     folder: Path
+    """Where it lies."""
+
     manifest: Manifest
+    """What it says of itself."""
+
     state: RunState
+    """Where the run stood."""
+
     problems: tuple[str, ...] = ()
+    """Of newer checkpoints that were passed over, a line each."""
+
     changes: tuple[str, ...] = ()
+    """What the run that goes on does otherwise, a line each."""
 
     @property
     def step(self) -> int:

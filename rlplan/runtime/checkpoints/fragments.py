@@ -21,16 +21,22 @@ MASTER, *MOMENTS = SAVED_KINDS
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements `start` to `start + numel` of a parameter, flat; they lie in `owner` from `offset` on.
-
-    owner: the fp32 tensor that the optimizer knows; Adam's moments lie at the same place of its states.
-    """
+    """A run of consecutive elements of one flattened parameter that one rank updates."""
 
     name: str
+    """The parameter's."""
+
     start: int
+    """Its first element in the parameter."""
+
     numel: int
+    """Elements."""
+
     owner: torch.Tensor
+    """The fp32 tensor that the optimizer knows; Adam's moments lie at the same place of its states."""
+
     offset: int
+    """Its first element in `owner`."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This fragment of a tensor as large as the owner, as a view."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.spec.fingerprints import model_fingerprint
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw"}
 """What a checkpoint that does not say it has: others were not saved then."""
 MAY_CHANGE = (
-    "algorithm", "rewards", "roles", "rollout.environment", "workload.prompt_column", "workload.answer_column",
+    "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
     "workload.temperature", "workload.max_response_len",
 )  # fmt: skip
 """What may change on purpose: a run that goes on says that it has."""
@@ -25,16 +25,16 @@ class ForeignCheckpointError(SpecError):
     """The checkpoint is of another job."""
 
 
-def identity_of(job: JobSpec) -> dict[str, str]:
+def identity_of(job: ResolvedJob) -> dict[str, str]:
     """By the job's keys. Raises: SpecError when a file cannot be read."""
     return {
         "policy.path": model_fingerprint(Path(job.policy.path)),
         "policy.init": job.policy.init,
-        "workload.prompts": _digest(Path(job.workload.prompts)),
+        "data.prompts": _digest(Path(job.needed_data.prompts)),
         "workload.num_prompts_per_step": str(job.workload.num_prompts_per_step),
         "workload.num_samples_per_prompt": str(job.workload.num_samples_per_prompt),
         "seed": str(job.seed),
-        "training.lora": job.training.lora.model_dump_json() if job.training.trains_adapters else "none",
+        "training.lora": job.training.lora.model_dump_json() if job.training.lora else "none",
         "algorithm's trained roles": ", ".join(job.trained_roles),
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
@@ -42,7 +42,7 @@ def identity_of(job: JobSpec) -> dict[str, str]:
     }
 
 
-def check_identity(job: JobSpec, found: dict[str, str], where: Path) -> list[str]:
+def check_identity(job: ResolvedJob, found: dict[str, str], where: Path) -> list[str]:
     """`compare` of a job's identity. Raises: SpecError."""
     return compare(identity_of(job), found, where)
 
@@ -69,7 +69,7 @@ def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) 
     return texts
 
 
-def _said(job: JobSpec) -> dict[str, str]:
+def _said(job: ResolvedJob) -> dict[str, str]:
     """What may change: in words where they are few, else a digest."""
     work, algorithm = job.workload, job.algorithm
     said = {
@@ -78,8 +78,8 @@ def _said(job: JobSpec) -> dict[str, str]:
         else f"{algorithm.name} {_short(str(algorithm.custom))}",
         "rewards": ", ".join(f"{spec.label} {_short(spec.model_dump_json())}" for spec in job.rewards),
         "roles": ", ".join(f"{role} {_model(path)}" for role, path in job.roles.paths.items()),
-        "workload.prompt_column": str(work.prompt_column),
-        "workload.answer_column": str(work.answer_column),
+        "data.prompt_column": str(job.needed_data.prompt_column),
+        "data.answer_column": str(job.needed_data.answer_column),
         "workload.temperature": str(work.temperature),
         "workload.max_response_len": str(work.max_response_len),
         "rollout.environment": _short(job.rollout.environment.model_dump_json()),

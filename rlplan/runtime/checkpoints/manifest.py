@@ -34,28 +34,47 @@ class StoredFile(Spec):
 
 
 class RoleStates(Spec):
-    """A trained role. files: one of each rank, in order. num_steps: of Adam. scaler: of the loss, in fp16."""
+    """A trained role."""
 
     files: tuple[str, ...] = Field(min_length=1)
+    """Names of its files, one of each rank, in order."""
+
     num_steps: int = Field(ge=0)
+    """Adam's steps so far."""
+
     scaler: dict[str, float] = Field(default_factory=dict)
+    """The state of the loss scale in fp16, by DeepSpeed's names; empty otherwise."""
 
 
 class Manifest(Spec):
-    """A checkpoint. step: the last one that is in it. identity: what is the same in the run that goes on from it.
-
-    digest: SHA-256 of the rest, as JSON with sorted keys.
-    """
+    """A checkpoint."""
 
     schema_version: Literal[1] = 1
+    """Of this file."""
+
     kind: Literal["rlplan_checkpoint"] = "rlplan_checkpoint"
+    """What this file is."""
+
     rlplan_version: str = __version__
+    """Of the rlplan that wrote it."""
+
     job: str
+    """The job's name."""
+
     step: int = Field(ge=1)
+    """The last one that is in it."""
+
     identity: dict[str, str]
+    """What must be the same in a run that goes on from it."""
+
     files: dict[str, StoredFile]
+    """Every other file of the checkpoint, by its name."""
+
     roles: dict[str, RoleStates] = Field(min_length=1)
+    """The trained roles, by name."""
+
     digest: str = ""
+    """SHA-256 of everything else in the manifest, as JSON with sorted keys."""
 
     def sealed(self) -> "Manifest":
         """The same with the digest of everything else in it."""
@@ -95,33 +114,47 @@ class ExpectedLength(Spec):
 
 
 class StreamState(Spec):
-    """Generation that runs ahead. num_begun: prompts, from 0; num_replaced: of them, beyond what the steps take.
-
-    again: those that were under way or are lost: begun anew. Finished ones lie in `experience.json`.
-    """
+    """Generation that runs ahead of the steps. Finished groups lie in `experience.json`."""
 
     num_begun: int = Field(ge=0)
+    """Prompts that were begun, numbered from 0."""
+
     num_replaced: int = Field(default=0, ge=0)
+    """Of these, so many are beyond what the steps take."""
+
     again: tuple[int, ...] = ()
+    """Numbers of prompts that were under way or are lost; they are begun anew."""
 
 
 class RunState(Spec):
     """Where a run stood when a step had ended.
 
-    version: of the weights that the engines held. mean_length, lengths: by which prompts are dealt out over several
-    engines. stream: None where every step generates its own rollouts. num_replaced: prompts beyond those of the steps.
-    response_lengths: (tokens, how many responses had so many) of the whole run.
     Seeds of requests and the order of prompts follow from the job's seed and the step.
     """
 
     schema_version: Literal[1] = 1
+    """Of this file."""
+
     step: int = Field(ge=1)
+    """That had ended."""
+
     version: int = Field(ge=0)
+    """Of the weights that the engines held."""
+
     mean_length: float = 0.0
+    """Tokens of a response in the mean: the length of prompts without an expected one."""
+
     lengths: tuple[ExpectedLength, ...] = ()
+    """Expected tokens by prompt, by which prompts are dealt out over engines."""
+
     stream: StreamState | None = None
+    """None where every step generates its own rollouts."""
+
     num_replaced: int = Field(default=0, ge=0)
+    """Prompts begun beyond those of the steps."""
+
     response_lengths: tuple[tuple[int, int], ...] = ()
+    """(tokens, how many responses had so many) over the whole run."""
 
 
 class Pointer(Spec):

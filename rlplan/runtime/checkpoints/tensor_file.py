@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.disk_errors import writing_file
 
 CHUNK_BYTES = 1 << 24
 """Bytes that are hashed and written in one go."""
@@ -46,17 +47,21 @@ class FileDigest:
 
 
 def write(path: Path, pieces: Sequence[Piece]) -> FileDigest:
-    """Write a new file and wait until the disk has it. Raises: OSError."""
+    """Write a new file and wait until the disk has it; where that fails nothing of it stays. Raises: RunError."""
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        for data in _parts(pieces):
-            for start in range(0, len(data), CHUNK_BYTES):
-                chunk = data[start : start + CHUNK_BYTES]
-                digest.update(chunk)
-                _write_all(descriptor, chunk)
-                size += len(chunk)
-        os.fsync(descriptor)
+        with writing_file(path, sum(piece.data.nbytes for piece in pieces)):
+            for data in _parts(pieces):
+                for start in range(0, len(data), CHUNK_BYTES):
+                    chunk = data[start : start + CHUNK_BYTES]
+                    digest.update(chunk)
+                    _write_all(descriptor, chunk)
+                    size += len(chunk)
+            os.fsync(descriptor)
+    except BaseException:
+        path.unlink()  # the room that it took may be all that is left
+        raise
     finally:
         os.close(descriptor)
     return FileDigest(size, digest.hexdigest())

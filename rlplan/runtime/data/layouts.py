@@ -35,13 +35,16 @@ class BadRowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NoText:
-    """A cell that JSON does not know. value: with texts in place of dates and such, null in place of bytes. why: what.
+    """A cell that JSON does not know.
 
     Fit for a column beside, and for no prompt and no answer: nobody would write it as it would stand there.
     """
 
     value: Any
+    """The cell with texts in place of dates and such, and null in place of bytes."""
+
     why: str
+    """What JSON does not know of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +57,28 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row. prompt, chosen, rejected: a text, or a chat that a template makes one of. others: the other columns.
-
-    number: from 1, where it stands in its file.
-    """
+    """One row of a data set."""
 
     id: str
+    """The row's own, or its number."""
+
     prompt: str | Chat
+    """A text, or a chat that a template makes one of."""
+
     answer: str | None = None
+    """The right answer, or the tests of a program; None where the row has none."""
+
     chosen: str | Chat | None = None
+    """The better answer of a pair."""
+
     rejected: str | Chat | None = None
+    """The worse answer of a pair."""
+
     others: str = "{}"
+    """The other columns as a JSON object."""
+
     number: int = field(default=0, compare=False)
+    """Where it stands in its file, from 1."""
 
 
 def detect(names: set[str], columns: Columns) -> str:

@@ -5,7 +5,6 @@ In: a path, the names of columns, the policy's folder for its chat template. Out
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, printable, read_row
 from rlplan.runtime.data.tables import TIMEOUT_S, read_table
+from rlplan.runtime.own_path import module_command
 from rlplan.spec.base import read_json, read_text, shorten
 
 MAX_TOLD = 10
@@ -24,11 +24,16 @@ MAX_TOKENIZER_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows, and what is said aloud about them. template: `chat template`, `joined` messages, or `text`."""
+    """Rows, and what is said aloud about them."""
 
     rows: tuple[DataRow, ...]
+    """In the file's order."""
+
     layout: str
+    """Whose columns they have, such as `verl` or `trl`."""
+
     template: str
+    """What prompts were made with: `chat template`, `joined` messages, or `text`."""
 
     def said(self, path: Path) -> str:
         """One line about what was read."""
@@ -37,11 +42,19 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What rows must hold: chosen and rejected answers, or an answer that `check` (BadRowError) has nothing against."""
+    """What rows must hold."""
 
     pairs: bool = False
+    """Chosen and rejected answers."""
+
     answers: bool = False
+    """A right answer."""
+
     check: Callable[[str], None] = lambda _: None
+    """Raises BadRowError for an answer that will not do."""
+
+    rule: str = ""
+    """What `check` holds an answer to, for people."""
 
 
 def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) -> Loaded:
@@ -70,8 +83,8 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
             path,
             faults,
             len(rows),
-            rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that workload.prompt_column and "
-            "workload.answer_column name",
+            rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that data.prompt_column and "
+            "data.answer_column name" + (wanted.rule and f"; {wanted.rule}"),
             way_out="mend or remove those rows",
         )
     if not rows:
@@ -147,7 +160,7 @@ def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[s
     """By transformers in a process of its own: the driver holds neither it nor the template's engine."""
     config = _tokenizer_config(model_folder)
     request = json.dumps({"chats": chats, "folder": str(model_folder), "template": template, "config": config})
-    command = [sys.executable, "-m", "rlplan.runtime.data.chats"]
+    command = module_command("rlplan.runtime.data.chats")
     try:
         done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.data.layouts import NoText, printable
+from rlplan.runtime.own_path import module_command
 from rlplan.spec.base import read_json, shorten
 
 MAX_DATA_BYTES = 1 << 30
@@ -81,7 +82,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) == len(pairs):
         return made
     doubled, seen = _Doubled(made), set[str]()
-    doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))
+    for key, _ in pairs:
+        if key in seen:
+            doubled.key = key
+            break
+        seen.add(key)
     return doubled
 
 
@@ -115,7 +120,7 @@ def _parsed(line: bytes) -> dict[str, Any] | str:
 
 
 def _from_child(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    command = [sys.executable, "-m", "rlplan.runtime.data.tables", str(path)]
+    command = module_command("rlplan.runtime.data.tables", str(path))
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -176,10 +181,12 @@ def _names(file: Path, key: str) -> list[str]:
     parts = found.get(key) if isinstance(found, dict) else None
     if not isinstance(parts, list) or not parts:
         raise SystemExit(f"{file.name} names no {key}")
-    names = [part.get("filename") if isinstance(part, dict) else part for part in parts]
-    for name in names:
+    names: list[str] = []
+    for part in parts:
+        name = part.get("filename") if isinstance(part, dict) else part
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
             raise SystemExit(f"{file.name}: {key} names {shorten(name)}, which is no name of something beside it")
+        names.append(name)
     return names
 
 

@@ -13,9 +13,10 @@ from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows, report
 from rlplan.runtime.end_tokens import end_tokens
 from rlplan.runtime.experience import Prompt
-from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
+from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
+from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.spec.base import shorten
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 
 ALWAYS_ENCODED = 1 << 16
@@ -24,16 +25,21 @@ ALWAYS_ENCODED = 1 << 16
 
 @dataclass(frozen=True)
 class TokenizedFile:
-    """said: a line about what was read. columns: that every row has; empty where no reward function asks for any."""
+    """The prompts of a file."""
 
     prompts: tuple[Prompt, ...]
+    """In the file's order."""
+
     said: str
+    """A line about what was read."""
+
     columns: frozenset[str]
+    """That every row has; empty where no reward function asks for any."""
 
 
-def tokenize_file(path: Path, job: JobSpec, tokenizer: Any, *, pairs: bool) -> TokenizedFile:
+def tokenize_file(path: Path, job: ResolvedJob, tokenizer: Any, *, pairs: bool) -> TokenizedFile:
     """The prompts of a file; pairs have a chosen and a rejected answer. Raises: SpecError that lists bad rows."""
-    columns = Columns(job.workload.prompt_column, job.workload.answer_column)
+    columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
     loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job))
     encoder = _Encoder(job, tokenizer)
     prompts: list[Prompt] = []
@@ -60,7 +66,7 @@ def tokenize_file(path: Path, job: JobSpec, tokenizer: Any, *, pairs: bool) -> T
 class _Encoder:
     """Texts as tokens within the job's lengths."""
 
-    def __init__(self, job: JobSpec, tokenizer: Any) -> None:
+    def __init__(self, job: ResolvedJob, tokenizer: Any) -> None:
         self.tokenizer, self.workload = tokenizer, job.workload
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
         self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
@@ -101,11 +107,16 @@ def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
     return frozenset(set.intersection(*of_each))
 
 
-def _wanted(job: JobSpec) -> Wanted:
+def _wanted(job: ResolvedJob) -> Wanted:
     """What the job's rewards need of a row."""
     needs = [spec for spec in job.rewards if isinstance(spec, AnswerMatcherSpec | CodeExecutorSpec)]
     if any(isinstance(spec, CodeExecutorSpec) for spec in needs):
-        return Wanted(answers=True, check=_check_tests)
+        return Wanted(
+            answers=True,
+            check=_check_tests,
+            rule="tests of which the program's calls alone go into the sandbox, and the rest is evaluated outside "
+            "(docs/job.md, Prompt files)",
+        )
     return Wanted(answers=bool(needs))
 
 

@@ -51,18 +51,37 @@ class Words:
 
 @dataclass(slots=True)
 class Conversation:
-    """One rollout under way. request: for the whole group; sample: which of it."""
+    """One rollout under way. R: its response tokens so far; C: those of them that the policy chose."""
 
     request: RolloutRequest
+    """For the whole group."""
+
     sample: int
+    """Its number in the group, from 0."""
+
     prompt: Prompt
+    """What it began with."""
+
     tokens: list[int] = field(default_factory=list)
+    """Token ids of the response so far, [R]."""
+
     logprobs: list[float] = field(default_factory=list)
+    """The engine's log-probs of the chosen tokens, [C]."""
+
     spans: list[WeightSpan] = field(default_factory=list)
+    """The weights that tokens were sampled from; places in `tokens`."""
+
     observed: list[tuple[int, int]] = field(default_factory=list)
+    """(start, end) in `tokens` of what the environment said."""
+
     messages: list[dict[str, str]] = field(default_factory=list)
+    """What was said, as chat messages (role, content)."""
+
     num_turns: int = 0
+    """The policy's turns so far."""
+
     finish_reason: str = ""
+    """Of the policy's last turn."""
 
     @property
     def num_left(self) -> int:

@@ -12,7 +12,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,11 +20,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlplan.errors import SpecError
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import module_command
 from rlplan.spec.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
-START_S = 60.0
-"""For the job's own imports, which come before the first question."""
+START_S, CLOSE_S = 60.0, 5.0
+"""For the job's own imports, which come before the first question; for threads to end. Both scaled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class EnvironmentPool:
         for child in self._children:
             child.close()
         for thread in self._threads:
-            thread.join(timeout=5.0)
+            thread.join(timeout=scaled(CLOSE_S))
         for child in self._children:
             child.kill()
 
@@ -139,7 +140,7 @@ class _Child:
         """Start it and hear whether the function is there. Gives what is wrong."""
         if self._is_closed:
             return "the run has ended"
-        command = [sys.executable, "-m", "rlplan.runtime.environments.child", str(self.spec.file), self.spec.function]
+        command = module_command("rlplan.runtime.environments.child", str(self.spec.file), self.spec.function)
         self._rest = b""
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = subprocess.Popen(
@@ -147,7 +148,7 @@ class _Child:
             )
         if self._is_closed:
             self.close()
-        said, failure = self._line(START_S)
+        said, failure = self._line(scaled(START_S))
         return failure or str(said.get("error", ""))
 
     def kill(self) -> None:
@@ -177,7 +178,7 @@ class _Child:
         while b"\n" not in self._rest:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
-                return {}, f"no answer within {timeout_s:g} s"
+                return {}, f"no answer within {timeout_s:.4g} s"
             part = os.read(source.fileno(), 1 << 16)
             if not part:
                 return {}, "the process is gone"

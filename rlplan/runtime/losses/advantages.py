@@ -21,14 +21,16 @@ WHITENING_EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """Of one rollout, one a response token. returns: empty without a value model. whole: of the answer as one action.
-
-    whole is there for empty answers too, which have no token.
-    """
+    """Advantages of one rollout with C tokens that the policy chose."""
 
     advantages: tuple[float, ...]
+    """[C]."""
+
     returns: tuple[float, ...] = ()
+    """[C]; empty without a value model."""
+
     whole: float = 0.0
+    """Of the answer as one action. An empty answer has one too, though it has no token."""
 
 
 Advantage = Callable[[Sequence[Rollout], AlgorithmSpec], list[TokenAdvantages]]

@@ -17,29 +17,46 @@ Details = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Tensors of one micro-batch, of shape [tokens]: every response token of every sequence in a row.
-
-    behaviour_logprobs: the engine's, at sampling time. weights: what a token counts, so that the weights of a whole
-    mini-batch add up to 1 (or less, where tokens count a constant). lengths: response tokens of each sequence;
-    num_learned: so many first ones of each are learned from, all of them where it is empty.
-    sequence_weights, sequence_advantages: of shape [sequences], for losses that judge whole answers. groups: the prompt
-    of each sequence. old_logprobs: the trainer's own before the step; None: as they are now. entropies: with gradient
-    where there is an entropy bonus.
-    """
+    """Tensors of one micro-batch: T tokens that the policy chose, of S sequences, one sequence after the other."""
 
     logprobs: torch.Tensor
+    """The policy's, [T], with gradient."""
+
     behaviour_logprobs: torch.Tensor
+    """The engine's at sampling time, [T]."""
+
     reference_logprobs: torch.Tensor | None
+    """[T]; None without a reference."""
+
     advantages: torch.Tensor
+    """[T]."""
+
     weights: torch.Tensor
+    """What a token counts, [T]: they add up to 1 over a mini-batch, or to less where tokens count a constant."""
+
     teacher_logprobs: torch.Tensor | None = None
+    """[T]; None without a teacher."""
+
     lengths: tuple[int, ...] = ()
+    """Chosen tokens of each sequence, [S], T together."""
+
     num_learned: tuple[int, ...] = ()
+    """So many first tokens of each sequence are learned from, [S]; empty: all of them."""
+
     sequence_weights: torch.Tensor | None = None
+    """What a whole answer counts, [S], for losses that judge whole answers."""
+
     sequence_advantages: torch.Tensor | None = None
+    """Of whole answers, [S]."""
+
     groups: tuple[int, ...] = ()
+    """The prompt of each sequence, [S]."""
+
     old_logprobs: torch.Tensor | None = None
+    """The trainer's own before the step, [T]; None: as they are now."""
+
     entropies: torch.Tensor | None = None
+    """[T], with gradient where there is an entropy bonus."""
 
     def log_ratio(self, spec: AlgorithmSpec) -> torch.Tensor:
         """Log-probs less those that the ratio compares with: the engine's, or the trainer's own where it corrects."""

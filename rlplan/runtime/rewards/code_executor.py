@@ -4,12 +4,14 @@ In: a response and a row's answer (code_tests.py). Out: 1 or 0, or the fraction 
 the sandbox or the row is at fault, never the program. A program's own timeout or crash is a wrong answer, and is noted.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import regex
 
 from rlplan.runtime.experience import Prompt
-from rlplan.runtime.rewards.code_tests import UnreadableTestsError, read_tests
+from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
+from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
@@ -18,10 +20,13 @@ from rlplan.spec.rewards import CodeExecutorSpec
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """value: 0 to 1. note: what kept the program from its right answer, beside being wrong; or empty."""
+    """What a program is worth."""
 
     value: float
+    """0 to 1."""
+
     note: str = ""
+    """What kept the program from its right answer, beside being wrong; or empty."""
 
 
 def limits_of(spec: CodeExecutorSpec) -> Limits:
@@ -57,11 +62,12 @@ def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -
     if "\0" in source or not _is_text(source):
         return Graded(0.0, "no_program")
     source = spec.template.replace("{prompt}", prompt.text).replace("{program}", source)
-    program = Program(source, tuple(check.case for check in checks), limits_of(spec))
+    program = Program(source, tuple(case for check in checks for case in check.cases), limits_of(spec))
     report = sandbox.run(program, stops_early=spec.credit == "all")
     if report.status == "broken":
         raise RewardFailure(f"the sandbox: {report.detail}")
-    num_right = sum(check.holds(result) for check, result in zip(checks, report.cases, strict=True))
+    results = iter(report.cases)
+    num_right = sum(check.holds(tuple(itertools.islice(results, len(check.cases)))) for check in checks)
     value = num_right / len(checks) if spec.credit == "fraction" else float(num_right == len(checks))
     return Graded(value, "" if value == 1.0 else _note(report))
 

@@ -2,54 +2,65 @@
 
 In: a row's answer: {"inputs": [...], "outputs": [...]} as verl has them (with "fn_name" for calls), assert statements
 as a text or a list (MBPP), or {"test": text, "entry_point": name} (HumanEval). Out: cases, and what is right for each.
-Assertions are taken apart, never executed: `f(x) == literal`, `f(x)`, `not f(x)`, `f(x) is None`, and closeness by
-`abs(f(x) - literal) < literal` or `math.isclose(f(x), literal)`. Any other shape is an error of the row, and so is what
-would have to be executed first: loops, branches, and variables or modules of the tests in what a function is given.
+Assertions are taken apart, never executed (assertions/split.py): the calls of the program go in, and what is asserted
+of their values is evaluated here. What would have to be executed first is an error of the row: loops, branches, calls
+without an assertion, and variables or modules of the tests.
 """
 
 import ast
-import builtins
 import json
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from rlplan.runtime.rewards.assertions.split import Names, split
+from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, called, is_python, of_program
 from rlplan.runtime.sandbox.programs import Case, CaseResult
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
 
 MAX_TESTS = 1000
-TOLERANCES = (("rel_tol", 1e-9), ("abs_tol", 0.0))
-"""Of math.isclose, where a test leaves them out."""
 
 
-class UnreadableTestsError(ValueError):
-    """A row's tests are in no known form."""
+class Check(Protocol):
+    """What is tested of a program, and what is right."""
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What goes into the sandbox."""
+
+    def holds(self, results: Sequence[CaseResult]) -> bool:
+        """Whether what came out is right. results: one a case. Values are plain data; none has a say in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A case with what is right. tolerance: (relative, absolute) where numbers need only be close."""
+class Pair:
+    """A case with what is right."""
 
     case: Case
-    right: Any
-    kind: str = "value"
-    tolerance: tuple[float, float] | None = None
+    """What the program is given."""
 
-    def holds(self, result: CaseResult) -> bool:
-        """Whether a case's result is what is right. Values are plain data here; none has a say in being equal."""
+    right: Any
+    """What it must print, or give back."""
+
+    prints: bool = False
+    """Whether it prints."""
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The one."""
+        return (self.case,)
+
+    def holds(self, results: Sequence[CaseResult]) -> bool:
+        """See Check."""
+        (result,) = results
         if result.status != "ok":
             return False
-        if self.kind == "text":
+        if self.prints:
             return _lines(result.output.decode("utf-8", "replace")) == _lines(str(self.right))
         try:
-            value = decode(result.output)
+            return _same(decode(result.output), self.right)
         except UnreadableValueError:
             return False
-        if self.kind == "truth":
-            return bool(value) is self.right
-        if self.tolerance is not None:
-            return _is_close(value, self.right, *self.tolerance)
-        return _same(value, self.right)
 
 
 def read_tests(answer: str) -> tuple[Check, ...]:
@@ -60,8 +71,9 @@ def read_tests(answer: str) -> tuple[Check, ...]:
         raise
     except (ValueError, TypeError, IndexError, RecursionError, MemoryError) as error:  # a row may say anything
         raise UnreadableTestsError(f"they cannot be read: {str(error)[:100] or type(error).__name__}") from None
-    if not 0 < len(checks) <= MAX_TESTS:
-        raise UnreadableTestsError(f"{len(checks)} tests; 1 to {MAX_TESTS} are taken")
+    count = sum(len(check.cases) for check in checks)
+    if not 0 < count <= MAX_TESTS:
+        raise UnreadableTestsError(f"{count} tests; 1 to {MAX_TESTS} are taken; add some, or leave some out")
     return tuple(checks)
 
 
@@ -73,7 +85,7 @@ def _read(answer: str) -> list[Check]:
     if isinstance(found, dict) and "inputs" in found:
         return _of_pairs(found)
     if isinstance(found, dict) and isinstance(found.get("test"), str):
-        return _of_assertions(found["test"], str(found.get("entry_point", "candidate")))
+        return _of_assertions(found["test"], str(found.get("entry_point", "")))
     if isinstance(found, str) or (isinstance(found, list) and all(isinstance(each, str) for each in found)):
         return _of_assertions(found if isinstance(found, str) else "\n".join(found))
     raise UnreadableTestsError("neither inputs and outputs nor assert statements")
@@ -86,13 +98,13 @@ def _of_pairs(found: dict[str, Any]) -> list[Check]:
     if name is None:
         if not all(isinstance(each, str) for each in (*inputs, *outputs)):
             raise UnreadableTestsError("what a program reads and prints is text")
-        return [Check(Case(stdin=i.encode()), o, "text") for i, o in zip(inputs, outputs, strict=True)]
+        return [Pair(Case(stdin=i.encode()), o, prints=True) for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(name, str) or not name.isidentifier():
         raise UnreadableTestsError("fn_name is no function's name")
     return [_call(name, given, right) for given, right in zip(inputs, outputs, strict=True)]
 
 
-def _call(name: str, given: Any, right: Any) -> Check:
+def _call(name: str, given: Any, right: Any) -> Pair:
     """LeetCode's way: one JSON value a line or a list of arguments; a method where there is a class Solution."""
     if isinstance(given, str):
         try:
@@ -103,122 +115,77 @@ def _call(name: str, given: Any, right: Any) -> Check:
     if not isinstance(given, list):
         raise UnreadableTestsError("arguments of a call are a list")
     arguments = ", ".join(repr(each) for each in given)
-    target = f"(Solution().{name} if 'Solution' in globals() else {name})"
-    return Check(Case(call=f"{target}({arguments})"), right)
+    target = f"(Solution().{name} if 'Solution' in globals() else {of_program(name)})"
+    return Pair(Case(call=f"{target}({arguments})"), right)
 
 
-def _of_assertions(source: str, candidate: str = "candidate") -> list[Check]:
-    """candidate: HumanEval's name for what is tested stands for this one."""
+def _of_assertions(source: str, entry_point: str = "") -> list[Check]:
+    """entry_point: HumanEval's name of what is tested, for which `candidate` stands."""
     try:
         tree = ast.parse(source)
+        entry = ast.parse(entry_point or "candidate", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableTestsError(f"the assert statements are not Python: {error}") from None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == "candidate":
-            node.id = candidate
-    tests = [each.test for each in _asserts(tree.body)]
-    checks = [_assertion(test) for test in tests if not (isinstance(test, ast.Constant) and test.value)]
-    own = {name for node in ast.walk(tree) for name in _bound(node)}
-    for check in checks:
-        _check_names(str(check.case.call), own)
-    return checks
+    tree = _Candidate(entry).visit(tree)
+    own = frozenset(name for node in ast.walk(tree) for name in _bound(node))
+    tests = [each.test for each in _asserts(tree.body, own)]
+    tests = [test for test in tests if not (isinstance(test, ast.Constant) and test.value)]
+    names = Names(own, _shadowing(tests, entry_point), called(ast.Call(entry, [], [])) if entry_point else "")
+    return [split(test, names) for test in tests]
 
 
-def _asserts(body: list[ast.stmt], *, is_inside: bool = False) -> list[ast.Assert]:
+class _Candidate(ast.NodeTransformer):
+    def __init__(self, entry: ast.expr) -> None:
+        self.entry = entry
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.entry if node.id == "candidate" else node
+
+
+def _shadowing(tests: Sequence[ast.expr], entry_point: str) -> frozenset[str]:
+    """Functions of the program's that are called as one of Python's: the tested one, or the only one that is called."""
+    if entry_point:
+        return frozenset({entry_point} if is_python(entry_point) else ())
+    calls = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Call) and called(node)]
+    names = {called(node) for node in calls}
+    is_one = len(names) == 1 and all(node.args or node.keywords for node in calls)
+    return frozenset(names if is_one and all(map(is_python, names)) else ())
+
+
+def _asserts(body: list[ast.stmt], own: frozenset[str], *, is_inside: bool = False) -> list[ast.Assert]:
     """Those of a module and of HumanEval's `def check(candidate)`; the rest is what has no say in them."""
     found = []
     for node in body:
         if isinstance(node, ast.Assert):
             found.append(node)
         elif isinstance(node, ast.FunctionDef) and not is_inside:
-            found += _asserts(node.body, is_inside=True)
-        elif not isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Import | ast.ImportFrom | ast.Pass):
-            raise UnreadableTestsError(f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed")
+            found += _asserts(node.body, own, is_inside=True)
+        elif not (
+            isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom | ast.Pass)
+            or (isinstance(node, ast.Expr) and _is_idle(node.value, own))
+        ):
+            raise UnreadableTestsError(
+                f"`{ast.unparse(node).splitlines()[0][:80]}` would have to be executed; write assertions that each "
+                "stand by themselves"
+            )
     return found
 
 
+def _is_idle(node: ast.expr, own: frozenset[str]) -> bool:
+    """Whether a statement of its own changes nothing of the program's: a docstring, `print(...)`, `check(f)`."""
+    return isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Call) and called(node) in {"print", *own})
+
+
 def _bound(node: ast.AST) -> list[str]:
-    """Names to which a statement of the tests gives a value."""
+    """Names to which a statement of the tests gives a value, but for `math` and its functions under their own names."""
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return [(each.asname or each.name).partition(".")[0] for each in node.names]
+        is_from_math = isinstance(node, ast.ImportFrom) and node.module == "math"
+        known = {each for each in node.names if not each.asname and (is_from_math or each.name == "math")}
+        return [(each.asname or each.name).partition(".")[0] for each in node.names if each not in known]
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
     return [node.name] if isinstance(node, ast.FunctionDef) else []
-
-
-def _check_names(call: str, own: set[str]) -> None:
-    """Raises: UnreadableTestsError for a name in a call that has no value where the program alone is there.
-
-    own: names of the tests themselves. What is called may be the program's, for it may define classes of its own.
-    """
-    nodes = list(ast.walk(ast.parse(call, mode="eval")))
-    inside = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    inside |= {each.arg for each in nodes if isinstance(each, ast.arg)} | set(dir(builtins))
-    called = {id(each.func) for each in nodes if isinstance(each, ast.Call)}
-    for each in nodes:
-        if isinstance(each, ast.Name) and each.id not in inside and (id(each) not in called or each.id in own):
-            raise UnreadableTestsError(f"`{call[:80]}` needs `{each.id}`, which would have to be executed first")
-
-
-def _assertion(test: ast.expr) -> Check:
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and isinstance(test.operand, ast.Call):
-        return Check(_case(test.operand), right=False, kind="truth")
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _comparison(test.left, test.ops[0], test.comparators[0])
-    if isinstance(test, ast.Call):
-        is_close = ast.unparse(test.func) in ("math.isclose", "isclose") and len(test.args) == 2
-        if is_close:
-            given = {str(each.arg): each.value for each in test.keywords}
-            if not given.keys() <= dict(TOLERANCES).keys():
-                raise UnreadableTestsError(f"`{ast.unparse(test)[:100]}` is no call of math.isclose")
-            relative, absolute = (_number(given[key]) if key in given else default for key, default in TOLERANCES)
-            return Check(_case(test.args[0]), _number(test.args[1]), tolerance=(abs(relative), abs(absolute)))
-        return Check(_case(test), right=True, kind="truth")
-    raise UnreadableTestsError(f"`assert {ast.unparse(test)[:100]}` is of no known shape")
-
-
-def _comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Check:
-    is_abs = isinstance(left, ast.Call) and ast.unparse(left.func) == "abs" and len(left.args) == 1
-    if isinstance(operation, ast.Lt | ast.LtE) and is_abs:
-        difference = left.args[0]
-        if isinstance(difference, ast.BinOp) and isinstance(difference.op, ast.Sub):
-            return Check(_case(difference.left), _number(difference.right), tolerance=(0.0, abs(_number(right))))
-    if isinstance(operation, ast.Eq | ast.Is):
-        if isinstance(left, ast.Call):
-            return Check(_case(left), _literal(right))
-        return Check(_case(right), _literal(left))
-    raise UnreadableTestsError(f"`assert {ast.unparse(left)[:80]} …` compares in no known way")
-
-
-def _case(call: ast.expr) -> Case:
-    if not isinstance(call, ast.Call):
-        raise UnreadableTestsError(f"`{ast.unparse(call)[:100]}` calls nothing of the program's")
-    return Case(call=ast.unparse(call))
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no literal, and is not executed here") from None
-
-
-def _number(node: ast.expr) -> float:
-    """A finite number. Raises: UnreadableTestsError."""
-    value = _literal(node)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UnreadableTestsError(f"`{ast.unparse(node)[:100]}` is no number to be close to")
-    return value
-
-
-def _is_close(value: Any, right: Any, relative: float, absolute: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isclose(value, right, rel_tol=relative, abs_tol=absolute)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 def _same(value: Any, right: Any) -> bool:

@@ -19,14 +19,14 @@ from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
 from rlplan.runtime.sandbox.programs import Sandbox
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.spec.rewards import CodeExecutorSpec, runs_elsewhere
 
 
 class RewardDesk:
     """See the module docstring. sandbox: its name, as `rlplan run --sandbox` has it. Raises: HostError without one."""
 
-    def __init__(self, job: JobSpec, sandbox: str = AUTO) -> None:
+    def __init__(self, job: ResolvedJob, sandbox: str = AUTO) -> None:
         self.job = job
         self.is_early = any(runs_elsewhere(spec) for spec in job.rewards)
         count = job.limits.num_reward_workers if self.is_early else 1
@@ -162,6 +162,6 @@ def _response(rollout: Rollout) -> Response:
     return Response(rollout.prompt, rollout.text, rollout.completion.tokens)
 
 
-def _sandbox_for(job: JobSpec, name: str, count: int) -> Sandbox | None:
+def _sandbox_for(job: ResolvedJob, name: str, count: int) -> Sandbox | None:
     limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
     return open_sandbox(name, count, max(limits, key=lambda each: each.memory_bytes)) if limits else None

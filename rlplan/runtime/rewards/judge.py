@@ -5,7 +5,7 @@ In: a response with its prompt. Out: a Verdict. Rewards that take processes have
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rlplan.runtime.experience import Prompt
@@ -77,13 +77,15 @@ class Judge:
         return Verdict(values, failure, notes, start_s, time.time())
 
     def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float:
-        compute: dict[type, Callable[[], float]] = {
-            FormatCheckerSpec: lambda: check_format(spec, response.text),  # type: ignore[arg-type]
-            AnswerMatcherSpec: lambda: self._matches(spec, response, notes),  # type: ignore[arg-type]
-            CodeExecutorSpec: lambda: self._passes(spec, response, notes),  # type: ignore[arg-type]
-            FunctionSpec: lambda: self._processes[spec.label].ask(_request(response))[0],
-        }
-        return compute[type(spec)]()
+        match spec:
+            case FormatCheckerSpec():
+                return check_format(spec, response.text)
+            case AnswerMatcherSpec():
+                return self._matches(spec, response, notes)
+            case CodeExecutorSpec():
+                return self._passes(spec, response, notes)
+            case FunctionSpec():
+                return self._processes[spec.label].ask(_request(response))[0]
 
     def _matches(self, spec: AnswerMatcherSpec, response: Response, notes: dict[str, int]) -> float:
         if spec.compares == "text":

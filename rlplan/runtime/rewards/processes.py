@@ -9,18 +9,19 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
 
-START_S = 60.0
-"""For a process to import what it needs."""
+START_S, DEATH_S = 60.0, 1.0
+"""For a process to import what it needs; DEATH_S: to be gone once its output is closed. Both scaled."""
 ANSWERS = {"value", "failure", "ready", "unable", "ended"}
 OWN_PIPE = "it wrote into the run's own pipe"
 
@@ -37,7 +38,7 @@ class _Deadline:
         object.__setattr__(self, "at", time.monotonic() + self.seconds)
 
     def passed(self) -> RewardFailure:
-        return RewardFailure(f"timeout after {self.seconds:g} s{self.during}")
+        return RewardFailure(f"timeout after {self.seconds:.4g} s{self.during}")
 
     def waits_for(self, pipe: int, event: int) -> bool:
         """Whether the pipe can be read or written in time."""
@@ -92,7 +93,7 @@ class RewardProcess:
 
     def _launch(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlplan.runtime.rewards.child"],
+            module_command("rlplan.runtime.rewards.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -186,7 +187,7 @@ class RewardProcess:
     def _death(self) -> str:
         assert self._process is not None, "it was started"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return _ended(self._process.wait(1.0))
+            return _ended(self._process.wait(scaled(DEATH_S)))
         return "its process closed its output"
 
 
@@ -195,4 +196,4 @@ def _ended(code: int) -> str:
 
 
 def _started() -> _Deadline:
-    return _Deadline(START_S, " before it was ready")
+    return _Deadline(scaled(START_S), " before it was ready")

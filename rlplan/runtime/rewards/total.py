@@ -8,11 +8,9 @@ from collections.abc import Sequence
 
 from rlplan.runtime.experience import Rollout
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.spec.rewards import ENVIRONMENT
 from rlplan.vocabulary import Role
-
-ENVIRONMENT = "environment"
-"""The name of what the environment gives a rollout, among its rewards."""
 
 REWARD_MODEL = "reward_model"
 """The name of a learned reward among a rollout's rewards."""
@@ -20,7 +18,7 @@ OVERLONG = "overlong"
 """The name of the penalty for long answers among them."""
 
 
-def overlong_penalty(rollout: Rollout, job: JobSpec) -> float:
+def overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
     """0 up to max_response_len - overlong_buffer tokens, then falling evenly to -overlong_penalty at max_response_len.
 
     Source: DAPO, Yu et al. 2025, arXiv:2503.14476, equation 13 (there a penalty of 1).
@@ -30,7 +28,7 @@ def overlong_penalty(rollout: Rollout, job: JobSpec) -> float:
     return -job.algorithm.overlong_penalty * min(1.0, max(0.0, (length - begins) / buffer))
 
 
-def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
+def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
     """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
     for rollout in rollouts if job.has_turns else ():
         rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
@@ -40,7 +38,7 @@ def add_environment(rollouts: Sequence[Rollout], job: JobSpec) -> None:
             rollout.failure = rollout.failure or rollout.completion.failure
 
 
-def _add_score(rollout: Rollout, job: JobSpec) -> bool:
+def _add_score(rollout: Rollout, job: ResolvedJob) -> bool:
     """Add what the reward model said; whether it said a number."""
     try:
         rollout.rewards[REWARD_MODEL] = finite(rollout.scores[Role.REWARD][0])
@@ -51,7 +49,9 @@ def _add_score(rollout: Rollout, job: JobSpec) -> bool:
     return True
 
 
-def finish_rewards(rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: JobSpec, step: int) -> list[Rollout]:
+def finish_rewards(
+    rollouts: Sequence[Rollout], baselines: Sequence[Rollout], job: ResolvedJob, step: int
+) -> list[Rollout]:
     """Add what environment and reward model said and what is taken off long answers; then compare with the baselines.
 
     Rewards are dealt out anew where the job's controls say so. Returns: rollouts that have failed only now.

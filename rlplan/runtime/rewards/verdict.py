@@ -21,16 +21,22 @@ class RewardFailure(Exception):  # noqa: N818  # a value of the run's, caught an
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one response. values: unweighted, by reward name. failure: of the first that failed; then values are partial.
-
-    notes: how often something happened that is no failure, such as a program's timeout. Times: seconds since 1970.
-    """
+    """What the rewards say of one response."""
 
     values: dict[str, float] = field(default_factory=dict)
+    """Unweighted, by reward name."""
+
     failure: str = ""
+    """Of the first reward that failed; then `values` are partial. Empty: none has."""
+
     notes: dict[str, int] = field(default_factory=dict)
+    """How often something happened that is no failure, such as a program's timeout."""
+
     start_s: float = 0.0
+    """When judging began, in seconds since 1970."""
+
     end_s: float = 0.0
+    """When it ended, in seconds since 1970."""
 
 
 def finite(value: Any) -> float:

@@ -11,12 +11,14 @@ import platform
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from rlplan.errors import HostError
-from rlplan.runtime.sandbox.process import Runner, run_in, runner_for
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import BASE_EXECUTABLE
+from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list
 from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
@@ -87,7 +89,7 @@ class Bubblewrap:
         os.close(self._keep)
         with contextlib.suppress(queue.Empty):
             for _ in range(self._num_slots):
-                self._slots.get(timeout=CLOSE_S)
+                self._slots.get(timeout=scaled(CLOSE_S))
         self._slots.put(0)  # whoever comes now is told
         os.close(self._stop)
         for group in self._groups:
@@ -124,6 +126,8 @@ def blamed(report: Report, before: tuple[int, int], after: tuple[int, int]) -> R
     if was_ended and was_full:
         status = "memory" if report.status in ("killed", "broken") else report.status
         return Report(status, report.cases, report.detail, report.seconds)
+    if report.detail == NOT_BEGUN:
+        return _broken(report, NOT_BEGUN)
     has_lost = report.status == "killed" or any(case.status == "killed" for case in report.cases)
     if was_ended and has_lost:
         return _broken(report, "the host ran out of memory")
@@ -142,7 +146,7 @@ def _watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
     return TreeWatch(None if group else limits.memory_bytes, limits.cpu_s(len(program.cases)))
 
 
-INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys._base_executable)
+INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").exists() else BASE_EXECUTABLE)
 
 
 def _find(name: str, package: str) -> str:
@@ -157,7 +161,7 @@ def _find(name: str, package: str) -> str:
     return found
 
 
-def _filter_file() -> "tempfile._TemporaryFileWrapper[bytes]":
+def _filter_file() -> IO[bytes]:
     try:
         code = deny_list(platform.machine())
     except KeyError:
@@ -185,7 +189,7 @@ def interpreter_places() -> list[str]:
     """The interpreter's standard library and the folders of the shared libraries. Raises: HostError."""
     try:
         said = subprocess.run(
-            [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=20, check=True
+            [INTERPRETER, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, timeout=scaled(START_S), check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError) as error:
         raise _no_interpreter(error) from None

@@ -87,7 +87,10 @@ def self_test(sandbox: Sandbox) -> str | None:
     adds = sandbox.run(Program(_ADDS, (Case(b"17 25\n"),)))
     if _printed(adds) != "42":
         return adds.detail or f"a program that adds two numbers was {adds.status}, {adds.cases[0].status}"
-    with tempfile.NamedTemporaryFile("w", prefix="rlplan-canary-") as secret, socket.socket() as listener:
+    with (
+        tempfile.NamedTemporaryFile("w", prefix=f"rlplan-canary-{os.getpid()}-") as secret,
+        socket.socket() as listener,
+    ):
         Path(secret.name).chmod(0o644)
         listener.bind(("127.0.0.1", 0))
         listener.listen()

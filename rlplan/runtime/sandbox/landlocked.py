@@ -12,10 +12,10 @@ import json
 import os
 import queue
 import shutil
-import sys
 from pathlib import Path
 
 from rlplan.errors import HostError
+from rlplan.runtime.own_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
@@ -102,5 +102,5 @@ class Landlocked:
         uid = str(FIRST_UID + slot)
         ids = ("--reuid", uid, "--regid", uid, "--clear-groups")
         drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()
-        launch = (sys._base_executable, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
+        launch = (BASE_EXECUTABLE, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
         return (*drop, *launch, INTERPRETER, *self._runner.flags)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplan.runtime.machine_speed import patiently, scaled
 from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")
@@ -27,12 +28,15 @@ while len(code) < {size}:
 exec(marshal.loads(code))
 """
 START_S = 10.0
-"""A sandbox that is not up by then is broken."""
+"""A sandbox, or the process of one of its cases, that is not up by then is broken; scaled, as are the next two."""
 GRACE_S = 0.5
 """Beyond a program's own limits, for the runner to report."""
 LEAVE_S, END_S = 0.05, 2.0
 """How long a command may take to end by itself; with its children killed."""
-_READY = b"ready\n"
+_READY, _BEGUN = b"ready\n", b"begun\n"
+"""What the runner says when it is up, and when the process of the first case is."""
+NOT_BEGUN = "its first case was not up in time"
+"""The detail of a timeout of which no program is guilty, unless it can stop its runner."""
 _STATUSES = frozenset({"ok", "error", "timeout", "output", "killed", "broken"})
 _PIECE = 1 << 16
 _LINE = 64
@@ -59,8 +63,8 @@ def runner_for(interpreter: str, before: str = "") -> Runner:
     compiles = (
         "import marshal, sys; sys.stdout.buffer.write(marshal.dumps(compile(sys.stdin.read(), 'runner', 'exec')))"
     )
-    command = [interpreter, "-I", "-S", "-c", compiles]
-    done = subprocess.run(command, input=(before + RUNNER).encode(), capture_output=True, timeout=START_S, check=True)
+    command, code = [interpreter, "-I", "-S", "-c", compiles], (before + RUNNER).encode()
+    done = subprocess.run(command, input=code, capture_output=True, timeout=scaled(START_S), check=True)
     return Runner(("-I", "-S", "-B", "-X", "utf8", "-c", _LOADS.format(size=len(done.stdout))), done.stdout)
 
 
@@ -94,12 +98,22 @@ def run_in(
         )
     except OSError as error:
         return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
-    talk = _Talk(process, code + _request(program, stops_early) + nonce, _most(program))
+    start_s = scaled(START_S)
+    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, _most(program))
     try:
-        status = talk.listen(started, program.limits.total_s, watch, stop)
+        status = talk.listen(_Waits(start_s, program.limits.total_s, scaled(GRACE_S)), watch, stop)
     finally:
         _end(process)
     return _report(program, status, talk, nonce, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Seconds for a sandbox, and then its first case, to come up; for the program, by the clock; for the last words."""
+
+    start_s: float
+    total_s: float
+    grace_s: float
 
 
 class _Talk:
@@ -115,12 +129,10 @@ class _Talk:
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def listen(
-        self, started: float, total_s: float, watch: Callable[[int], str | None] | None, stop: int | None = None
-    ) -> str:
+    def listen(self, waits: _Waits, watch: Callable[[int], str | None] | None, stop: int | None = None) -> str:
         """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
 
-        The program's time begins once it is up.
+        The program's time begins once its first case is up.
         """
         poll = select.poll()
         if stop is not None:
@@ -128,7 +140,7 @@ class _Talk:
         poll.register(self.stdin, select.POLLOUT)
         poll.register(self.stdout, select.POLLIN)
         poll.register(self.stderr, select.POLLIN)
-        deadline, is_up = started + START_S, False
+        deadline, is_up, has_begun = time.monotonic() + waits.start_s, False, False
         while True:
             for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
                 if descriptor == stop:
@@ -139,7 +151,9 @@ class _Talk:
                         return "done"
             now = time.monotonic()
             if not is_up and self.heard.startswith(_READY):
-                is_up, deadline = True, now + total_s + GRACE_S
+                is_up, deadline = True, now + waits.start_s + waits.grace_s
+            if not has_begun and self.heard.startswith(_READY + _BEGUN):
+                has_begun, deadline = True, now + waits.total_s + waits.grace_s
             if now > deadline:
                 return "timeout"
             if len(self.heard) > self.limit:
@@ -172,10 +186,9 @@ class _Talk:
         return bool(piece)
 
 
-def _request(program: Program, stops_early: bool) -> bytes:
-    """What the runner reads first: Python's own notation, which needs no import inside."""
+def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
+    """What the runner reads, in Python's own notation, which needs no import inside: first what all cases share."""
     limits = program.limits
-    cases = [{"stdin": case.stdin, "call": case.call} for case in program.cases]
     rlimits = {
         "RLIMIT_AS": limits.memory_bytes,
         "RLIMIT_NPROC": limits.num_processes,
@@ -187,15 +200,17 @@ def _request(program: Program, stops_early: bool) -> bytes:
     }
     request = {
         "source": program.source,
-        "cases": cases,
+        "num_cases": len(program.cases),
+        "start_s": start_s,
         "case_s": limits.case_s,
         "output_bytes": limits.output_bytes,
         "total_output_bytes": limits.total_output_bytes,
         "rlimits": rlimits,
         "stops_early": stops_early,
     }
-    body = ascii(request).encode("ascii")
-    return b"%016x" % len(body) + body
+    cases = ({"stdin": case.stdin, "call": case.call} for case in program.cases)
+    bodies = (ascii(part).encode("ascii") for part in (request, *cases))
+    return b"".join(b"%016x" % len(body) + body for body in bodies)
 
 
 def _most(program: Program) -> int:
@@ -209,7 +224,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         if pipe is not None:
             pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(LEAVE_S if not _kill_children(process.pid) else END_S)
+        leave_s = LEAVE_S if not _kill_children(process.pid) else END_S
+        patiently(process.wait, leave_s, subprocess.TimeoutExpired)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -233,7 +249,9 @@ def _report(program: Program, status: str, talk: _Talk, nonce: bytes, seconds: f
     if not talk.heard.startswith(_READY):
         last = talk.complaints.decode("utf-8", "replace").strip().splitlines()
         return unknown(program, "broken", (last[-1] if last else f"it said nothing ({status})")[:300], seconds)
-    results = _verdict(memoryview(talk.heard)[len(_READY) :], nonce) if status == "done" else None
+    if status == "timeout" and not talk.heard.startswith(_READY + _BEGUN):
+        return unknown(program, status, NOT_BEGUN, seconds)
+    results = _verdict(memoryview(talk.heard)[len(_READY + _BEGUN) :], nonce) if status == "done" else None
     if results is None or len(results) > len(program.cases):
         return unknown(program, status if status != "done" else "killed", "", seconds)
     if results and results[-1].status == "broken":

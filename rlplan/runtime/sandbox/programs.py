@@ -12,30 +12,45 @@ from rlplan.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of the program. stdin: what it reads, as a program; call: an expression, the program being a module."""
+    """One run of the program."""
 
     stdin: bytes = b""
+    """What it reads, as a program."""
+
     call: str | None = None
+    """An expression to evaluate, the program being a module; None runs it as a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a whole sandbox, but for the times: case_s is each case's by the clock, and each of its processes' of CPU.
+    """Of a whole sandbox, where a field does not say otherwise.
 
     CPU of all processes together: one core's worth (tree_limits.py), or cpu_s where that cannot be had.
-
-    memory_bytes: of all processes and files together. output_bytes: printed by one case; total_output_bytes: by all,
-    for the driver holds it. file_bytes: of one file.
     """
 
     case_s: float = 4.0
+    """Of each case by the clock, from when its process is up; and of CPU of each of its processes."""
+
     total_s: float = 30.0
+    """By the clock, from when the first case is up."""
+
     memory_bytes: int = 512 * MIB
+    """Of all processes and files together."""
+
     num_processes: int = 32
+    """At the same time."""
+
     output_bytes: int = MIB
+    """Printed by one case."""
+
     total_output_bytes: int = 8 * MIB
+    """Printed by all cases, for the driver holds it."""
+
     file_bytes: int = 16 * MIB
+    """Of one file."""
+
     disk_bytes: int = 32 * MIB
+    """Of all files together."""
 
     def cpu_s(self, num_cases: int) -> float:
         """Seconds of CPU of all processes of so many cases."""
@@ -56,28 +71,35 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How a case ended: `ok`, `error`, `timeout`, `output` (too much of it), `killed` or `missing`.
-
-    output: printed, or the value given back, encoded (values.py). detail: the error's last line.
-    """
+    """How a case ended."""
 
     status: str
+    """`ok`, `error`, `timeout`, `output` (too much of it), `killed` or `missing`."""
+
     output: bytes = b""
+    """What it printed, or the value that it gave back, encoded (values.py)."""
+
     detail: str = ""
+    """The error's last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a sandbox says of a program, one result a case.
-
-    status: `done`; or why nothing is known of some cases: `timeout`, `memory`, `killed`: the program's doing;
-    `broken`: the sandbox's own failure or the host's, that no program brings about (detail says what).
-    """
+    """What a sandbox says of a program."""
 
     status: str
+    """`done`, or why some cases have no result: `timeout`, `memory`, `killed` (the program's doing), or `broken` (the
+    sandbox's own failure or the host's, that no program brings about).
+    """
+
     cases: tuple[CaseResult, ...]
+    """One result a case."""
+
     detail: str = ""
+    """What happened; empty where the status says it all."""
+
     seconds: float = 0.0
+    """By the clock."""
 
 
 class Sandbox(Protocol):

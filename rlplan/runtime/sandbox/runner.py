@@ -1,26 +1,58 @@
 """Runs inside the sandbox, alone with the standard library: it is given to the interpreter as text.
 
 It reads a request from its standard input, says that it is ready, starts the program anew for each case in a child of
-its own, and reports. Children inherit neither its input nor its output. The nonce that makes a report valid is the last
-thing on the input, and is read when all children are done: no memory that a child ever had holds it.
+its own, and reports. Children inherit neither its input nor its output. A case is read when those before it are done:
+none is given the input of a later one. The nonce that makes a report valid is the last thing on the input, and is read
+when all children are done: no memory that a child ever had holds it.
 
 A case whose child did not come up is `broken` where the program cannot be to blame: a child says that it has come up
 before it looks at the program, and what has been said cannot be taken back.
+
+Annotations with brackets or bars are quoted: the interpreter may be as old as Python 3.9, and `typing` takes 5 ms.
 """
 
-import _signal  # `signal` takes 5 ms, most of them for `enum`
 import posix as os  # `os` itself takes a millisecond
 import resource
 import select
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn, TypedDict
+
+    class Request(TypedDict):
+        """What all cases share: see `_request` of process.py, which writes it."""
+
+        source: str
+        num_cases: int
+        start_s: float
+        case_s: float
+        output_bytes: int
+        total_output_bytes: int
+        rlimits: dict[str, int]
+        stops_early: bool
+
+    class Case(TypedDict):
+        """One case."""
+
+        stdin: bytes
+        """What the program reads."""
+
+        call: str | None
+        """The expression whose value is given back; None runs the program for its output."""
+
+else:
+    import _signal  # `signal` takes 5 ms, most of them for `enum`
+
 SIGINT, SIGKILL, SIGXCPU, ENOMEM = 2, 9, 24, 12
 _UP = b"u"
 """The first that a child says on the report pipe."""
 
 
-def _read_exactly(size):
+def _read_exactly(size: int) -> bytes:
     data = b""
     while len(data) < size:
         piece = os.read(0, size - len(data))
@@ -30,12 +62,17 @@ def _read_exactly(size):
     return data
 
 
-def _write_all(descriptor, data):
+def _read_part() -> bytes:
+    """A part of the input, as it is: its length stands before it."""
+    return _read_exactly(int(_read_exactly(16), 16))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def _encode(value, depth=0):
+def _encode(value: object, depth: int = 0) -> bytes:
     if value is None or value is True or value is False:
         return {None: b"n", True: b"t", False: b"f"}[value]
     if depth > 90:
@@ -52,9 +89,16 @@ def _encode(value, depth=0):
         return b"s%d:" % len(data) + data
     if isinstance(value, (bytes, bytearray)):
         return b"b%d:" % len(value) + bytes(value)
-    for kind, mark in ((list, b"l"), (tuple, b"u"), (set, b"e"), (frozenset, b"e")):
+    # Each kind's own iterator, which a class of the program's cannot replace; it takes values of its kind alone.
+    kinds: tuple[tuple[type, bytes, Callable[[Any], Iterator[object]]], ...] = (
+        (list, b"l", list.__iter__),
+        (tuple, b"u", tuple.__iter__),
+        (set, b"e", set.__iter__),
+        (frozenset, b"e", frozenset.__iter__),
+    )
+    for kind, mark, iterate in kinds:
         if isinstance(value, kind):
-            items = list(kind.__iter__(value))
+            items = list(iterate(value))
             return mark + b"%d;" % len(items) + b"".join(_encode(item, depth + 1) for item in items)
     if isinstance(value, dict):
         pairs = [part for pair in dict.items(value) for part in pair]
@@ -62,7 +106,7 @@ def _encode(value, depth=0):
     raise TypeError(f"a {type(value).__name__} cannot be given back")
 
 
-def _come_up(request, pipes):
+def _come_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
     """All that a child does before it looks at the program."""
     stdin, out, report = pipes
     os.setsid()
@@ -78,7 +122,7 @@ def _come_up(request, pipes):
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def _child(request, case, pipes):
+def _child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
     """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
     try:
         _come_up(request, pipes)
@@ -106,7 +150,7 @@ def _child(request, case, pipes):
     os._exit(0)
 
 
-def _kill(pid):
+def _kill(pid: int) -> None:
     for target in (os.killpg, os.kill):
         try:  # noqa: SIM105  # contextlib would have to be imported
             target(pid, SIGKILL)
@@ -117,7 +161,7 @@ def _kill(pid):
 class _Watched:
     """A child at work: fed, read, and ended at a limit."""
 
-    def __init__(self, pid, data, pipes, limit):
+    def __init__(self, pid: int, data: bytes, pipes: "tuple[int, int, int]", limit: int) -> None:
         self.pid, self.data, self.limit = pid, data, limit
         self.feed, self.out, self.report = pipes
         self.end = os.pidfd_open(pid)
@@ -128,17 +172,20 @@ class _Watched:
             os.set_blocking(descriptor, False)
             self.poll.register(descriptor, select.POLLOUT if descriptor == self.feed else select.POLLIN)
 
-    def watch(self, seconds):
-        """Until it has ended, or has said or taken too much."""
-        deadline = time.monotonic() + seconds
+    def watch(self, start_s: float, case_s: float, begin: "Callable[[], None]") -> None:
+        """Until it has ended, or has said or taken too much. Its time begins once it is up, and `begin` is called."""
+        deadline, has_begun = time.monotonic() + start_s, False
         while self.status == "ok" and not self.has_ended:
             left = deadline - time.monotonic()
             for descriptor, _ in self.poll.poll(max(0, min(1000, 1000 * left)) + 1):
                 self._serve(descriptor)
-            if not self.has_ended and left < 0:
+            if self.is_up and not has_begun:
+                has_begun, deadline = True, time.monotonic() + case_s
+                begin()
+            elif not self.has_ended and left < 0:
                 self.status = "timeout"
 
-    def _serve(self, descriptor):
+    def _serve(self, descriptor: int) -> None:
         if descriptor == self.feed:
             self._feed()
         elif descriptor == self.end:
@@ -148,7 +195,7 @@ class _Watched:
         elif len(self.got[descriptor]) > self.limit:
             self.status = "output"
 
-    def _feed(self):
+    def _feed(self) -> None:
         try:
             self.data = self.data[os.write(self.feed, self.data[:65536]) :] if self.data else b""
         except BlockingIOError:
@@ -160,7 +207,7 @@ class _Watched:
             os.close(self.feed)
             self.feeds = False
 
-    def _take(self, descriptor):
+    def _take(self, descriptor: int) -> bool:
         try:
             piece = os.read(descriptor, 65536)
         except OSError:
@@ -171,7 +218,7 @@ class _Watched:
         self.got[descriptor] += piece
         return is_open
 
-    def close(self):
+    def close(self) -> "tuple[str, bytes, bytes]":
         """End it. Gives (status, printed, reported)."""
         _kill(self.pid)
         code = os.waitpid(self.pid, 0)[1]
@@ -190,7 +237,7 @@ class _Watched:
         return status, printed, said
 
 
-def _end_others():
+def _end_others() -> None:
     """What a case has left running ends with it. Only as the first process of a namespace, where all are our own."""
     if os.getpid() != 1:
         return
@@ -202,16 +249,18 @@ def _end_others():
         pass
 
 
-def _not_up(has_run, error):
+def _not_up(has_run: bool, error: "int | None") -> str:
     """The status of a case whose child did not come up. What the program's earlier cases may have brought about stays
     its own doing: anything where they may still run, a want of memory where their files are left.
     """
     return "killed" if has_run and (os.getpid() != 1 or error == ENOMEM) else "broken"
 
 
-def _case(request, case, limit, has_run):
-    """has_run: whether the program has, in an earlier case."""
-    ends = []
+def _case(
+    request: "Request", case: "Case", limit: int, has_run: bool, begin: "Callable[[], None]"
+) -> "tuple[str, bytes, bytes]":
+    """has_run: whether the program has, in an earlier case. begin: called when the case is up."""
+    ends: list[int] = []
     try:
         for _ in range(3):
             ends += os.pipe()
@@ -226,7 +275,7 @@ def _case(request, case, limit, has_run):
     for descriptor in (stdin_read, out_write, report_write):
         os.close(descriptor)
     child = _Watched(pid, case["stdin"], (stdin_write, out_read, report_read), limit)
-    child.watch(request["case_s"])
+    child.watch(request["start_s"], request["case_s"], begin)
     status, printed, said = child.close()
     if not child.is_up:
         return _not_up(has_run, 0), b"", b"the process of a case did not come up: " + status.encode()
@@ -239,21 +288,30 @@ def _case(request, case, limit, has_run):
     return (status, said[1:], b"") if said[:1] == b"v" else ("killed", b"", b"it ended before it gave anything back")
 
 
-def main():
+def main() -> None:
     _signal.signal(SIGINT, _signal.SIG_IGN)  # the one signal that the interpreter would let through to a first process
-    request = eval(_read_exactly(int(_read_exactly(16), 16)))
+    request: Request = eval(_read_part())
     for name, value in request["rlimits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
     _write_all(1, b"ready\n")
-    results, left = [], request["total_output_bytes"]
-    for case in request["cases"]:
-        results.append(_case(request, case, min(left, request["output_bytes"]), len(results) > 0))
+    results: list[tuple[str, bytes, bytes]] = []
+    left, unsaid = request["total_output_bytes"], [b"begun\n"]
+
+    def begin() -> None:
+        while unsaid:
+            _write_all(1, unsaid.pop())
+
+    for index in range(request["num_cases"]):
+        results.append(_case(request, eval(_read_part()), min(left, request["output_bytes"]), len(results) > 0, begin))
+        begin()  # also where nothing came up: then the report says so
         left -= sum(map(len, results[-1][1:]))
         _end_others()
         if results[-1][0] == "broken" or (results[-1][0] != "ok" and request["stops_early"]):
+            for _ in range(index + 1, request["num_cases"]):
+                _read_part()
             break
     nonce = _read_exactly(32)
     body = b"".join(

@@ -12,7 +12,7 @@ from rlplan.runtime.sandbox.programs import Plain
 
 MAX_DEPTH = 100
 MAX_ALIKE = 64
-"""Keys of one set or dict that may have the same hash: 50,000 of them would hold the driver up for half a minute."""
+"""Keys of one set or dict, all different, that may have the same hash: 50,000 would hold the driver up for 30 s."""
 
 
 class UnreadableValueError(ValueError):
@@ -60,16 +60,22 @@ def _items(data: bytes, kind: bytes, size: int, at: int, depth: int) -> tuple[Pl
         value, at = _read(data, at, depth + 1)
         items.append(value)
     if kind in b"em":
-        _refuse_crowd(items[:: 2 if kind == b"m" else 1])
+        refuse_crowd(items[:: 2 if kind == b"m" else 1])
     if kind == b"m":
         return dict(zip(items[::2], items[1::2], strict=True)), at
     return _MANY[kind](items), at
 
 
-def _refuse_crowd(keys: Sequence[Plain]) -> None:
-    """Raises: UnreadableValueError for keys that were made to fall on one place of a hash table."""
-    if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
-        raise UnreadableValueError("too many keys have the same hash")
+def refuse_crowd(keys: Sequence[Plain]) -> None:
+    """Raises: UnreadableValueError for keys that were made to fall on one place of a hash table; equal ones are one."""
+    counts = Counter(map(hash, keys)) if len(keys) > MAX_ALIKE else {}
+    crowds: dict[int, list[Plain]] = {value: [] for value, count in counts.items() if count > MAX_ALIKE}
+    for key in keys if crowds else ():
+        crowd = crowds.get(hash(key))
+        if crowd is not None and key not in crowd:
+            crowd.append(key)
+            if len(crowd) > MAX_ALIKE:
+                raise UnreadableValueError("too many keys have the same hash")
 
 
 _SINGLE = {b"n": None, b"t": True, b"f": False}

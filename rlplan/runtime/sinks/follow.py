@@ -6,9 +6,9 @@ everything read, when its standard input is closed: by the run, or because the r
 
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlplan.runtime.sinks.merge import Merge
 
@@ -30,8 +30,12 @@ def open_sink(kind: str, folder: Path, name: str) -> Sink:
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases
 
-    made: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
-    return made[kind](folder, name)  # type: ignore[no-any-return]
+    made: dict[str, Callable[[Path, str], Sink]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+        "trackio": Trackio,
+    }
+    return made[kind](folder, name)
 
 
 def main() -> None:

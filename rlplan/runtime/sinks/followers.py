@@ -6,12 +6,14 @@ none of them can hold the run up; their output goes to `logs/sink-NAME.log`.
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.own_path import module_command
+
 END_S = 15.0
-"""How long a sink may take to write out what is left."""
+"""How long a sink may take to write out what is left, on a machine that has nothing else to do."""
 
 
 class Followers:
@@ -22,15 +24,7 @@ class Followers:
         for sink in sinks:
             with (folder / "logs" / f"sink-{sink}.log").open("wb") as log:
                 self._processes[sink] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "rlplan.runtime.sinks.follow",
-                        sink,
-                        str(folder.resolve()),
-                        name,
-                        str(after),
-                    ],
+                    module_command("rlplan.runtime.sinks.follow", sink, str(folder.resolve()), name, str(after)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -53,7 +47,7 @@ class Followers:
                 process.stdin.close()
         for sink in list(self._processes):
             try:
-                self._processes[sink].wait(END_S)
+                self._processes[sink].wait(scaled(END_S))
             except subprocess.TimeoutExpired:
                 self._processes[sink].kill()
             self._drop(sink)

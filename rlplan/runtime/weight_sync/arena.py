@@ -12,14 +12,16 @@ import contextlib
 import mmap
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlplan.memory.weight_sync import Packet
+from rlplan.runtime.disk_errors import writing_file
 from rlplan.units import round_up
 
 SHARED_FOLDER = "/dev/shm"
 FAILED, PUBLISHED, FIRST_READER, FIRST_HEADER = 0, 1, 2, 64
 MAX_READERS = FIRST_HEADER - FIRST_READER
-HEADER_STRIDE, CHECKSUM = 8, 6
+HEADER_STRIDE = 8
 
 
 def control_bytes(packets: Sequence[Packet]) -> int:
@@ -28,10 +30,14 @@ def control_bytes(packets: Sequence[Packet]) -> int:
 
 
 def create_arena(path: str, num_bytes: int) -> None:
-    """Make the shared file with all its pages. Raises: OSError when /dev/shm has too little room."""
+    """Make the shared file with all its pages. Raises: RunError when /dev/shm has too little room."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, num_bytes)
+        with writing_file(Path(path), num_bytes, "lower placement.sync_bucket"):
+            os.posix_fallocate(descriptor, 0, num_bytes)
+    except BaseException:
+        Path(path).unlink()
+        raise
     finally:
         os.close(descriptor)
 
@@ -66,10 +72,6 @@ class ControlPage:
         for position, word in enumerate(header):
             self._words[first + position] = word
         self._words[PUBLISHED] = self.count(serial, index + 1)
-
-    def confirm(self, index: int, checksum: int) -> None:
-        """Write the last word of a header: the checksum that was pending."""
-        self._words[FIRST_HEADER + HEADER_STRIDE * index + CHECKSUM] = checksum
 
     def header(self, index: int) -> list[int]:
         """The words of a packet's header."""

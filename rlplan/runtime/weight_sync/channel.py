@@ -1,7 +1,7 @@
 """Channel: what every transport does. Packets of bytes go from one trainer process to every process of the engines.
 
 In: packets, each with a place in a bounded memory (memory/weight_sync.py). Out: the same bytes on the other side, with
-their version and a checksum that was taken before they left.
+their version and a checksum (checksums.py).
 Left out: what the bytes mean (full_content.py, delta_content.py). The driver reads this module, so that it imports no
 torch by itself.
 
@@ -9,8 +9,6 @@ An update is one pass over all packets. The driver numbers updates (`serial`), s
 failed is never taken for a part of the next.
 """
 
-import hashlib
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,15 +22,8 @@ from rlplan.vocabulary import Transport
 if TYPE_CHECKING:
     import torch
 
-CHECKSUM_WORDS = 1 << 17
-"""Words of 8 bytes that are summed up at a time: 1 MiB."""
-
 LONGEST_PAUSE_S = 1e-4
 """Between two looks at a counter: packets take milliseconds, and a look takes microseconds."""
-
-
-PENDING = 0
-"""The checksum of a packet that may be read already, while its checksum is still being taken."""
 
 
 class Encoding(IntEnum):
@@ -44,35 +35,91 @@ class Encoding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One sync. serial: number of the attempt; version: of the weights; is_full: nothing that came before is used."""
+    """One sync."""
 
     serial: int
+    """Number of the attempt."""
+
     version: int
+    """Of the weights."""
+
     is_full: bool
+    """Nothing that came before is used."""
+
     timeout_s: float
+    """For the whole update."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What an update took here. num_bytes: sent; waited_s: for readers; filled_s: copying and checksums."""
+    """What an update took on the trainer's side."""
 
     num_bytes: int
+    """Sent."""
+
     full_bytes: int
+    """That a full update would have sent."""
+
     waited_s: float
+    """For readers."""
+
     filled_s: float
+    """Copying and checksums."""
+
+    checksums: dict[str, int] = field(repr=False)
+    """Of every weight that the trainer holds, by name, whether or not it was sent."""
+
+
+@dataclass(slots=True)
+class ReceiveReport:
+    """What an update took on a reader's side."""
+
+    num_bytes: int = 0
+    """Received."""
+
+    waited_s: float = 0.0
+    """For packets."""
+
+    verified_s: float = 0.0
+    """Computing checksums."""
+
+    unpacked_s: float = 0.0
+    """Laying deltas over the weights that were there."""
+
+    applied_s: float = 0.0
+    """Inside the engine, from a tensor handed over until the next one is due."""
+
+    checksums: dict[str, int] = field(default_factory=dict, repr=False)
+    """Of every weight that this side holds, by name, as it was fed in; none where the update failed."""
+
+    mismatch: str = ""
+    """What came with another checksum than it left with, and so ended the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One packet. base: serial of the update that a delta is laid over. num_bytes: of the payload, rounded up to 64."""
+    """What stands before a packet: seven integers of 64 bits."""
 
     serial: int
+    """Of the update."""
+
     version: int
+    """Of the weights."""
+
     index: int
+    """Of the packet within the update, from 0."""
+
     encoding: int
+    """An `Encoding`."""
+
     base: int
+    """Serial of the update that this one is laid over; 0: it sends everything."""
+
     num_bytes: int
+    """Of the payload, rounded up to 64."""
+
     checksum: int
+    """Of a full packet over its weights, of a delta over its bytes."""
 
     def words(self) -> tuple[int, ...]:
         """The header as seven integers of 64 bits."""
@@ -84,31 +131,41 @@ HEADER_WORDS = len(Header.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where both sides meet. path: a shared file or folder; host and port: of a store; handles: of device memory.
-
-    host: the sender's address. timeout_s: for readers to come, and for one operation of a group.
-    """
+    """Where both sides meet."""
 
     transport: Transport
+    """How bytes go."""
+
     num_readers: int
+    """Processes of engines that read."""
+
     dtype: str = "float32"
+    """Torch's name of the type in which weights go."""
+
     path: str = ""
+    """A shared file or folder."""
+
     host: str = "127.0.0.1"
+    """The sender's address, of a store."""
+
     port: int = 0
+    """Of a store."""
+
     timeout_s: float = 60.0
+    """For readers to come, and for one operation of a group."""
+
     handles: Any = field(default=None, repr=False)
+    """Of device memory."""
 
 
 class Outlet(Protocol):
-    """The trainer's side of a transport. Packets are written in order, each exactly once an update.
-
-    num_bytes: of the memory that payloads take on this side. endpoint: what readers open. confirms_later: whether a
-    packet may be published with its checksum pending, so that the readers need not wait for it.
-    """
+    """The trainer's side of a transport. Packets are written in order, each exactly once an update."""
 
     num_bytes: int
+    """Of the memory that payloads take on this side."""
+
     endpoint: Endpoint
-    confirms_later: bool
+    """What readers open."""
 
     def open(self) -> None:
         """Wait for the readers, where the transport has to."""
@@ -124,10 +181,6 @@ class Outlet(Protocol):
 
     def publish(self, header: Header) -> None:
         """The packet is written: let the readers have it."""
-        ...
-
-    def confirm(self, index: int, checksum: int) -> None:
-        """The checksum of a packet that was published without it."""
         ...
 
     def finish(self) -> None:
@@ -160,10 +213,6 @@ class Inlet(Protocol):
         """The packet has been read; its memory may be written again."""
         ...
 
-    def confirmed(self, index: int) -> int:
-        """Wait for the checksum of a packet that came without it."""
-        ...
-
     def abort(self) -> None:
         """This update has failed here: the sender stops waiting."""
         ...
@@ -171,20 +220,6 @@ class Inlet(Protocol):
     def close(self) -> None:
         """Let go of everything. May be called twice."""
         ...
-
-
-def checksum(payload: "torch.Tensor") -> int:
-    """64 bits over a payload of whole 64-byte lines: sums of each MiB, in order.
-
-    Assumes: what goes wrong is a truncated, stale, torn or misplaced part. Words that change places within one MiB go
-    unnoticed: a sum reads 28 GB/s on one core here, where zlib's CRC reads 3.
-    """
-    import torch
-
-    parts = payload.view(torch.int64).split(CHECKSUM_WORDS)
-    sums = torch.stack([part.sum() for part in parts]).tolist()
-    digest = hashlib.blake2b(struct.pack(f"<{len(sums)}q", *sums), digest_size=8, key=str(payload.numel()).encode())
-    return int.from_bytes(digest.digest(), "little", signed=True) or 1
 
 
 def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
@@ -198,18 +233,13 @@ def check_packet(header: Header, payload: "torch.Tensor", update: Update, index:
         raise sync_error(f"packet {index} has {payload.numel()} of {header.num_bytes} bytes")
 
 
-def check_checksum(found: int, said: int, index: int) -> None:
-    """Raises: RunError when a packet was changed on its way."""
-    if found != said:
-        raise sync_error(
-            f"packet {index} arrived with checksum {found & (1 << 64) - 1:016x}, it left with "
-            f"{said & (1 << 64) - 1:016x}"
-        )
+class GivenUpError(RunError):
+    """The other side has given up an update. It knows why."""
 
 
-def sync_error(what: str) -> RunError:
+def sync_error(what: str, kind: type[RunError] = RunError) -> RunError:
     """A failed update."""
-    return RunError(
+    return kind(
         what,
         where="weight sync",
         rule="every packet arrives whole, in order and in time, or the update fails",

@@ -10,12 +10,22 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from rlplan.memory.weight_sync import Packet
-from rlplan.runtime.weight_sync.channel import Deadline, Encoding, Endpoint, Header, Update, sync_error
+from rlplan.runtime.disk_errors import writing_file
+from rlplan.runtime.weight_sync.channel import (
+    Deadline,
+    Encoding,
+    Endpoint,
+    GivenUpError,
+    Header,
+    Update,
+    sync_error,
+)
 from rlplan.runtime.weight_sync.full_content import view
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -37,9 +47,10 @@ class DiskSide:
         self.deadline = Deadline(update.timeout_s)
 
     def abort(self) -> None:
-        """Leave a mark for the others."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / FAILED).touch()
+        """Leave a mark for the others; where even that is impossible, they wait until their time is up."""
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / FAILED).touch()
 
     def _file(self, index: int) -> Path:
         return self.folder / f"packet-{index:04d}.safetensors"
@@ -58,8 +69,6 @@ class DiskSide:
 
 class DiskOutlet(DiskSide):
     """The trainer's side. See `channel.Outlet`."""
-
-    confirms_later = False
 
     def open(self) -> None:
         """Readers may come at any time."""
@@ -86,17 +95,20 @@ class DiskOutlet(DiskSide):
         text = json.dumps(content).encode()
         text += b" " * (-len(text) % 8)
         path = self._file(header.index)
-        with path.with_suffix(".part").open("wb", buffering=0) as file:
-            for part in (struct.pack("<Q", len(text)), text, *(memoryview(data.numpy()) for *_, data in pieces)):
-                _write_all(file.fileno(), memoryview(part))
+        with writing_file(path, 8 + len(text) + end), path.with_suffix(".part").open("wb", buffering=0) as file:
+            _write_all(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
+            for *_, data in pieces:
+                _write_all(file.fileno(), data.numpy().data)
         path.with_suffix(".part").rename(path)
-
-    def confirm(self, index: int, checksum: int) -> None:
-        """Packets leave with their checksums."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """Files stay until the next update."""
+
+    def abort(self) -> None:
+        """Remove what was half written, which is room for the mark where the disk is full, and leave the mark."""
+        for half in self.folder.glob("*.part"):
+            half.unlink()
+        super().abort()
 
     def close(self) -> None:
         """Remove everything."""
@@ -116,7 +128,7 @@ class DiskInlet(DiskSide):
 
         def is_there() -> bool:
             if (self.folder / FAILED).exists():
-                raise sync_error(f"the other side has given up {self.folder.name}")
+                raise sync_error(f"the other side has given up {self.folder.name}", GivenUpError)
             return path.exists()
 
         self.deadline.wait(is_there, f"arrival of packet {index}")
@@ -126,17 +138,12 @@ class DiskInlet(DiskSide):
             header = Header(*map(int, content["__metadata__"]["header"].split()))
             if header.num_bytes > self.arena.numel():
                 raise sync_error(f"packet {index} has {header.num_bytes} bytes, at most {self.arena.numel()} were due")
-            self.arena[: header.num_bytes] = 0  # what lies between two tensors counts in the checksum
             for name, _, _, data in self._pieces(index, header.encoding, header.num_bytes):
                 begin, end = content[name]["data_offsets"]
                 if end - begin != data.numel():
                     raise sync_error(f"{name} in {path.name} has {end - begin} bytes, {data.numel()} were due")
-                _read_all(file.fileno(), memoryview(data.numpy()), 8 + size + begin, path.name)
+                _read_all(file.fileno(), data.numpy().data, 8 + size + begin, path.name)
         return header, self.arena[: header.num_bytes]
-
-    def confirmed(self, index: int) -> int:
-        """Packets come with their checksums."""
-        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """Files stay until the next update."""

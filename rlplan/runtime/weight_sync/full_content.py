@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from rlplan.memory.transitions import Bucket, BucketEntry
-from rlplan.units import round_up
 
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
@@ -17,8 +16,6 @@ def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torc
     for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
         if name != entry.name or tuple(tensor.shape) != entry.shape:
             raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")
-        end = entry.offset + tensor.numel() * dtype.itemsize
-        buffer[end : round_up(end, 64)] = 0  # what lies between two tensors counts in the checksum
         view(buffer, entry, dtype).copy_(tensor)
 
 

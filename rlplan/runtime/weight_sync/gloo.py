@@ -62,12 +62,13 @@ class GlooSide:
             group.abort()
 
     def _join(self, store: dist.Store, rank: int) -> None:
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # torch's stub has neither `_Options` nor a group made with them
+        options = gloo._Options()
         options._timeout = timedelta(seconds=self.endpoint.timeout_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(self.endpoint.host))]
+        options._devices = [gloo.create_device(hostname=own_address(self.endpoint.host))]
         prefix = dist.PrefixStore("weight_sync", store)
         self.store = store
-        self.group = dist.ProcessGroupGloo(prefix, rank, self.endpoint.num_readers + 1, options)
+        self.group = gloo(prefix, rank, self.endpoint.num_readers + 1, options)
 
     def _broadcast(self, tensor: torch.Tensor) -> Any:
         options = dist.BroadcastOptions()
@@ -89,8 +90,6 @@ class GlooSide:
 
 class GlooOutlet(GlooSide):
     """The trainer's side. See `channel.Outlet`."""
-
-    confirms_later = False
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Listen at the sender's address, and nowhere else, at a free port."""
@@ -128,10 +127,6 @@ class GlooOutlet(GlooSide):
         words = torch.tensor(header.words(), dtype=torch.int64)
         payload = packet_view(self.arena, self.packets[header.index])[: header.num_bytes]
         self._sent.append(((self._broadcast(words), words), (self._broadcast(payload), payload)))
-
-    def confirm(self, index: int, checksum: int) -> None:
-        """Packets leave with their checksums."""
-        raise NotImplementedError
 
     def finish(self) -> None:
         """Wait until everything has been read."""
@@ -175,10 +170,6 @@ class GlooInlet(GlooSide):
         if isinstance(header, BaseException):
             raise header
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
-
-    def confirmed(self, index: int) -> int:
-        """Packets come with their checksums."""
-        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """The packet has been read; after the last one the sender hears of it."""

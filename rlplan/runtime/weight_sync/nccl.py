@@ -2,7 +2,7 @@
 
 In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers go over vLLM's stateless group
 (TCP), payloads over a communicator of our own: a second NCCL group made by torch fails beside vLLM's.
-Left out: several sending ranks, sharded tensors. **Not yet run on a GPU.** Written against vLLM 0.25.1 to 0.33.
+Left out: several sending ranks, sharded tensors. **Not yet run on a GPU.** Written against vLLM 0.32.
 
 NCCL cannot be interrupted: a broadcast that does not end in time fails the update, and the communicator with it.
 """
@@ -74,8 +74,6 @@ class NcclSide:
 class NcclOutlet(NcclSide):
     """The trainer's side. See `channel.Outlet`."""
 
-    confirms_later = False
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Choose a port; the store itself listens when the channel is opened."""
         with socket.socket() as probe:
@@ -103,10 +101,6 @@ class NcclOutlet(NcclSide):
         """Send the packet; returns at once."""
         self._sent.append(self._broadcast(header, header.index)[2])
 
-    def confirm(self, index: int, checksum: int) -> None:
-        """Packets leave with their checksums."""
-        raise NotImplementedError
-
     def finish(self) -> None:
         """Wait until everything has been read."""
         for position, event in enumerate(self._sent):
@@ -126,10 +120,6 @@ class NcclInlet(NcclSide):
         header, payload, event = self._broadcast(None, index)
         self.deadline.wait(event.query, f"arrival of packet {index}")
         return header, payload
-
-    def confirmed(self, index: int) -> int:
-        """Packets come with their checksums."""
-        raise NotImplementedError
 
     def release(self, index: int) -> None:
         """The packet has been read; after the last one the sender hears of it."""

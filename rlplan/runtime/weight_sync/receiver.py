@@ -5,43 +5,30 @@ until the next one is asked for. Left out: what the engine does with them (vllm_
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 
 import torch
 
 from rlplan.memory.transitions import BucketEntry
 from rlplan.memory.weight_sync import Packet
 from rlplan.runtime.weight_sync.channel import (
-    PENDING,
     Encoding,
     Endpoint,
     Header,
     Inlet,
+    ReceiveReport,
     Update,
-    check_checksum,
     check_packet,
-    checksum,
     sync_error,
 )
+from rlplan.runtime.weight_sync.checksums import Checksums, as_hex, of_packet, of_payload
 from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import named
 from rlplan.runtime.weight_sync.transports import open_inlet
 
 
-@dataclass(slots=True)
-class ReceiveReport:
-    """What an update took here. applied_s: inside the engine, from a tensor handed over until the next one is due."""
-
-    num_bytes: int = 0
-    waited_s: float = 0.0
-    verified_s: float = 0.0
-    unpacked_s: float = 0.0
-    applied_s: float = 0.0
-
-
 class PolicyReceiver:
-    """Receives the policy. checksums: of the packets as they were fed in, from the last update that went well."""
+    """Receives the policy. report: of the last update."""
 
     def __init__(
         self, packets: Sequence[Packet], dtype: torch.dtype, reader: int, *, takes_deltas: bool = False
@@ -50,7 +37,7 @@ class PolicyReceiver:
         self.held = SentWeights(packets, dtype) if takes_deltas else None
         self.inlet: Inlet | None = None
         self.report = ReceiveReport()
-        self.checksums: list[int] = []
+        self._checksums = Checksums(dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -62,11 +49,11 @@ class PolicyReceiver:
         self.close()
         self.inlet = open_inlet(endpoint, self.packets, self.reader)
 
-    def tensors(self, update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, update: Update) -> Generator[tuple[str, torch.Tensor], None, None]:
         """All weights of an update. Raises: RunError when a packet is late, wrong or not the one that is due."""
         assert self.inlet is not None, "the channel is opened first"
-        inlet, self.report, sums = self.inlet, ReceiveReport(), []
-        self.checksums, pending = [], []
+        inlet, self.report = self.inlet, ReceiveReport()
+        found: dict[str, int] = {}
         try:
             inlet.begin(update)
             for index in range(len(self.packets)):
@@ -74,34 +61,50 @@ class PolicyReceiver:
                 header, payload = inlet.take(index)
                 came = time.perf_counter()
                 check_packet(header, payload, update, index)
-                if header.checksum != PENDING:
-                    check_checksum(checksum(payload), header.checksum, index)
+                if header.encoding == Encoding.DELTA:
+                    self._check(of_payload(payload), header)
                 checked = time.perf_counter()
                 source, entries = self._lay_over(header, payload, index)
                 ready = time.perf_counter()
+                found |= self._checked(source, header, index)
+                summed = time.perf_counter()
                 yield from named(source, entries, self.dtype)
                 applied = time.perf_counter()
-                if header.checksum == PENDING:
-                    pending.append(index)
-                is_known = header.encoding == Encoding.FULL and header.checksum != PENDING
-                sums.append(header.checksum if is_known else checksum(source))
-                summed = time.perf_counter()
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes
                 self.report.waited_s += came - start
-                self.report.verified_s += checked - came + summed - applied
+                self.report.verified_s += checked - came + summed - ready
                 self.report.unpacked_s += ready - checked
-                self.report.applied_s += applied - ready
-            for index in pending:
-                check_checksum(sums[index], inlet.confirmed(index), index)
+                self.report.applied_s += applied - summed
         except BaseException:
             inlet.abort()
             if self.held is not None:
                 self.held.serial = 0
             raise
-        self.checksums = sums
+        self.report.checksums = found
         if self.held is not None:
             self.held.serial = update.serial
+
+    def _checked(self, source: torch.Tensor, header: Header, index: int) -> dict[str, int]:
+        """Checksums of a packet's weights, of all of them also where a delta feeds only some in."""
+        sums = {
+            name: self._checksums.of(tensor)
+            for name, tensor in named(source, self.packets[index].bucket.entries, self.dtype)
+        }
+        if header.encoding == Encoding.FULL:
+            self._check(of_packet(sums), header)
+        return sums
+
+    def _check(self, found: int, header: Header) -> None:
+        """Raises: RunError when a packet was changed on its way."""
+        if found == header.checksum:
+            return
+        entries = self.packets[header.index].bucket.entries
+        self.report.mismatch = (
+            f"packet {header.index} ({entries[0].name} to {entries[-1].name}) arrived with checksum "
+            f"{as_hex(found)}, it left with {as_hex(header.checksum)}"
+        )
+        raise sync_error(self.report.mismatch)
 
     def _lay_over(
         self, header: Header, payload: torch.Tensor, index: int

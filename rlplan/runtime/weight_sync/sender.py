@@ -6,11 +6,13 @@ driver in between. Left out: adapters (adapter.py).
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from rlplan.memory.weight_sync import Packet
-from rlplan.runtime.weight_sync.channel import PENDING, Encoding, Endpoint, Header, Outlet, SendReport, Update, checksum
+from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, SendReport, Update
+from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
 from rlplan.runtime.weight_sync.delta_content import SentWeights
 from rlplan.runtime.weight_sync.full_content import fill
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -24,6 +26,7 @@ class PolicySender:
         self.packets, self.dtype = packets, dtype
         self.outlet: Outlet | None = None
         self.sent = SentWeights(packets, dtype) if sends_deltas else None
+        self._checksums = Checksums(dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -48,36 +51,35 @@ class PolicySender:
         """One whole update. Raises: RunError when a reader gives up or time is up; other ranks are not left waiting."""
         assert self.outlet is not None, "the channel is opened first"
         outlet, position = self.outlet, 0
-        pending: dict[int, torch.Tensor] = {}
+        found: dict[str, int] = {}
         base = 0 if update.is_full or self.sent is None else self.sent.serial
         waited_s, filled_s, num_bytes = 0.0, 0.0, 0
         try:
             outlet.begin(update)
             for position in range(len(self.packets)):
-                self._confirm(pending, self.packets[position].after)
                 start = time.perf_counter()
                 buffer = outlet.buffer(position)
                 ready = time.perf_counter()
-                header = self._write(buffer, position, source, update, base)
+                header, sums = self._write(buffer, position, source, update, base)
+                found |= sums
                 filled_s += time.perf_counter() - ready
                 waited_s += ready - start
                 num_bytes += header.num_bytes
                 outlet.publish(header)
-                if header.checksum == PENDING:
-                    pending[position] = buffer[: header.num_bytes]
-            self._confirm(pending, len(self.packets))
             start = time.perf_counter()
             outlet.finish()
             waited_s += time.perf_counter() - start
         except BaseException:
-            outlet.abort()
+            with suppress(OSError):
+                outlet.abort()  # where not even that is possible, the readers' time runs out
             if self.sent is not None:
                 self.sent.serial = 0  # what the readers hold is not known
             source.take_part(entry.name for packet in self.packets[position:] for entry in packet.bucket.entries)
             raise
         if self.sent is not None:
             self.sent.serial = update.serial
-        return SendReport(num_bytes, sum(packet.bucket.num_bytes for packet in self.packets), waited_s, filled_s)
+        full_bytes = sum(packet.bucket.num_bytes for packet in self.packets)
+        return SendReport(num_bytes, full_bytes, waited_s, filled_s, found)
 
     def close(self) -> None:
         """Let go of the channel."""
@@ -85,33 +87,18 @@ class PolicySender:
             self.outlet.close()
             self.outlet = None
 
-    def checksums(self, source: WeightSource) -> list[int]:
-        """What the trainer holds now, packet by packet: must be what every reader was fed. Between updates only."""
-        assert self.outlet is not None, "the channel is opened first"
-        sums = []
-        for index, packet in enumerate(self.packets):
-            buffer = self.outlet.buffer(index)
-            fill(buffer, packet.bucket, source.tensors(packet.bucket), self.dtype)
-            sums.append(checksum(buffer))
-        return sums
-
-    def _write(self, buffer: torch.Tensor, index: int, source: WeightSource, update: Update, base: int) -> Header:
-        """Fill a packet: what has changed since update `base`, or everything where that is 0."""
-        bucket = self.packets[index].bucket
-        encoding, size, tensors = Encoding.FULL, bucket.num_bytes, source.tensors(bucket)
+    def _write(
+        self, buffer: torch.Tensor, index: int, source: WeightSource, update: Update, base: int
+    ) -> tuple[Header, dict[str, int]]:
+        """Fill a packet: what has changed since update `base`, or everything where that is 0. And its checksums."""
+        bucket, sums = self.packets[index].bucket, dict[str, int]()
+        encoding, size = Encoding.FULL, bucket.num_bytes
+        tensors = self._checksums.watch(source.tensors(bucket), sums)
         if self.sent is None:
             fill(buffer, bucket, tensors, self.dtype)
         elif base:
             encoding, size = self.sent.encode(index, buffer, tensors)
         else:
             self.sent.put(index, buffer, tensors)
-        assert self.outlet is not None, "the channel is opened first"
-        is_pending = self.outlet.confirms_later and encoding == Encoding.FULL
-        found = PENDING if is_pending else checksum(buffer[:size])
-        return Header(update.serial, update.version, index, encoding, base, size, found)
-
-    def _confirm(self, pending: dict[int, torch.Tensor], num_packets: int) -> None:
-        """Take the checksums that are still pending of the first packets, before others are written over them."""
-        assert self.outlet is not None, "the channel is opened first"
-        for index in [index for index in pending if index < num_packets]:
-            self.outlet.confirm(index, checksum(pending.pop(index)))
+        checksum = of_packet(sums) if encoding == Encoding.FULL else of_payload(buffer[:size])
+        return Header(update.serial, update.version, index, encoding, base, size, checksum), sums

@@ -3,6 +3,7 @@
 In: packets. Out: payloads that are views of the shared pages: one copy in all. Left out: anything between hosts.
 """
 
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,19 +12,12 @@ from pathlib import Path
 import torch
 
 from rlplan.memory.weight_sync import Packet, arena_bytes
-from rlplan.runtime.weight_sync.arena import (
-    CHECKSUM,
-    MAX_READERS,
-    SHARED_FOLDER,
-    ControlPage,
-    control_bytes,
-    create_arena,
-)
+from rlplan.runtime.weight_sync.arena import MAX_READERS, SHARED_FOLDER, ControlPage, control_bytes, create_arena
 from rlplan.runtime.weight_sync.channel import (
     HEADER_WORDS,
-    PENDING,
     Deadline,
     Endpoint,
+    GivenUpError,
     Header,
     Update,
     packet_view,
@@ -62,19 +56,17 @@ class SharedPages:
 
     def _stop_if_failed(self) -> None:
         if self.control.has_failed(self.serial):
-            raise sync_error(f"the other side has given up update {self.serial}")
+            raise sync_error(f"the other side has given up update {self.serial}", GivenUpError)
 
 
 class SharedMemoryOutlet(SharedPages):
     """The trainer's side. See `channel.Outlet`."""
 
-    confirms_later = True
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
         if endpoint.num_readers > MAX_READERS:
             raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
-        path = Path(SHARED_FOLDER) / f"rlplan-{uuid.uuid4().hex}"
+        path = Path(SHARED_FOLDER) / f"rlplan-{os.getpid()}-{uuid.uuid4().hex}"
         create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
         super().__init__(replace(endpoint, path=str(path)), packets)
 
@@ -100,10 +92,6 @@ class SharedMemoryOutlet(SharedPages):
     def publish(self, header: Header) -> None:
         """Let the readers have the packet."""
         self.control.publish(header.serial, header.index, header.words())
-
-    def confirm(self, index: int, checksum: int) -> None:
-        """Add the checksum."""
-        self.control.confirm(index, checksum)
 
     def finish(self) -> None:
         """Wait until everything has been read."""
@@ -140,16 +128,6 @@ class SharedMemoryInlet(SharedPages):
         self.deadline.wait(is_published, f"arrival of packet {index}")
         header = Header(*self.control.header(index)[:HEADER_WORDS])
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
-
-    def confirmed(self, index: int) -> int:
-        """Wait for the checksum."""
-
-        def is_confirmed() -> bool:
-            self._stop_if_failed()
-            return self.control.header(index)[CHECKSUM] != PENDING
-
-        self.deadline.wait(is_confirmed, f"the checksum of packet {index}")
-        return self.control.header(index)[CHECKSUM]
 
     def release(self, index: int) -> None:
         """The packet has been read."""

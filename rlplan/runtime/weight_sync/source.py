@@ -7,6 +7,7 @@ Under ZeRO-3 a layer's partitions are gathered when its first tensor is asked fo
 one layer is whole at a time. Gathering is collective: every rank iterates over the same, and one of them sends.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class WeightMeta:
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole tensor."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        num_bytes: int = math.prod(self.shape) * self.dtype.itemsize
+        return num_bytes
 
 
 class WeightSource:

@@ -2,7 +2,7 @@
 
 vLLM imports this module in every worker process, for it is named as `worker_extension_cls`; importing it registers the
 backend there. Weights go through vLLM's own layerwise reload, because on CPU the linear weights were packed into opaque
-buffers after loading and a plain `load_weights` fails half-way. Same signatures from vLLM 0.25.1 to 0.33.
+buffers after loading and a plain `load_weights` fails half-way. Written against vLLM 0.32.
 """
 
 import time
@@ -22,12 +22,19 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 @dataclass
 class ChannelInfo(WeightTransferInitInfo):
-    """The channel to open. reader: this process's number among all processes of all engines."""
+    """The channel to open."""
 
     endpoint: Endpoint
+    """Where both sides meet."""
+
     packets: tuple[Packet, ...] = field(repr=False)
+    """What an update consists of, in order."""
+
     reader: int
+    """This process's number among all processes of all engines."""
+
     takes_deltas: bool = False
+    """Whether updates may be laid over what is held here."""
 
 
 @dataclass

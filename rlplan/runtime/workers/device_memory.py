@@ -11,15 +11,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """One process on its GPU. allocated, peak_allocated, reserved: of torch's allocator. process, total: as the driver
-    counts, contexts and libraries included; process is 0 where the driver does not tell processes apart.
-    """
+    """What one process and its GPU hold, in bytes."""
 
     allocated: int
+    """In tensors now, by torch's allocator."""
+
     peak_allocated: int
+    """The most in tensors since the peak was reset, by torch's allocator."""
+
     reserved: int
+    """That torch's allocator keeps, in tensors or not."""
+
     process: int
+    """Of this process by the driver, context and libraries included; 0 where it does not tell processes apart."""
+
     total: int
+    """In use on the whole GPU, by the driver."""
 
     @property
     def peak(self) -> int:

@@ -27,6 +27,12 @@ def join(rank: int, world_size: int, address: tuple[str, int], timeout: timedelt
     return store
 
 
+def join_alone() -> None:
+    """A group of one rank, met in memory: vLLM would open a store for it that listens on every interface."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 @contextmanager
 def named_by_port(port: int) -> Iterator[None]:
     """Inside the block vLLM names the shared memory of an engine's ranks by the port where they meet.

@@ -23,20 +23,31 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one process held in one action. Times: seconds since 1970.
-
-    components: bytes at its end by (role, kind). loaded_components: those that the process repacked
-    inside the action, as they were before. device: what its GPU holds, where it has one.
-    """
+    """What one process held in one action."""
 
     process: str
+    """Its name."""
+
     start_s: float
+    """In seconds since 1970."""
+
     end_s: float
+    """In seconds since 1970."""
+
     peak_bytes: int
+    """The most that was resident inside the action."""
+
     resident_bytes: int
+    """At its end."""
+
     components: dict[tuple[str, str], int]
+    """Bytes at its end by (role, kind)."""
+
     loaded_components: dict[tuple[str, str], int]
+    """Those that the process repacked inside the action, as they were before; bytes by (role, kind)."""
+
     device: DeviceBytes | None = None
+    """What its GPU holds; None where it has none."""
 
 
 def merged(measurements: Iterable[Measurement]) -> list[Measurement]:

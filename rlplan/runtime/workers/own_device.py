@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from rlplan.errors import HostError
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 
 
-def own_device(job: JobSpec) -> torch.device:
+def own_device(job: ResolvedJob) -> torch.device:
     """Where this process computes. Raises: HostError where the job is for GPUs and this process sees none."""
     if job.device_kind == "cpu":
         return torch.device("cpu")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from rlplan.errors import HostError, RunError
+from rlplan.errors import RunError
+from rlplan.runtime.disk_errors import writing_file
 from rlplan.runtime.workers.memory_meter import touched_length
 
 CHUNK_BYTES = 1 << 28
@@ -44,7 +45,7 @@ class ParkedStates:
     def park(self, storages: Sequence[torch.UntypedStorage], *, in_memory: bool = False) -> None:
         """Write the storages to the file, or copy them to the host's memory, and empty them.
 
-        Raises: HostError when the disk is full.
+        Raises: RunError when the disk is full.
         """
         assert not self._sizes, "parked already"
         if in_memory:
@@ -57,20 +58,17 @@ class ParkedStates:
         ctypes.CDLL(None).malloc_trim(0)  # small storages lie in the heap, which keeps what is freed
 
     def _write_all(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._file, path = tempfile.mkstemp(prefix="rlplan-parked-")
-        Path(path).unlink()
+        self._lengths = [_length_of(storage) for storage in storages]
+        way_out = "name another folder with TMPDIR, or take placement.offload=none"
         try:
-            for storage in storages:
-                self._lengths.append(_length_of(storage))
-                _write(self._file, _bytes_of(_on_host(storage))[: self._lengths[-1]])
-        except OSError as error:
+            with writing_file(Path(tempfile.gettempdir()), sum(self._lengths), way_out):
+                self._file, path = tempfile.mkstemp(prefix="rlplan-parked-")
+                Path(path).unlink()
+                for storage, length in zip(storages, self._lengths, strict=True):
+                    _write(self._file, _bytes_of(_on_host(storage))[:length])
+        except BaseException:
             self._forget()
-            raise HostError(
-                f"states cannot be parked: {error.strerror}",
-                where=tempfile.gettempdir(),
-                rule="placement.parks=disk writes a rank's states to a temporary file",
-                way_out="make room there, name another folder with TMPDIR, or take placement.parks=none",
-            ) from None
+            raise
 
     def bring_back(self) -> None:
         """Fill the storages again; nothing where nothing is parked."""
@@ -108,9 +106,10 @@ def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _length_of(storage: torch.UntypedStorage) -> int:
     """Bytes of a storage up to the last one that was ever written to."""
-    if storage.device.type != "cpu" or storage.nbytes() < MAPPED_BYTES:
-        return storage.nbytes()
-    return touched_length(storage.data_ptr(), storage.nbytes())
+    num_bytes: int = storage.nbytes()
+    if storage.device.type != "cpu" or num_bytes < MAPPED_BYTES:
+        return num_bytes
+    return touched_length(storage.data_ptr(), num_bytes)
 
 
 def _read_into(storage: torch.UntypedStorage, descriptor: int, num_bytes: int) -> None:

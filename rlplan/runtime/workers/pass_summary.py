@@ -5,6 +5,8 @@ In: what a pass and its loss have computed. Out: sums, counts and maxima by name
 
 import torch
 
+from rlplan.runtime.agreement import BINS_PER_DOUBLING, DIFFERENCE, HIGHEST_BIN, LOWEST_BIN
+
 
 def summarize(
     loss: float,
@@ -26,8 +28,7 @@ def summarize(
         "loss": loss,
         "entropy_sum": _sum(entropies[learned]),
         "is_clipped_sum": _sum(per_token["is_clipped"]),
-        "logprob_difference_max": float(difference.abs().max()) if difference.numel() else 0.0,
-    }
+    } | _differences(difference.abs())
     summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_kl") if name in per_token}
     if summary["num_tokens"]:
         summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
@@ -35,6 +36,20 @@ def summarize(
         if name in details:
             summary[f"{name}_sum"], summary[f"{name}_count"] = _sum(details[name]), float(details[name].numel())
     return summary
+
+
+def _differences(apart: torch.Tensor) -> dict[str, float]:
+    """How far engine and trainer are apart: sum, number, largest, and how many tokens lie in each bin."""
+    summary = {
+        f"{DIFFERENCE}_sum": _sum(apart),
+        f"{DIFFERENCE}_count": float(apart.numel()),
+        f"{DIFFERENCE}_max": float(apart.max()) if apart.numel() else 0.0,
+    }
+    bins = (apart.double().log2() * BINS_PER_DOUBLING).ceil().clamp(LOWEST_BIN, HIGHEST_BIN)
+    found, counts = bins.nan_to_num(HIGHEST_BIN).long().unique(return_counts=True)
+    return summary | {
+        f"{DIFFERENCE}_bin:{index}": float(count) for index, count in zip(found.tolist(), counts.tolist(), strict=True)
+    }
 
 
 def _sum(values: torch.Tensor) -> float:

@@ -14,9 +14,9 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.weight_sync import Packet, policy_packets
-from rlplan.runtime.adapters import MergedWeights, adapters_off, add_adapters, save_adapter
+from rlplan.runtime.adapters import MergedWeights, adapter_tensors, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.engine_keys import check_deepspeed
-from rlplan.runtime.experience import SequencePair, TrainSample
+from rlplan.runtime.experience import SequencePair, TrainSample, blank_sample
 from rlplan.runtime.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
@@ -28,6 +28,7 @@ from rlplan.runtime.start_checkpoint import load_language_model, save_policy, wa
 from rlplan.runtime.tensor_parallel import PartWeights
 from rlplan.runtime.value_model import PolicyValueModel
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
+from rlplan.runtime.weight_sync.checksums import of_named
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource, gathered
 from rlplan.runtime.workers.deepspeed_engine import (
@@ -46,7 +47,7 @@ from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 LOOPBACK = "127.0.0.1"
@@ -57,7 +58,7 @@ class PolicyTrainer(Worker):
 
     role = Role.POLICY
 
-    def __init__(self, process: str, job: JobSpec, config: dict[str, Any], num_threads: int) -> None:
+    def __init__(self, process: str, job: ResolvedJob, config: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
@@ -138,9 +139,7 @@ class PolicyTrainer(Worker):
         workload = self.job.workload
         share = self.job.num_trained_by(torch.distributed.get_world_size() // self.job.training.num_ranks_per_pass)
         count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, share))
-        values = (0.0,) * workload.max_response_len
-        tokens = (0,) * workload.max_prompt_len, (0,) * workload.max_response_len
-        longest = TrainSample(*tokens, *[values] * 6, old_logprobs=values)
+        longest = blank_sample(workload.max_prompt_len, workload.max_response_len)
         try:
             self.forward_backward([[longest] * count], [[0.0] * count])
             self.optimizer_step()
@@ -204,7 +203,8 @@ class PolicyTrainer(Worker):
         logprobs, entropies, *values = self.engine(batch)
         inputs = self._loss_inputs(samples, token_weights, logprobs, entropies)
         loss, details = find_loss(self.job.algorithm)(inputs, self.job.algorithm)
-        policy_loss, more = loss.detach(), {}
+        policy_loss = loss.detach()
+        more: dict[str, float] = {}
         if values:
             returns, old_values = _joined(s.returns for s in samples), _joined(s.values for s in samples)
             value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
@@ -289,9 +289,9 @@ class PolicyTrainer(Worker):
         else:
             raise HostError(
                 f"states cannot move to '{destination}'",
-                where="placement.parks",
+                where="placement.offload",
                 rule="host is for states on a GPU; on a CPU host they lie there already",
-                way_out="placement.parks=disk frees their memory, placement.parks=none leaves them",
+                way_out="placement.offload=disk frees their memory, placement.offload=none leaves them",
             )
 
     def reload(self) -> None:
@@ -332,19 +332,18 @@ class PolicyTrainer(Worker):
             return None
         return self.sender.send(self.weights(), update)
 
-    def write_adapter(self, folder: str) -> None:
-        """Write the adapters for the engines: every rank helps to gather them, the first one writes."""
-        named = self.engine.module.language_model.named_parameters()
-        with gathered([parameter for name, parameter in named if ".lora_" in name]):
-            if torch.distributed.get_rank() == 0:
-                self.save_adapter(folder)
+    def write_adapter(self, folder: str) -> dict[str, int] | None:
+        """Write the adapters for the engines: every rank helps to gather them, the first one writes.
 
-    def weight_checksums(self) -> list[int] | None:
-        """Checksums of what this trainer holds now, packet by packet; ranks without a channel only help to gather."""
-        if self.sender is None:
-            self._take_part()
-            return None
-        return self.sender.checksums(self.weights())
+        Returns: their checksums, from the rank that wrote.
+        """
+        language_model = self.engine.module.language_model
+        named = language_model.named_parameters()
+        with gathered([parameter for name, parameter in named if ".lora_" in name]):
+            if torch.distributed.get_rank():
+                return None
+            self.save_adapter(folder)
+            return of_named(adapter_tensors(language_model).items())
 
     def _take_part(self) -> None:
         self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
@@ -353,15 +352,18 @@ class PolicyTrainer(Worker):
     def _packets(self) -> tuple[Packet, ...]:
         return policy_packets(self.job, self.job.load_model())
 
-    def save(self, folder: str, tokenizer_folder: str) -> None:
-        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout."""
+    def save(self, folder: str, tokenizer_folder: str) -> dict[str, int] | None:
+        """Write the policy in Hugging Face layout; adapters merged into it, and beside it in PEFT's layout.
+
+        Returns: the weights' checksums, from the rank that wrote.
+        """
         if self.has_adapters:
             self.write_adapter(str(Path(folder) / "adapter"))
         if self.engine.global_rank:
             self.weights().take_part()
-            return
+            return None
         language_model = self.engine.module.language_model
-        save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
+        return save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
 
     def save_adapter(self, folder: str) -> None:
         """Write the adapters alone, in PEFT's layout."""

@@ -20,13 +20,13 @@ from rlplan.runtime.engine_keys import check_vllm
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.adapter import slot_bytes, swap_adapter
-from rlplan.runtime.weight_sync.channel import Endpoint, Update, sync_error
+from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.workers.own_thread import OwnThread
 from rlplan.runtime.workers.request_book import Outbox, RequestBook
 from rlplan.runtime.workers.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 
@@ -38,7 +38,7 @@ class RolloutEngine(Worker):
 
     WAITING = ("generate", "collect", "finished_samples")
 
-    def __init__(self, process: str, job: JobSpec, arguments: dict[str, Any], num_threads: int) -> None:
+    def __init__(self, process: str, job: ResolvedJob, arguments: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
@@ -105,7 +105,7 @@ class RolloutEngine(Worker):
         self.stop()
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-        store = self._join(rank, address) if address else None
+        store = self._join(rank, address)
         with watch_weight_packing() as packing, self._meeting(address):
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
@@ -199,24 +199,35 @@ class RolloutEngine(Worker):
         channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
         self.llm.init_weight_transfer_engine({"init_info": channel})
 
-    def receive_weights(self, update: Update) -> dict[str, float]:
+    def receive_weights(self, update: Update) -> ReceiveReport:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
         self.begin_update(update)
         self.llm.update_weights({"update_info": {"update": update}})
         self.finish_update(update.version)
-        report = self._transfer.receiver.report
-        return {"waited_s": report.waited_s, "verified_s": report.verified_s, "applied_s": self._transfer.apply_s}
+        return self.sync_report()
 
-    def load_adapter(self, folder: str, version: int) -> None:
-        """Take a version's adapters in place of those before. No request may be open: it would lose its own."""
+    def sync_report(self) -> ReceiveReport:
+        """What the last update took here, or why it ended."""
+        report: ReceiveReport = self._transfer.receiver.report
+        return dataclasses.replace(report, applied_s=self._transfer.apply_s)
+
+    def load_adapter(self, folder: str, version: int) -> dict[str, int]:
+        """Take a version's adapters in place of those before; gives the checksums of what was read.
+
+        No request may be open: it would lose its own.
+        """
         assert not self.book.num_open, "adapters are swapped when nothing is under way"
         self.just_started = False
+        checksums = self.file_checksums(folder)
         self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
         self.forget_keys_and_values()
+        return checksums
 
-    def fed_checksums(self) -> list[int]:
-        """Checksums of the packets as they were fed in by the last update that went well."""
-        return list(self._transfer.receiver.checksums)
+    def file_checksums(self, folder: str) -> dict[str, int]:
+        """Checksums of the weights in a folder, as this process reads them."""
+        from rlplan.runtime.weight_sync.checksums import of_files
+
+        return of_files(folder)
 
     def begin_update(self, update: Update) -> None:
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
@@ -263,10 +274,15 @@ class RolloutEngine(Worker):
     def _transfer(self) -> Any:
         return self._vllm_worker.weight_transfer_engine
 
-    def _join(self, rank: int, address: tuple[str, int]) -> Any:
-        """Meet the engine's other ranks. vLLM takes the group that it finds, and the environment's ranks."""
-        from rlplan.runtime.workers.lock_step import join
+    def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
+        """Meet the engine's other ranks, if there are any. vLLM takes the group that it finds, and the environment's
+        ranks.
+        """
+        from rlplan.runtime.workers.lock_step import join, join_alone
 
+        if address is None:
+            join_alone()
+            return None
         world_size = int(self.arguments["tensor_parallel_size"])
         here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
         names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}

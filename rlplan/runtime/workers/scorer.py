@@ -23,14 +23,14 @@ from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
 from rlplan.runtime.workers.parked_states import ParkedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.worker import Worker
-from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
     """See the module docstring."""
 
-    def __init__(self, process: str, job: JobSpec, role: str, num_threads: int) -> None:
+    def __init__(self, process: str, job: ResolvedJob, role: str, num_threads: int) -> None:
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
@@ -127,6 +127,7 @@ class Scorer(Worker):
 
     def _storages(self) -> list[torch.UntypedStorage]:
         """Distinct storages of the weights: of a share its partitions, and what ZeRO-3 leaves whole."""
-        tensors = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if storage_bytes([t])}
+        both = [tensor for p in self.model.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))]
+        tensors = [tensor for tensor in both if tensor is not None and storage_bytes([tensor])]
+        held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         return list(held.values())

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rlplan.errors import RlplanError
 from rlplan.memory.checkpoints import MASTER_BYTES
 from rlplan.runtime.checkpoints import eight_bit
 from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
@@ -169,7 +170,7 @@ def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, An
     try:
         said = {**facts, **asdict(write(path, pieces)), "error": ""}
     except Exception as error:
-        said = {**facts, "error": f"{path.name}: {getattr(error, 'strerror', None) or error}"}
+        said = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
     receipt = path.with_suffix(".receipt")
     partial = path.with_suffix(".partial")
     try:

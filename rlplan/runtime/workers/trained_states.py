@@ -82,9 +82,10 @@ class TrainedStates:
 
 
 def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
+    num_bytes: int = storage.nbytes()
     if kind is not MemoryKind.COMM_BUFFERS or storage.device.type != "cpu":
-        return storage.nbytes()
-    return touched_bytes(storage.data_ptr(), storage.nbytes())
+        return num_bytes
+    return touched_bytes(storage.data_ptr(), num_bytes)
 
 
 def own_storages(module: torch.nn.Module) -> None:

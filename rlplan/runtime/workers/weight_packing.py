@@ -36,11 +36,16 @@ class _MallInfo2(ctypes.Structure):
 
 @dataclass
 class WeightPacking:
-    """loaded_bytes: parameters as loaded; kept_bytes: those that stay tensors; packed_bytes: the opaque buffers."""
+    """What loading and packing an engine's weights takes."""
 
     loaded_bytes: int = 0
+    """Parameters as loaded."""
+
     kept_bytes: int = 0
+    """Of these, those that stay tensors."""
+
     packed_bytes: int = 0
+    """The opaque buffers that the others are packed into."""
 
 
 @contextmanager

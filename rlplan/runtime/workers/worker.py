@@ -12,12 +12,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
+from rlplan.runtime.disk_errors import disk_error
 from rlplan.runtime.orphans import die_with_parent
+from rlplan.runtime.own_path import keep_path_in_children
 from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 from rlplan.runtime.workers.network import Hello, join_network
@@ -71,11 +73,13 @@ class WorkerProcess:
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
         """Open the process's log, then load the class: what it says while it is imported belongs there too."""
         die_with_parent()  # Ray's node manager: no orphan holds memory
+        keep_path_in_children()
         self.address = join_network()
         _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")
         print(f"{process} is process {os.getpid()} on host {self.address}", flush=True)
         module, _, name = class_path.partition(":")
-        with _failures_that_travel():
+        self.log_folder = Path(log_folder)
+        with _failures_that_travel(self.log_folder):
             self.worker: Worker = getattr(importlib.import_module(module), name)(process, *arguments)
 
     def hello(self, paths: list[str]) -> Hello:
@@ -88,24 +92,30 @@ class WorkerProcess:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, unmeasured."""
-        with _failures_that_travel():
+        with _failures_that_travel(self.log_folder):
             return self.worker.invoke(method, *arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it."""
-        with _failures_that_travel():
+        with _failures_that_travel(self.log_folder):
             return self.worker.perform(method, *arguments)
 
 
 @contextmanager
-def _failures_that_travel() -> Iterator[None]:
-    """Let our own errors through; turn any other into text, for not every exception can leave its process."""
+def _failures_that_travel(log_folder: Path) -> Iterator[None]:
+    """Let our own errors through; turn any other into text, for not every exception can leave its process.
+
+    What a disk did is said here, on the host that has it.
+    """
     try:
         yield
     except RlplanError:
         raise
     except Exception as error:
-        traceback.print_exc()
+        with suppress(OSError):  # the log's disk may be the one that is full
+            traceback.print_exc()
+        if failure := disk_error(error, log_folder):
+            raise failure from None
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 

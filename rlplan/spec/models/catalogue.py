@@ -70,17 +70,29 @@ def find_model(name: str) -> ModelSpec:
 def resolve_model(name: str, *, where: str = "model") -> ModelSpec:
     """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
 
+    Of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`.
+
     A checkpoint beside the config must hold what the config says. Raises: SpecError.
     """
     path = model_path(name)
-    if path is None and name not in load_catalogue():
-        raise _unknown(name, where)
     if path is None:
-        return find_model(name)
+        known = bundled_id(name)
+        if known is None:
+            raise _unknown(name, where)
+        return find_model(known)
     model = read_model(path)
     if path.is_dir():
         check_checkpoint(model, path)
     return model
+
+
+def bundled_id(name: str) -> str | None:
+    """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`); None where it is neither.
+
+    So a job can be planned where its models do not lie.
+    """
+    end = "/".join(Path(name).parts[-2:]) if len(name) < MAX_ID * 20 else name
+    return next((one for one in (name, end) if one in load_catalogue()), None)
 
 
 def model_path(name: str) -> Path | None:
@@ -94,12 +106,16 @@ def model_path(name: str) -> Path | None:
         return None
 
 
+def nearest_id(name: str) -> str:
+    """The bundled id that differs in case only, or lacks its organisation; empty where there is none."""
+    known, wanted = load_catalogue(), name[:MAX_ID].lower()
+    found = (one for one in known if wanted in (one.lower(), one.lower().rpartition("/")[2]))
+    return next((one for one in known if one.lower() == wanted), next(found, ""))
+
+
 def _unknown(name: str, where: str = "model") -> SpecError:
     known = load_catalogue()
-    wanted = name[:MAX_ID].lower()
-    near = next((known_name for known_name in known if known_name.lower() == wanted), "")
-    if not near:
-        near = next((known_name for known_name in known if known_name.lower().rpartition("/")[2] == wanted), "")
+    near = nearest_id(name)
     hint = f" Did you mean '{near}'?" if near else did_you_mean(name[:MAX_ID], known)
     return SpecError(
         f"model {shorten(name)} is neither a path nor a bundled model",

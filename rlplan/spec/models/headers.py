@@ -48,7 +48,7 @@ def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return read_header(path / "model.safetensors")
-    places = _read_index(index)
+    places = read_index(index)
     files = sorted(set(places.values()))
     if len(files) > MAX_FILES:
         _refuse(index, f"the index names {len(files)} files", f"at most {MAX_FILES}")
@@ -94,14 +94,16 @@ def _is_beside(name: str, model: ModelSpec) -> bool:
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor, by an index: safetensors of the same folder. Raises: SpecError."""
     data = parse_json(read_text(path, "the index", limit=MAX_INDEX_BYTES), what="the index", where=str(path))
     places = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(places, dict) or not places:
         _refuse(path, f"weight_map is {shorten(places)}", "an object of tensor names and file names")
     for name in places.values():
-        if not isinstance(name, str) or "/" in name or "\\" in name or name.startswith("."):
-            _refuse(path, f"weight_map names the file {shorten(name)}", "a file in the same folder")
+        is_near = isinstance(name, str) and not ("/" in name or "\\" in name or name.startswith("."))
+        if not is_near or not name.endswith(".safetensors"):
+            _refuse(path, f"weight_map names the file {shorten(name)}", "a safetensors file in the same folder")
     return places
 
 

@@ -4,17 +4,20 @@ import time
 
 import pytest
 
+from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
+from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.gpu.rank import stages_of
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.states import TrainerChoice, autotp_parameters
+from rlplan.memory.gpu.states import autotp_parameters
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.logits import Loss
-from rlplan.spec.budget import BudgetRollout, BudgetTraining, LoraSpec, Target
 from rlplan.spec.hardware import GpuOverheads
+from rlplan.spec.job_parts import Target
 from rlplan.spec.models.catalogue import find_model
+from rlplan.spec.resolved import SettledRollout, SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Placement, Role, Stream
 
 SEVEN = find_model("Qwen/Qwen2.5-7B")
@@ -45,7 +48,7 @@ def trainer(
     passes: Passes = ONE,
     lora: LoraSpec | None = None,
 ) -> TrainerOnGpu:
-    training = BudgetTraining(logits="plain", lora=lora)
+    training = SettledTraining(logits="plain", lora=lora)
     return TrainerOnGpu(Role.POLICY, model, training, one, passes, ranks, overheads, 1 << 29, target=target)
 
 
@@ -216,7 +219,7 @@ def test_frozen_models_follow_the_policy(overheads: GpuOverheads, target: Target
 def test_an_engine_s_whole_experts_take_what_their_slices_take(overheads: GpuOverheads) -> None:
     def engine(**options: object) -> EngineOnGpu:
         one = EngineChoice(8, 0, **options)  # type: ignore[arg-type]
-        return EngineOnGpu(MIXTURE, BudgetRollout(), one, Placement.DISAGGREGATED, overheads, 1 << 29)
+        return EngineOnGpu(MIXTURE, SettledRollout(), one, Placement.DISAGGREGATED, overheads, 1 << 29)
 
     cut, whole = engine(max_num_seqs=16), engine(max_num_seqs=16, has_expert_parallel=True)
     assert whole.weight_bytes == cut.weight_bytes

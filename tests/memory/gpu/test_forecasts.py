@@ -2,16 +2,17 @@
 
 import pytest
 
+from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
+from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.logits import Loss
-from rlplan.spec.budget import BudgetRollout, BudgetTraining, LoraSpec
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.models.catalogue import find_model
+from rlplan.spec.resolved import SettledRollout, SettledTraining
+from rlplan.spec.training import LoraSpec
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Placement, Role, Stream
 
 MODEL = find_model("Qwen/Qwen2.5-0.5B")
@@ -32,8 +33,8 @@ def trainer(
     lora: LoraSpec | None = None,
     **choice: bool,
 ) -> TrainerOnGpu:
-    chosen = {"recomputes": False, "offloads_optimizer": False, "offloads_parameters": False, **choice}
-    training = BudgetTraining(lora=lora)
+    chosen = {"gradient_checkpointing": False, "offloads_optimizer": False, "offloads_parameters": False, **choice}
+    training = SettledTraining(lora=lora)
     return TrainerOnGpu(
         role, MODEL, training, TrainerChoice(stage, micro_batch=1, **chosen), passes, ranks, overheads, 1 << 29
     )
@@ -78,8 +79,8 @@ def test_longer_micro_batches_and_no_recomputation_need_more(overheads: GpuOverh
     def peak(**changes: object) -> int:
         return sum(trainer(overheads, **changes).peak(train, "steady").values())  # type: ignore[arg-type]
 
-    assert peak(passes=SHORT, recomputes=True) < peak(passes=SHORT) < peak(passes=LONG)
-    assert peak(passes=LONG, recomputes=True) < peak(passes=LONG)
+    assert peak(passes=SHORT, gradient_checkpointing=True) < peak(passes=SHORT) < peak(passes=LONG)
+    assert peak(passes=LONG, gradient_checkpointing=True) < peak(passes=LONG)
 
 
 def test_a_value_model_has_no_logits(overheads: GpuOverheads) -> None:
@@ -117,7 +118,7 @@ def test_a_frozen_model_is_whole_or_a_share_and_leaves_when_parked(
 
 def engine(overheads: GpuOverheads, level: int = 2, kv_cache: int = 10**9, tp: int = 1) -> EngineOnGpu:
     placement = Placement.COLOCATED if level else Placement.DISAGGREGATED
-    return EngineOnGpu(MODEL, BudgetRollout(), EngineChoice(tp, level), placement, overheads, 1 << 29, kv_cache)
+    return EngineOnGpu(MODEL, SettledRollout(), EngineChoice(tp, level), placement, overheads, 1 << 29, kv_cache)
 
 
 @pytest.mark.parametrize(("level", "on_host"), [(1, True), (2, False)])

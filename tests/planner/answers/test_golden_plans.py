@@ -12,9 +12,9 @@ import pytest
 
 from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json, totals, write_gpu_plan
 from rlplan.planner.answers.plan_results import choice_words, differences
-from rlplan.planner.budget import Budget
-from rlplan.planner.gpu.remedies import find_budget
-from rlplan.spec.budget import load_budget
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.spec.job_file import load_job
 from tests.emit.test_goldens import GOLDENS, compare, one_line_an_item
 from tests.factories import EXAMPLES
 
@@ -28,8 +28,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def budget(name: str) -> Budget:
-    return find_budget(load_budget(EXAMPLES / f"{name}.yaml"))
+def budget(name: str) -> GpuPlan:
+    return find_gpu_plan(load_job(EXAMPLES / f"{name}.yaml"))
 
 
 def rounded(value: Any) -> Any:
@@ -40,26 +40,30 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def golden_of(budget: Budget) -> dict[str, Any]:
+def golden_of(budget: GpuPlan) -> dict[str, Any]:
     results = results_as_json(budget)
     rivals = [
         {"seconds": one.timing.seconds, "headroom_bytes": one.headroom_bytes, "verdict": one.verdict.value}
-        | {"differs": differences(one.candidate, budget.candidate)}
+        | {"differs": differences(one.choice, budget.choice, budget.job)}
         for one in budget.runners_up
     ]
     stated = {key: results[key] for key in STATED}
-    return {"chosen": choice_words(budget.candidate), "totals": totals(budget), "phases": results["step"]["phases"]} | {
+    return {
+        "chosen": choice_words(budget.choice, budget.job),
+        "totals": totals(budget),
+        "phases": results["step"]["phases"],
+    } | {
         "actions": results["step"]["actions"],
         "runners_up": rivals,
         **stated,
     }
 
 
-def test_the_plan_is_the_golden_one(name: str, budget: Budget) -> None:
+def test_the_plan_is_the_golden_one(name: str, budget: GpuPlan) -> None:
     compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(rounded(golden_of(budget))))
 
 
-def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(budget: Budget, tmp_path: Path) -> None:
+def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(budget: GpuPlan, tmp_path: Path) -> None:
     assert budget.verdict.value == "fits"
     write_gpu_plan(budget, tmp_path / "plan.json")
     assert golden_of(read_gpu_plan(tmp_path / "plan.json")) == golden_of(budget)

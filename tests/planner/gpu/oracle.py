@@ -1,8 +1,8 @@
 """The search's oracle: every combination of the raw axes, tried one after the other.
 
 It shares the forecasts of memory/gpu, the ledger and the formulas of timing/ with the search, and nothing else: axes,
-what may be combined, who is there at which moment, the KV cache, the verdict and the step's seconds are written here
-once more, the plain way.
+what may be combined, what the runtime refuses, who is there at which moment, the KV cache, the verdict and the step's
+seconds are written here once more, the plain way.
 """
 
 from collections.abc import Iterator
@@ -10,45 +10,48 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from rlplan.dataflow.gpu_step import GENERATION, SCORING, SHARED, GpuStep, build_gpu_schedule
+from rlplan.dataflow.build import build_view
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, Way
+from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import SpecError
-from rlplan.memory.gpu.engine import EngineChoice, EngineOnGpu
+from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.kv_demand import KvDemand
 from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, host_bytes
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.gpu.states import TrainerChoice
 from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import loss_named
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.budget import BudgetSpec
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cluster import Cluster
-from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.scoring import score_cost
-from rlplan.timing.step import time_step
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
 from rlplan.timing.training import TrainSetting, TrainWork, train_cost
 from rlplan.timing.weight_sync import SyncWork, sync_cost
-from rlplan.vocabulary import ActionKind, Placement, Role
+from rlplan.vocabulary import ActionKind, Placement, Role, SyncContent
 
 FLAGS = (False, True)
 POWERS = tuple(2**power for power in range(15))
+REFUSED = 3
+"""The rank of what rlplan's own runtime does not run, behind what does not fit."""
+PARTS = {"start": "start", "steady": "step", "finish": "finish"}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One combination that may be built: (rank, seconds, seconds of all actions), and what it was."""
+    """One combination: (rank, seconds, seconds of all actions), and what it was."""
 
     rank: int
     seconds: float
     busy: float
-    choice: tuple[GpuStep, TrainerChoice, EngineChoice, str]
+    choice: Choice
     kv_cache: int
 
     @property
@@ -62,9 +65,9 @@ Bytes = tuple[list[int], list[int], list[int]]
 
 
 class Oracle:
-    """All combinations of one budget."""
+    """All combinations of one job."""
 
-    def __init__(self, spec: BudgetSpec, setting: GpuSetting) -> None:
+    def __init__(self, spec: SettledJob, setting: GpuSetting) -> None:
         self.spec, self.setting = spec, setting
         self.work, self.lengths = spec.workload, spec.workload.lengths
         self.usual = self.lengths.longest_of(self.work.num_rollouts_per_step)
@@ -72,85 +75,123 @@ class Oracle:
         self.costs: dict[Any, Cost] = {}
 
     def run(self) -> Iterator[Tried]:
-        """Every combination that may be built."""
+        """Every combination that divides."""
         for frame in self._frames():
-            schedule = build_gpu_schedule(frame)
+            schedule = build_view(self.spec, frame, has_engine=self.spec.has_rollouts)
+            actions = [action for action in schedule.step if action.every == 1]
             moments = Moments(schedule, self.setting)
             trainers = [(one, self._trainer_bytes(moments, frame, one)) for one in self._trainers(frame)]
             for engine in self._engines(frame):
                 mine, holds = self._engine_bytes(moments, frame, engine)
                 for trainer, other in trainers:
                     rank, kv_cache = self._fit(moments, frame, engine, mine, other, holds)
-                    for transport in self._transports(frame, engine):
+                    for way in self._ways(frame, engine):
+                        choice = Choice(frame, trainer, engine, way)
+                        if not self._can_run(frame, engine, way):
+                            yield Tried(REFUSED, 0.0, 0.0, choice, kv_cache)
+                            continue
                         costs = {
-                            action.id: self._cost(action, frame, trainer, engine, transport, kv_cache)
-                            for action in schedule.step
+                            action.id: self._cost(action, frame, trainer, engine, way, kv_cache) for action in actions
                         }
-                        step = replace(frame, zero_stage=trainer.zero_stage, tp=engine.tp)
-                        timing = time_step(schedule, costs, max_staleness=frame.max_staleness)
                         busy = sum(cost.seconds for cost in costs.values())
-                        yield Tried(rank, timing.seconds, busy, (step, trainer, engine, transport), kv_cache)
+                        yield Tried(rank, self._seconds(frame, actions, costs), busy, choice, kv_cache)
+
+    @staticmethod
+    def _seconds(frame: Arrangement, actions: list[Action], costs: dict[str, Cost]) -> float:
+        """A synchronous step is its longest chain; in an asynchronous one generation runs beside everything else, and
+        the hand-over waits for both.
+        """
+        if frame.is_async:
+            sides = {ActionKind.GENERATE: 0, ActionKind.SYNC_WEIGHTS: 1}
+            sums = [0.0, 0.0, 0.0]
+            for action in actions:
+                sums[sides.get(action.kind, 2)] += costs[action.id].seconds
+            return max(sums[0], sums[2]) + sums[1]
+        ends: dict[str, float] = {}
+        for action in actions:
+            ends[action.id] = (
+                max((ends.get(name, 0.0) for name in action.after), default=0.0) + costs[action.id].seconds
+            )
+        return max(ends.values())
+
+    def _can_run(self, frame: Arrangement, engine: EngineChoice, way: Way) -> bool:
+        """Whether rlplan's own runtime runs it: whole hosts, engines within one, adapters within the only one."""
+        if self.spec.target != "rlplan" or not way:
+            return True
+        hosts = self.spec.hardware.num_hosts
+        count, per_host = frame.num_devices, -(-self.spec.hardware.num_devices // hosts)
+        if count > per_host:
+            if count % per_host:
+                return False
+            first = count - frame.num_generation
+            starts = range(first, count, engine.tp)
+            if engine.tp <= per_host and any(one // per_host != (one + engine.tp - 1) // per_host for one in starts):
+                return False
+        if frame.placement is Placement.COLOCATED and not (self.setting.gpu.supports_sleep and engine.sleep_level):
+            return False
+        lora = self.spec.training.lora
+        return way != "adapter" or (hosts == 1 and lora is not None and lora.rank <= 512)
 
     # ------------------------------------------------------------------------------------------------ axes
 
-    def _frames(self) -> Iterator[GpuStep]:
+    def _frames(self) -> Iterator[Arrangement]:
         spec, count = self.spec, self.setting.num_gpus
-        wants, frozen = spec.placement, self._frozen_roles()
-        wants_base = spec.declaration.has_reference if spec.kl_coef is None else spec.kl_coef > 0
-        axes = product(Placement, range(1, count + 1), (0, *POWERS), FLAGS, FLAGS, range(wants.max_staleness + 1))
-        for placement, training, scoring, parks, parks_frozen, staleness in axes:
-            disaggregated = placement is Placement.DISAGGREGATED
-            has_rollouts = spec.declaration.has_rollouts
+        wants, frozen, has_rollouts = spec.placement, spec.frozen_roles, spec.has_rollouts
+        axes = product(Placement, range(1, count + 1), (0, *POWERS), ("none", "all", "frozen"), FLAGS)
+        for placement, training, scoring, offloaded, is_async in axes:
+            disaggregated, colocated = placement is Placement.DISAGGREGATED, placement is Placement.COLOCATED
             generation = count - training - scoring if disaggregated else count
             if not has_rollouts and placement is not Placement.HYBRID:
                 continue
             if has_rollouts and wants.placement not in ("auto", placement.value):
                 continue
-            if not disaggregated and (training != count or scoring or staleness):
+            if not disaggregated and (training != count or scoring or is_async):
+                continue
+            if is_async and not wants.max_staleness:
                 continue
             if disaggregated and (generation < 1 or (scoring and not frozen)):
                 continue
-            if disaggregated and scoring and not count // 16 <= scoring <= count // 4:
+            if wants.num_scoring_devices not in ("auto", scoring):
                 continue
-            if disaggregated and wants.generation_share != "auto":
-                asked = min(count - 1, max(1, round(count * wants.generation_share)))
-                if (scoring, generation) != (0, asked):
-                    continue
-            if parks and (placement is not Placement.COLOCATED or parks_frozen):
+            if disaggregated and not self._has_sizes(generation, scoring):
                 continue
-            if parks_frozen and (not frozen or scoring):
+            if offloaded == "all" and not colocated:
                 continue
-            if wants.parks != "auto" and (parks_frozen or parks != (wants.parks and placement is Placement.COLOCATED)):
+            if offloaded == "frozen" and (not frozen or scoring):
                 continue
-            yield GpuStep(
-                placement,
-                training,
-                generation,
-                spec.declaration.trained_roles,
-                frozen,
-                has_rollouts,
-                min(2, self.work.num_mini_batches),
-                0,
-                1,
-                wants_base and spec.training.lora is not None,
-                placement is Placement.COLOCATED and spec.rollout.sleep_level != 0 and has_rollouts,
-                parks,
-                scoring,
-                staleness,
-                parks_frozen,
-            )
+            if not self._may_offload(offloaded, colocated, scoring):
+                continue
+            sleeps = colocated and spec.rollout.sleep_level != 0 and has_rollouts
+            yield Arrangement(placement, training, generation, scoring, offloaded, is_async, sleeps)  # type: ignore[arg-type]
 
-    def _frozen_roles(self) -> tuple[Role, ...]:
-        return ((Role.REFERENCE,) if self.spec.has_reference else ()) + (
-            (Role.REWARD,) if self.spec.reward_model else ()
-        )
+    def _may_offload(self, offloaded: str, colocated: bool, scoring: int) -> bool:
+        """Whether the job leaves it open, or asks for it. Where it asks for all and none can go, all stay."""
+        place = self.spec.placement
+        if place.offload in ("auto", "none") and offloaded == "none":
+            return True
+        if place.offload == "none":
+            return False
+        if offloaded == "none":
+            frozen_can = place.offload_roles == "auto" and self.spec.frozen_roles and not scoring
+            return not colocated and place.offload_roles != "frozen" and not frozen_can
+        return place.offload_roles in ("auto", offloaded)
 
-    def _trainers(self, frame: GpuStep) -> Iterator[TrainerChoice]:
+    def _has_sizes(self, generation: int, scoring: int) -> bool:
+        """Whether groups of their own may have so many GPUs."""
+        wants, count = self.spec.placement, self.setting.num_gpus
+        is_open = wants.num_scoring_devices == "auto"
+        if is_open and scoring and not count // 16 <= scoring <= count // 4:
+            return False
+        if wants.num_generation_devices == "auto":
+            return True
+        return generation == wants.num_generation_devices and not (is_open and scoring)
+
+    def _trainers(self, frame: Arrangement) -> Iterator[TrainerChoice]:
         wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
         opens = {
-            "rlplan": (contexts, 1 if wants.lora else 8, 1, 1, 1),
+            "rlplan": (contexts, 8, 1, 1, 1),
             "fsdp2": (1, 8, 1, contexts, 1),
             "megatron": (1, 8, 16, contexts, 64),
         }[target]
@@ -161,7 +202,7 @@ class Oracle:
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
             ways, ranks = ulysses * tp * pp * cp, frame.num_training
-            if target == "rlplan" and not self._has_autotp(ulysses, tp):
+            if target == "rlplan" and not self._can_share(ulysses, tp):
                 continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
                 continue
@@ -172,20 +213,24 @@ class Oracle:
             if self.work.rollouts_per_mini_batch % (ranks // ways):
                 continue
             share = self.work.rollouts_per_mini_batch // (ranks // ways)
-            for stage, recompute, optimizer, parameters in product(range(4), FLAGS, FLAGS, FLAGS):
-                if not self._has_stage(stage, ranks, tp) or not self._has_offload(stage, optimizer, parameters):
+            for stage, again, optimizer, parameters in product(range(4), FLAGS, FLAGS, FLAGS):
+                if not self._has_stage(stage, ranks, tp) or not self._has_offload(stage, tp, optimizer, parameters):
                     continue
-                if wants.recompute != "auto" and recompute != (wants.recompute == "full"):
+                if wants.gradient_checkpointing not in ("auto", again):
                     continue
-                if frame.parks and parameters:
+                if frame.offloaded == "all" and parameters:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
-                    yield TrainerChoice(stage, recompute, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
+                    yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
 
-    def _has_autotp(self, ulysses: int, tp: int) -> bool:
+    def _can_share(self, ulysses: int, tp: int) -> bool:
+        """Whether DeepSpeed's ranks can share the policy's passes: with as many heads, and AutoTP as much of all."""
         model = self.setting.policy
-        is_cut = self.spec.training.tp != "auto" or (model.experts is None and model.num_kv_heads % tp == 0)
-        return tp == 1 or (is_cut and ulysses == 1)
+        keys = model.num_kv_heads
+        if keys % ulysses and ulysses % keys:
+            return False
+        divides = keys % tp == 0 and model.intermediate_size % tp == 0
+        return tp == 1 or (model.experts is None and divides and ulysses == 1 and self.spec.training.lora is None)
 
     def _has_stage(self, stage: int, ranks: int, tp: int) -> bool:
         wants, target = self.spec.training.zero_stage, self.spec.target
@@ -197,7 +242,7 @@ class Oracle:
             return stage == {"fsdp2": 3, "megatron": 1}[target]
         return stage in ((0, 1, 2, 3) if ranks > 1 else (0, 3))
 
-    def _has_offload(self, stage: int, optimizer: bool, parameters: bool) -> bool:
+    def _has_offload(self, stage: int, tp: int, optimizer: bool, parameters: bool) -> bool:
         wants = self.spec.training
         if wants.offloads_optimizer not in ("auto", optimizer) or wants.offloads_parameters not in ("auto", parameters):
             return False
@@ -207,29 +252,31 @@ class Oracle:
             return not parameters
         if parameters and stage < 3:
             return False
-        if optimizer and (stage == 0 or wants.optimizer != "adamw"):
+        if optimizer and (stage < 2 or tp > 1 or wants.optimizer != "adamw"):
             return False
         if optimizer and wants.offload_device == "nvme" and stage < 3:
             return False
-        return not (wants.lora is not None and wants.lora.base == "nf4" and stage == 3)
+        return not (wants.lora is not None and wants.lora.base_dtype == "nf4" and stage == 3)
 
     def _passes(self, share: int, ways: int) -> Iterator[tuple[int, int]]:
-        work = self.work
-        if work.max_tokens_per_micro_batch is not None:
-            yield max(1, work.max_tokens_per_micro_batch // work.max_seq_len), work.max_tokens_per_micro_batch
+        work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.target == "rlplan"
+        if tokens != "auto":
+            yield max(1, tokens // work.max_seq_len), tokens
             return
         if work.micro_batch_size_per_gpu != "auto":
-            yield min(share, work.micro_batch_size_per_gpu), 0
+            size = min(share, work.micro_batch_size_per_gpu)
+            yield size, size * work.max_seq_len if packs else 0
             return
-        is_even = work.prompt_len + self.lengths.quantile(0.0) >= work.max_seq_len
+        is_even = work.usual_prompt_len + self.lengths.quantile(0.0) >= work.max_seq_len
         for micro in POWERS:
             if micro == 1 or (micro <= share and micro * work.max_seq_len <= 32_768 * ways):
-                yield micro, 0
-                if not is_even:
+                if not packs:
+                    yield micro, 0
+                if packs or not is_even:
                     yield micro, micro * work.max_seq_len
 
-    def _engines(self, frame: GpuStep) -> Iterator[EngineChoice]:
-        if not frame.has_rollouts:
+    def _engines(self, frame: Arrangement) -> Iterator[EngineChoice]:
+        if not self.spec.has_rollouts:
             yield EngineChoice(1, 0)
             return
         wants, model = self.spec.rollout, self.setting.policy
@@ -249,7 +296,8 @@ class Oracle:
                 continue
             if seqs not in self._num_seqs(frame.num_generation // tp):
                 continue
-            engine = EngineChoice(tp, level, seqs, form if wants.quantization == "auto" else wants.quantization, whole)
+            given = None if wants.quantization in ("auto", "none") else wants.quantization
+            engine = EngineChoice(tp, level, seqs, form or given, whole)
             try:
                 _ = self._engine(frame, engine).weight_bytes
             except SpecError:
@@ -264,37 +312,40 @@ class Oracle:
         most = min(1024, 2 ** (share - 1).bit_length())
         return [seqs for seqs in POWERS if min(16, most) <= seqs <= most]
 
-    def _transports(self, frame: GpuStep, engine: EngineChoice) -> Iterator[str]:
-        if not frame.has_rollouts:
+    def _ways(self, frame: Arrangement, engine: EngineChoice) -> Iterator[Way]:
+        place = self.spec.placement
+        if not self.spec.has_rollouts:
             yield ""
             return
-        for way in ("cuda_ipc", "nccl", "disk", "adapter", "delta"):
-            if self.spec.placement.transport not in ("auto", way):
+        ways: tuple[Way, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
+        for way in ways:
+            content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(way, SyncContent.FULL)
+            if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and way == "delta"):
                 continue
             if way == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
                 continue
-            if self.spec.placement.transport == "auto":
-                usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
-                if way not in (*usual, "adapter"):
-                    continue
+            if place.transport != "auto" and way != place.transport and place.sync_content in ("auto", "full"):
+                continue
+            usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
+            if content is SyncContent.FULL and way not in usual and place.transport != "disk":
+                continue
             yield way
 
     # ------------------------------------------------------------------------------------------------ bytes
 
-    def _engine(self, frame: GpuStep, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
+    def _engine(self, frame: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
         overheads = self.setting.pool(GENERATION).overheads
         bucket = self.spec.placement.sync_bucket
         return EngineOnGpu(self.setting.policy, self.spec.rollout, engine, frame.placement, overheads, bucket, kv_cache)
 
-    def _passes_of(self, frame: GpuStep, choice: TrainerChoice, response: float) -> Passes:
-        length = self.work.prompt_len + response if response < self.longest else float(self.work.max_seq_len)
-        pairs = self.spec.declaration.sequences_per_sample
-        tokens = (choice.max_tokens or choice.micro_batch * length) * pairs / (choice.ulysses * choice.cp)
+    def _passes_of(self, frame: Arrangement, choice: TrainerChoice, response: float) -> Passes:
+        length = self.work.usual_prompt_len + response if response < self.longest else float(self.work.max_seq_len)
+        tokens = (choice.max_tokens or choice.micro_batch * length) / (choice.ulysses * choice.cp)
         share = self.work.rollouts_per_mini_batch // (frame.num_training // choice.ranks_per_sequence)
         num = -(-share // choice.micro_batch)
         return Passes(int(tokens), int(tokens * response / length), num > 1, num)
 
-    def _others(self, frame: GpuStep, choice: TrainerChoice, name: str, response: float) -> Any:
+    def _others(self, frame: Arrangement, choice: TrainerChoice, name: str, response: float) -> Any:
         spec, setting, passes = self.spec, self.setting, self._passes_of(frame, choice, response)
         if name.startswith("scorer"):
             role = Role(name.split("/")[1])
@@ -327,7 +378,7 @@ class Oracle:
             target=spec.target,
         )
 
-    def _trainer_bytes(self, moments: "Moments", frame: GpuStep, choice: TrainerChoice) -> Bytes:
+    def _trainer_bytes(self, moments: "Moments", frame: Arrangement, choice: TrainerChoice) -> Bytes:
         total = moments.nothing()
         for name in moments.names:
             if not name.startswith("rollout_engine"):
@@ -335,7 +386,7 @@ class Oracle:
                 moments.add(total, name, usual, self._others(frame, choice, name, self.longest))
         return total
 
-    def _engine_bytes(self, moments: "Moments", frame: GpuStep, engine: EngineChoice) -> tuple[Bytes, list[int]]:
+    def _engine_bytes(self, moments: "Moments", frame: Arrangement, engine: EngineChoice) -> tuple[Bytes, list[int]]:
         total = moments.nothing()
         holds: set[int] = set()
         for name in moments.names:
@@ -348,7 +399,7 @@ class Oracle:
         return total, sorted(holds)
 
     def _fit(
-        self, moments: "Moments", frame: GpuStep, engine: EngineChoice, one: Bytes, other: Bytes, holds: list[int]
+        self, moments: "Moments", frame: Arrangement, engine: EngineChoice, one: Bytes, other: Bytes, holds: list[int]
     ) -> tuple[int, int]:
         expected = [a + b for a, b in zip(one[0], other[0], strict=True)]
         high = [a + b for a, b in zip(one[1], other[1], strict=True)]
@@ -361,7 +412,7 @@ class Oracle:
             rank = 2
         if self.setting.host_capacity is not None and max(hosts) > self.setting.host_capacity:
             rank = 2
-        if not frame.has_rollouts:
+        if not self.spec.has_rollouts:
             return rank, 0
         demand = self._demand(frame, engine)
         rooms = [min((left[i] - held[i] for i in holds), default=0) for held in (expected, high)]
@@ -377,14 +428,14 @@ class Oracle:
         block = demand.pool.bytes_per_block
         return rank, max(0, min(most, room)) // block * block
 
-    def _demand(self, frame: GpuStep, engine: EngineChoice) -> KvDemand:
+    def _demand(self, frame: Arrangement, engine: EngineChoice) -> KvDemand:
         num_engines = max(1, frame.num_generation // engine.tp)
         share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(frame, engine).pool
         return KvDemand(
             pool,
             min(engine.max_num_seqs, share),
-            self.work.prompt_len,
+            self.work.usual_prompt_len,
             self.work.max_prompt_len,
             self.work.num_samples_per_prompt,
             self.lengths,
@@ -395,10 +446,10 @@ class Oracle:
     def _cost(
         self,
         action: Action,
-        frame: GpuStep,
+        frame: Arrangement,
         trainer: TrainerChoice,
         engine: EngineChoice,
-        transport: str,
+        transport: Way,
         kv_cache: int,
     ) -> Cost:
         sizes = frame.num_training, frame.num_generation, frame.num_scoring, frame.placement
@@ -413,7 +464,7 @@ class Oracle:
             self.costs[key] = self._work_out(action, frame, trainer, engine, transport, kv_cache)
         return self.costs[key]
 
-    def _cluster(self, frame: GpuStep, group: str) -> Cluster:
+    def _cluster(self, frame: Arrangement, group: str) -> Cluster:
         pool = self.setting.pool(group)
         size = frame.num_training
         if group in (GENERATION, SCORING):
@@ -423,16 +474,16 @@ class Oracle:
     def _work_out(
         self,
         action: Action,
-        frame: GpuStep,
+        frame: Arrangement,
         trainer: TrainerChoice,
         engine: EngineChoice,
-        transport: str,
+        transport: Way,
         kv_cache: int,
     ) -> Cost:
         here, there = self._cluster(frame, SHARED), self._cluster(frame, GENERATION)
         scoring = self._cluster(frame, SCORING) if frame.num_scoring else here
         weights, level = self._engine(frame, engine).weight_bytes, engine.sleep_level
-        role, is_frozen = action.role, action.role in frame.frozen_roles
+        is_frozen = action.role in self.spec.frozen_roles
         match action.kind:
             case ActionKind.GENERATE:
                 return self._generate(frame, engine, kv_cache, there)
@@ -449,17 +500,26 @@ class Oracle:
                 one = self._others(frame, trainer, action.processes[0], 1.0)
                 size = one.weights if is_frozen else sum(one.fixed.after_step.device.values())
                 return move(size, scoring if is_frozen else here)
-        training = self.spec.training
+        return self._compute(action, frame, trainer, here, scoring)
+
+    def _compute(
+        self, action: Action, frame: Arrangement, trainer: TrainerChoice, here: Cluster, scoring: Cluster
+    ) -> Cost:
+        """A pass or an optimizer step. What the driver does takes no time here."""
+        if action.kind not in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP):
+            return NOTHING
+        role, is_frozen, training = action.role, action.role in self.spec.frozen_roles, self.spec.training
         if role is not Role.POLICY:
             training = training.model_copy(update={"lora": None})
         model, target, rollouts = self.setting.model_of(role), self.spec.target, self.work.rollouts_per_mini_batch
         if action.kind is ActionKind.SCORE:
             all_of_them = self._train_work(self.work.num_rollouts_per_step, trainer)
-            if action.id == "score/base" and training.lora is not None:
-                training = training.model_copy(update={"lora": training.lora.model_copy(update={"targets": ()})})
+            lora = self.spec.training.lora
+            if role is Role.REFERENCE and not is_frozen and lora is not None:  # the policy without its adapters
+                training = training.model_copy(update={"lora": lora.model_copy(update={"target_modules": ()})})
             if is_frozen:
                 ranks = frame.num_scoring or frame.num_training
-                trainer = replace(trainer, tp=1) if target == "rlplan" else trainer
+                trainer = replace(trainer, tp=1, ulysses=1) if target == "rlplan" else trainer
                 return score_cost(TrainSetting(model, role, training, trainer, ranks, target), all_of_them, scoring)
             one = TrainSetting(model, role, training, trainer, frame.num_training, target)
             return score_cost(one, all_of_them, here)
@@ -470,29 +530,30 @@ class Oracle:
         return train_cost(one, self._train_work(rollouts, trainer), here).times(times)
 
     def _train_work(self, rollouts: int, trainer: TrainerChoice) -> TrainWork:
-        mean = self.work.prompt_len + self.lengths.mean
-        count = rollouts * self.spec.declaration.sequences_per_sample
+        mean = self.work.usual_prompt_len + self.lengths.mean
         square = mean**2 + self.lengths.variance
-        return TrainWork(count, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
+        return TrainWork(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
 
-    def _generate(self, frame: GpuStep, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
+    def _generate(self, frame: Arrangement, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
         num_engines = max(1, frame.num_generation // engine.tp)
         share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(frame, engine).pool
         tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
-        samples, prompt = self.work.num_samples_per_prompt, float(self.work.prompt_len)
+        samples, prompt = self.work.num_samples_per_prompt, float(self.work.usual_prompt_len)
         one = GenerationWork(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
-        rollout = self.spec.rollout.model_copy(update={"quantization": engine.quantization})
-        speed = EngineSpeed(self.setting.policy, rollout, engine, cluster)
+        is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
+        speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
         cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
-        latency = self.spec.placement.reward_latency_s
+        latency = self.spec.workload.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
-    def _sync(self, frame: GpuStep, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+    def _sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: Way) -> Cost:
         width = 1 if engine.quantization in ("fp8", "fp8_block") else self.spec.rollout.dtype.num_bytes
         lora, adapters = self.spec.training.lora, 0
         if transport == "adapter" and lora is not None:
-            adapters = width * sum(p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.targets))
+            adapters = self.spec.rollout.dtype.num_bytes * sum(
+                p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
+            )
         work = SyncWork(
             transport,  # type: ignore[arg-type]
             width,
@@ -528,7 +589,8 @@ class Moments:
             for action in actions:
                 inside = dict(now)
                 for other in actions:
-                    if (action.id, other.id) in schedule.concurrent or (other.id, action.id) in schedule.concurrent:
+                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[moment]}
+                    if frozenset((action.id, other.id)) in pairs:
                         inside.update(dict.fromkeys(other.processes, (moment, other, True)))
                 inside.update(dict.fromkeys(action.processes, (moment, action, True)))
                 for device in {devices[name] for name in action.processes}:

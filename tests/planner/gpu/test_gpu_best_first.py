@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from rlplan.planner.budget import Verdict, read_setting
-from rlplan.planner.gpu.candidates import Chain, GpuCandidate
+from rlplan.dataflow.choice import Choice
+from rlplan.planner.gpu.candidates import Chain
 from rlplan.planner.gpu.counts import gpu_counts
 from rlplan.planner.gpu.rated import simplicity
-from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import BudgetSpec, make_budget
+from rlplan.planner.gpu_plan import Verdict
+from rlplan.planner.setting import read_setting
+from rlplan.spec.resolved import SettledJob
+from rlplan.vocabulary import Placement
+from tests.factories import gpu_job
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
 CASES = (
@@ -27,8 +31,11 @@ CASES = (
 )
 
 
-def budget(model: str, gpus: str, algorithm: str = "grpo", *overrides: str) -> BudgetSpec:
-    return make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides)
+KEPT = ("training.offloads_optimizer=false",)
+
+
+def budget(model: str, gpus: str, algorithm: str = "grpo", *overrides: str) -> SettledJob:
+    return gpu_job({"policy": model, "hardware": gpus, "algorithm": algorithm}, overrides)
 
 
 @cache
@@ -59,7 +66,7 @@ def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random
     choice = random.choice(chain.choices)
     leaner = [
         replace(choice, **{name: True})
-        for name in ("recomputes", "offloads_optimizer", "offloads_parameters")
+        for name in ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
         if not getattr(choice, name)
     ]
     known = {one for other in search.space.chains(frame) for one in other.choices}
@@ -73,7 +80,7 @@ def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random
 def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
     frame, chain = _chain(search, random)
-    share = search.budget.workload.rollouts_per_mini_batch * chain.choices[0].ranks_per_sequence // frame.num_training
+    share = search.job.workload.rollouts_per_mini_batch * chain.choices[0].ranks_per_sequence // frame.num_training
     sizes = [choice for choice in chain.choices if choice.micro_batch < share]  # one pass alone accumulates nothing
     vectors = [search.roles.trainer_vector(frame, choice) for choice in sizes]
     for larger, smaller in pairwise(vectors):
@@ -103,6 +110,32 @@ def test_no_trainer_is_faster_than_its_products_at_their_best_rate(index: int, r
     assert search.times.floor_seconds(frame) <= search.times.trainer_seconds(frame, choice)
 
 
+def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_training() -> None:
+    search = search_of(0)
+    frame = next(frame for frame in search.space.frames if frame.num_scoring == 1 and frame.num_training == 4)
+    chains = [chain.choices for chain in search.space.chains(frame) if chain.choices[0].tp == 1]
+    alone, shared = (next(one for one in chains if one[0].ulysses == ways) for ways in (1, 2))
+    size = min(alone[0].micro_batch, shared[0].micro_batch)
+    choices = [replace(one[0], micro_batch=size, max_tokens=0) for one in (alone, shared)]
+    engine = search.space.engines(frame)[0]
+    chosen = [search.space.choice(frame, choice, engine, "nccl") for choice in choices]
+    actions = [search.times.timing(one, 1 << 30).actions for one in chosen]
+    first, second = (next(a.cost for a in of if a.action_id == "score/reference") for of in actions)
+    assert first.seconds == second.seconds > 0
+
+
+def test_a_fixed_number_of_gpus_that_score_is_the_only_one_tried() -> None:
+    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "placement.num_scoring_devices=3")
+    frames = GpuSearch(spec, read_setting(spec)).space.frames
+    assert {(frame.placement, frame.num_scoring) for frame in frames} == {(Placement.DISAGGREGATED, 3)}
+    assert {frame.num_training + frame.num_generation for frame in frames} == {5}
+    half = budget(
+        "Qwen/Qwen2.5-7B", "8xH100", "grpo", "placement.num_scoring_devices=2", "placement.num_generation_devices=2"
+    )
+    found = GpuSearch(half, read_setting(half)).space.frames
+    assert {(frame.num_training, frame.num_generation, frame.num_scoring) for frame in found} == {(4, 2, 2)}
+
+
 def _chain(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, type-arg]
     frame = random.choice(search.space.frames)
     chain: Chain = random.choice(search.space.chains(frame))
@@ -114,14 +147,14 @@ def test_candidates_come_in_order_and_each_once(index: int) -> None:
     stream = iter(search_of(index).stream(0))
     first = [next(stream) for _ in range(40)]
     assert all(one.order <= other.order for one, other in pairwise(first))
-    assert len({one.candidate for one in first}) == 40
+    assert len({one.choice for one in first}) == 40
 
 
 def test_the_answer_is_the_same_every_time() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", *OPEN)
-    one, other = find_budget(spec), find_budget(spec)
-    assert one.candidate == other.candidate
-    assert [a.candidate for a in one.runners_up] == [a.candidate for a in other.runners_up]
+    one, other = find_gpu_plan(spec), find_gpu_plan(spec)
+    assert one.choice == other.choice
+    assert [a.choice for a in one.runners_up] == [a.choice for a in other.runners_up]
 
 
 def test_order_of_equals_is_total() -> None:
@@ -157,30 +190,30 @@ def test_a_group_is_its_size_however_many_gpus_it_has() -> None:
 
 
 def test_the_fewest_gpus_are_the_fewest_on_which_it_fits() -> None:
-    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=gpus", "training.offloads_optimizer=false")
-    answer = find_budget(spec)
+    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=gpus", *KEPT)
+    answer = find_gpu_plan(spec)
     assert answer.verdict is Verdict.FITS
-    assert answer.candidate.num_gpus == answer.setting.num_gpus
+    assert answer.choice.arrangement.num_devices == answer.setting.num_gpus
     for count in (count for count in gpu_counts(read_setting(spec)) if count < answer.setting.num_gpus):
-        fewer = find_budget(spec.model_copy(update={"gpus": f"{count}xH100", "objective": "step_time"}))
+        fewer = find_gpu_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         assert fewer.verdict is not Verdict.FITS
 
 
 def test_the_cheapest_number_of_gpus_costs_no_more_than_any_other() -> None:
-    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=cost", "price_per_gpu_hour=2")
-    answer = find_budget(spec)
+    spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=cost", "hardware.price_per_gpu_hour=2", *KEPT)
+    answer = find_gpu_plan(spec)
     assert answer.dollars_per_million_tokens == pytest.approx(2 * answer.gpu_hours_per_million_tokens)
     for count in gpu_counts(read_setting(spec)):
-        other = find_budget(spec.model_copy(update={"gpus": f"{count}xH100", "objective": "step_time"}))
+        other = find_gpu_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         if other.verdict is Verdict.FITS:
             assert answer.gpu_hours_per_million_tokens <= other.gpu_hours_per_million_tokens * (1 + 1e-9)
 
 
 def test_tokens_per_second_and_seconds_of_a_step_are_one_order() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100")
-    fastest = find_budget(spec.model_copy(update={"objective": "tokens_per_s"}))
-    assert fastest.candidate == find_budget(spec).candidate
-    assert fastest.tokens_per_s == pytest.approx(1024 * 4096 / fastest.timing.seconds)
+    fastest = find_gpu_plan(spec.model_copy(update={"objective": "tokens_per_s"}))
+    assert fastest.choice == find_gpu_plan(spec).choice
+    assert fastest.tokens_per_s == pytest.approx(1024 * 4096 / fastest.seconds)
 
 
 def test_numbers_of_gpus_are_powers_divisors_and_whole_hosts() -> None:
@@ -189,17 +222,19 @@ def test_numbers_of_gpus_are_powers_divisors_and_whole_hosts() -> None:
 
 
 def test_on_the_front_more_headroom_costs_time() -> None:
-    front = find_budget(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True).pareto
+    front = find_gpu_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True).pareto
     assert len(front) > 1
     for one, other in pairwise(front):
         assert other.timing.seconds > one.timing.seconds
         assert other.headroom_bytes > one.headroom_bytes
-    assert front[0].candidate == find_budget(budget("Qwen/Qwen2.5-7B", "8xH100")).candidate
+    assert front[0].choice == find_gpu_plan(budget("Qwen/Qwen2.5-7B", "8xH100")).choice
 
 
 def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:
-    spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2", "price_per_gpu_hour=3")
-    remedies = find_budget(spec).remedies
+    spec = budget(
+        "meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2", "hardware.price_per_gpu_hour=3"
+    )
+    remedies = find_gpu_plan(spec).remedies
     assert remedies
     assert [one.order for one in remedies] == sorted(one.order for one in remedies)
     for one in remedies:
@@ -208,5 +243,5 @@ def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:
 
 def test_a_candidate_counts_the_gpus_of_its_groups() -> None:
     search = search_of(0)
-    assert {candidate.num_gpus for _, candidate in zip(range(20_000), search.space, strict=False)} == {8}
-    assert isinstance(next(iter(search.space)), GpuCandidate)
+    assert {candidate.arrangement.num_devices for _, candidate in zip(range(20_000), search.space, strict=False)} == {8}
+    assert isinstance(next(iter(search.space)), Choice)

@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 
-from rlplan.planner.budget import Budget, Verdict, read_setting
-from rlplan.planner.gpu.remedies import find_budget
+from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import BudgetSpec, make_budget
+from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.setting import read_setting
+from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
+from tests.factories import gpu_job
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 
 
-def budget(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> BudgetSpec:
-    return make_budget({"model": model, "gpus": gpus, "algorithm": algorithm}, overrides)
+def budget(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> SettledJob:
+    return gpu_job({"policy": model, "hardware": gpus, "algorithm": algorithm}, overrides)
 
 
-def search(spec: BudgetSpec) -> GpuSearch:
+def search(spec: SettledJob) -> GpuSearch:
     return GpuSearch(spec, read_setting(spec))
 
 
-def found(*arguments: str) -> Budget:
-    return find_budget(budget(*arguments))
+def found(*arguments: str) -> GpuPlan:
+    return find_gpu_plan(budget(*arguments))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
@@ -74,23 +76,23 @@ def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
 
 def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
     spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
-    answer = find_budget(spec)
+    answer = find_gpu_plan(spec)
     assert answer.verdict is Verdict.DOES_NOT_FIT
     assert answer.remedies
     change = answer.remedies[0].change.split()
-    assert find_budget(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
+    assert find_gpu_plan(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
 
 
-def _changed(spec: BudgetSpec, *changes: str) -> BudgetSpec:
+def _changed(spec: SettledJob, *changes: str) -> SettledJob:
     data = {key: value for key, value in spec.model_dump(mode="json").items() if value is not None}
-    return make_budget(data, changes)
+    return gpu_job(data, changes)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (("workload.max_response_len=2048",), ("workload.max_response_len=8192",)),
-        (("training.recompute=full",), ("training.recompute=none",)),
+        (("training.gradient_checkpointing=true",), ("training.gradient_checkpointing=false",)),
         (("training.logits=fused",), ("training.logits=plain",)),
         (("workload.micro_batch_size_per_gpu=1",), ("workload.micro_batch_size_per_gpu=4",)),
         (("training.optimizer=adamw_8bit",), ()),
@@ -102,7 +104,7 @@ def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[st
         "training.zero_stage=2",
         "training.offloads_optimizer=false",
         "placement.placement=disaggregated",
-        "training.recompute=none",
+        "training.gradient_checkpointing=false",
         "workload.micro_batch_size_per_gpu=1",
     )
 
@@ -114,25 +116,26 @@ def test_training_needs_more_where_it_must(one: tuple[str, ...], other: tuple[st
 
 
 def test_random_lengths_may_fit_in_expectation_only() -> None:
-    fixed = ("placement.placement=disaggregated", "training.zero_stage=3", "training.recompute=none")
+    fixed = ("placement.placement=disaggregated", "training.zero_stage=3", "training.gradient_checkpointing=false")
     lengths = "workload.response_lengths={kind: lognormal, median: 2000, sigma: 0.8}"
     wide = found("meta-llama/Llama-3.2-1B", "2xH100", "grpo", *fixed, lengths, "workload.max_response_len=60000",
                  "workload.micro_batch_size_per_gpu=1", "training.logits=plain", "workload.num_prompts_per_step=2",
+                 "target=fsdp2",
                  "rollout.max_num_batched_tokens=8192", "training.offloads_optimizer=false")  # fmt: skip
     assert wide.verdict is Verdict.IN_EXPECTATION
     assert 0 < wide.oom_risk < 1
 
 
-def test_two_preferences_pass_twice_the_tokens() -> None:
-    fixed = ("workload.micro_batch_size_per_gpu=1", "training.recompute=none", "training.zero_stage=3",
-             "training.offloads_optimizer=false")  # fmt: skip
+def test_a_pair_of_answers_passes_twice_the_tokens() -> None:
+    fixed = ("training.gradient_checkpointing=false", "training.zero_stage=3", "training.offloads_optimizer=false")
 
-    def activations(algorithm: str, *more: str) -> int:
-        ledger = found(SMALL, "8xH200", algorithm, *fixed, *more).ledger
+    def activations(algorithm: str, micro_batch: int, *more: str) -> int:
+        size = f"workload.micro_batch_size_per_gpu={micro_batch}"
+        ledger = found(SMALL, "8xH200", algorithm, size, *fixed, *more).ledger
         rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.moment == "steady"]
         return max(row.peak_bytes for row in rows if row.kind is MemoryKind.ACTIVATIONS)
 
-    assert activations("dpo") == pytest.approx(2 * activations("grpo", "placement.placement=hybrid"), rel=0.01)
+    assert activations("dpo", 2) == pytest.approx(2 * activations("grpo", 1, "placement.placement=hybrid"), rel=0.01)
 
 
 def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
@@ -146,7 +149,7 @@ def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
 
 
 def test_a_host_counts_every_process_that_runs_on_it() -> None:
-    parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.parks=true", "placement.placement=colocated")
+    parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.offload=host", "placement.placement=colocated")
     host = parked.ledger.host_peak()
     assert host.num_bytes > 8 * 2 * parked.setting.policy.num_parameters / 8 * 2  # policy and value of eight ranks
     assert parked.setting.host_capacity == 2 << 40
@@ -214,5 +217,5 @@ def test_memory_that_gpu_and_host_share_is_counted_once() -> None:
 
 
 def test_hosts_are_as_they_are_said_to_be() -> None:
-    answer = found("Qwen/Qwen2.5-7B", "8xRTX4090", "grpo", "host_memory=512GiB", "gpus_per_host=8")
+    answer = found("Qwen/Qwen2.5-7B", "8xRTX4090", "grpo", "hardware.host_memory=512GiB", "hardware.num_hosts=1")
     assert (answer.setting.host_capacity, answer.setting.gpus_per_host) == (512 << 30, 8)

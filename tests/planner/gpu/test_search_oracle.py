@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from rlplan.errors import RlplanError
-from rlplan.planner.budget import read_setting
-from rlplan.planner.budget_checks import check_budget
-from rlplan.planner.gpu.candidates import GpuCandidate
 from rlplan.planner.gpu.rated import simplicity
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.spec.budget import BudgetSpec, make_budget
+from rlplan.planner.gpu_checks import check_job
+from rlplan.planner.setting import read_setting
+from rlplan.spec.resolved import SettledJob
+from tests.factories import gpu_job
 from tests.planner.gpu.oracle import Oracle, Tried
 
 LEAST = 10_000
@@ -29,13 +29,13 @@ MODELS = (
 GPUS = ("RTX4090", "L40S", "A100", "H100", "H200", "B200")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_search_finds_what_trying_everything_finds(seed: int) -> None:
     _compare(seed, MOST)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(20, 220))
+@pytest.mark.parametrize("seed", range(2, 220))
 def test_the_search_finds_what_trying_everything_finds_on_more_jobs(seed: int) -> None:
     _compare(seed, MOST_NIGHTLY)
 
@@ -48,31 +48,30 @@ def _compare(seed: int, most: int) -> None:
     tried = list(Oracle(spec, setting).run())
     assert len(tried) >= LEAST
     best = min(one.key for one in tried)
-    if best[0] == 2:
+    if best[0] >= 2:
         assert found.verdict.rank == 2
         return
     alike = [one for one in tried if one.key == best]
-    chosen = found.candidate
-    choice = chosen.step, chosen.trainer, chosen.engine, chosen.transport
-    kv_cache = found.kv.kv_cache_memory_bytes if found.kv else 0
-    busy = sum(action.cost.seconds for action in found.timing.actions)
-    mine = Tried(found.verdict.rank, found.timing.seconds, busy, choice, kv_cache)
+    chosen = search.rate(found.choice)
+    mine = Tried(chosen.rank, *chosen.key, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
     assert mine.key == best, f"{spec}\n{mine}\n{alike[0]}"
-    assert (choice, kv_cache) in [(one.choice, one.kv_cache) for one in alike]
-    assert choice == min((one.choice for one in alike), key=lambda choice: simplicity(GpuCandidate(*choice)))
+    assert found.verdict.rank == best[0]
+    assert found.seconds == pytest.approx(best[1], rel=1e-9)
+    assert (mine.choice, mine.kv_cache) in [(one.choice, one.kv_cache) for one in alike]
+    assert mine.choice == min((one.choice for one in alike), key=simplicity)
     assert search.space.num_candidates <= len(tried)
     assert found.stats.num_rated < len(tried) / 10
 
 
-def _job(random: Random, most: int) -> BudgetSpec:
+def _job(random: Random, most: int) -> SettledJob:
     """A job that can be asked for and has between LEAST and so many combinations."""
     while True:
         overrides = dict(_draw(random))
         try:
-            top = {key: overrides.pop(key) for key in ("model", "algorithm", "gpus")}
-            spec = make_budget(top, [f"{key}={value}" for key, value in overrides.items()])
+            top = {key: overrides.pop(key) for key in ("policy", "algorithm", "hardware")}
+            spec = gpu_job(top, [f"{key}={value}" for key, value in overrides.items()])
             setting = read_setting(spec)
-            check_budget(spec, setting)
+            check_job(spec, setting)
             search = GpuSearch(spec, setting)
         except RlplanError:
             continue
@@ -81,14 +80,14 @@ def _job(random: Random, most: int) -> BudgetSpec:
 
 
 def _draw(random: Random) -> Iterator[tuple[str, str]]:
-    """Keys of a budget; most choices are left open."""
+    """Keys of a job; most choices are left open."""
 
     def sometimes(key: str, *values: object, chance: float = 0.3) -> Iterator[tuple[str, str]]:
         if random.random() < chance:
             yield key, str(random.choice(values))
 
-    yield "model", random.choice(MODELS)
-    yield "gpus", f"{random.choice((2, 4, 4, 6, 8, 8, 16))}x{random.choice(GPUS)}"
+    yield "policy", random.choice(MODELS)
+    yield "hardware", f"{random.choice((2, 4, 4, 6, 8, 8, 16))}x{random.choice(GPUS)}"
     yield "algorithm", random.choice(("grpo", "grpo", "ppo", "rloo", "dapo"))
     target = random.choice(("rlplan", "rlplan", "rlplan", "fsdp2", "megatron"))
     yield "target", target
@@ -111,15 +110,17 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
     yield from sometimes("rollout.quantization", "auto")
     yield from sometimes("training.zero_stage", *((2, 3) if target == "rlplan" else ("auto",)))
     yield from sometimes("training.offloads_parameters", "auto")
-    yield from sometimes("training.recompute", "none", "full")
-    yield from sometimes("training.lora", "{rank: 16}", "{rank: 64, base: nf4}", chance=0.2)
+    yield from sometimes("training.gradient_checkpointing", "false", "true")
+    yield from sometimes("training.lora", "{rank: 16}", "{rank: 64, base_dtype: nf4}", chance=0.2)
     yield from sometimes("training.offload_device", "nvme", chance=0.1)
     yield from sometimes("placement.max_staleness", 1, 2, chance=0.4)
     yield from sometimes("placement.placement", "colocated", "hybrid", "disaggregated", chance=0.2)
-    yield from sometimes("placement.parks", "true", "false", chance=0.2)
-    yield from sometimes("placement.reward_latency_s", 2.5, chance=0.2)
+    yield from sometimes("placement.offload", "host", "none", chance=0.2)
+    yield from sometimes("placement.offload_roles", "all", "frozen", chance=0.2)
+    yield from sometimes("placement.num_scoring_devices", 0, 1, 2, chance=0.2)
+    yield from sometimes("workload.reward_latency_s", 2.5, chance=0.2)
     yield from sometimes("rollout.sleep_level", 1, 2, chance=0.2)
-    yield from sometimes("reward_model", "Qwen/Qwen2.5-0.5B", chance=0.2)
-    yield from sometimes("memory", "16GiB", "40GiB", chance=0.3)
-    yield from sometimes("host_memory", "128GiB", "256GiB", chance=0.2)
+    yield from sometimes("roles.reward.path", "Qwen/Qwen2.5-0.5B", chance=0.2)
+    yield from sometimes("hardware.memory", "16GiB", "40GiB", chance=0.3)
+    yield from sometimes("hardware.host_memory", "128GiB", "256GiB", chance=0.2)
     yield from sometimes("rollout.kv_cache_memory", "2GiB", chance=0.1)

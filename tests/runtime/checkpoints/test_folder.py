@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlplan.errors import SpecError
+from rlplan.errors import RunError, SpecError
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import ForeignCheckpointError
@@ -215,7 +215,7 @@ def test_a_future_that_was_given_up_goes(run: Path) -> None:
 def test_a_full_disk_leaves_the_one_before(run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", _no_room)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(RunError, match="the disk is full"):
             save(run, 4)
     assert find_checkpoint(run).step == 3
 

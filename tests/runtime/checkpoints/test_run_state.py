@@ -16,10 +16,11 @@ from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
 from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.fleet import ExpectedLengths
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
 from tests.runtime.checkpoints.test_folder import save
 
-WORK = StreamWork(num_prompts=2, num_steps=4, deadline_s=5.0)
+WORK = StreamWork(num_prompts=2, num_steps=4, deadline_s=scaled(5.0))
 
 
 def request_of(number: int) -> RolloutRequest:
@@ -149,11 +150,11 @@ def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are
 
 
 def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:
-    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=3, deadline_s=5.0))
+    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=3, deadline_s=scaled(5.0)))
     give_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
     thread = Thread(target=resumed.run, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(scaled(5))
     is_over = not thread.is_alive()
     resumed.close()
     assert is_over

@@ -1,4 +1,4 @@
-"""Data as other people's packages write it, and tasks as they make them; each where the package is installed."""
+"""Data as other people's packages write it, and tasks as they make them."""
 
 import json
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 
 from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.machine_speed import scaled
 from tests.factories import EXAMPLES
 
 SORTER = EXAMPLES / "models" / "sorter"
@@ -17,8 +18,9 @@ ROWS = [{"prompt": f"Sort: {n}", "answer": str(n)} for n in range(5)]
 
 @pytest.mark.parametrize("kind", ["folder", "splits", "parquet", "jsonl", "shuffled", "shards"])
 def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kind: str) -> None:
-    datasets = pytest.importorskip("datasets")
-    pa = pytest.importorskip("pyarrow")
+    import datasets
+    import pyarrow as pa
+
     # a fingerprint given by hand: taking one pickles the table, which not every pair of pyarrow and dill can do
     table, path = datasets.Dataset(pa.Table.from_pylist(ROWS), fingerprint="rows"), tmp_path / f"data.{kind}"
     wanted = [row["prompt"] for row in ROWS]
@@ -42,12 +44,11 @@ def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kin
 
 
 def test_tasks_of_reasoning_gym_are_rows_and_are_judged_by_it(tmp_path: Path) -> None:
-    pytest.importorskip("reasoning_gym")
     from rlplan.runtime.data.reasoning_gym import score
 
     out = tmp_path / "tasks.jsonl"
     command = [sys.executable, "-m", "rlplan.runtime.data.reasoning_gym", "chain_sum", "--size", "5", "-o", str(out)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=scaled(120))
     loaded = load_rows(out, Columns(), SORTER, Wanted(answers=True))
     assert len(loaded.rows) == 5
     for row in loaded.rows:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import alive, descendants_of, finish, start, wait_for
+from rlplan.runtime.machine_speed import scaled
+from tests.runtime.conftest import alive, descendants_of, finish, start
+from tests.waiting import wait_for
 
 UNRELIABLE = """
 import os, time
@@ -48,7 +50,7 @@ def test_what_the_environment_does_not_answer_is_masked_and_counted_where_genera
     (tmp_path / "game.py").write_text(UNRELIABLE)
     folder = tmp_path / "run"
     overrides = (
-        *("workload.num_steps=3", "workload.num_heldout_prompts=8", "rollout.environment.timeout_s=1"),
+        *("workload.num_steps=3", "workload.num_heldout_prompts=8", f"rollout.environment.timeout_s={scaled(1.0)}"),
         *(f"rollout.environment.path={tmp_path / 'game.py'}:play", "rollout.environment.max_observation_len=8"),
         *("placement.placement=disaggregated", "placement.max_staleness=1"),
     )

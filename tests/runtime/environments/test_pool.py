@@ -10,9 +10,11 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool, check_environment
+from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import alive
+from tests.waiting import at_most, wait_for
 
 GAME = """
 import os, sys, time
@@ -39,7 +41,7 @@ def play(messages, answer):
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
     (tmp_path / "game.py").write_text(GAME)
-    spec = EnvironmentSpec(path=f"{tmp_path / 'game.py'}:play", timeout_s=1.0, num_workers=1)
+    spec = EnvironmentSpec(path=f"{tmp_path / 'game.py'}:play", timeout_s=scaled(1.0), num_workers=1)
     pool = EnvironmentPool(spec, tmp_path / "log.txt")
     yield pool
     pool.close()
@@ -49,10 +51,7 @@ def asked(pool: EnvironmentPool, *words: str) -> list[Answer]:
     for index, word in enumerate(words):
         pool.ask(index, [{"role": "assistant", "content": word}], "42")
     found: dict[int, Answer] = {}
-    deadline = time.monotonic() + 30
-    while len(found) < len(words) and time.monotonic() < deadline:
-        found |= dict(pool.ready())
-        time.sleep(0.005)
+    wait_for(lambda: found.update(pool.ready()) or len(found) == len(words), 30, pause_s=0.005)
     return [found[index] for index in range(len(words))]
 
 
@@ -68,7 +67,7 @@ def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: Environment
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("hang", "no answer within 1 s"),
+        ("hang", "no answer within "),
         ("die", "the process is gone"),
         ("fail", "ValueError: no such move"),
         ("long", "an answer of more than 1048576 bytes"),
@@ -93,9 +92,8 @@ def test_what_is_no_answer_is_a_failure_with_its_reason_and_the_next_question_is
 
 def test_a_hang_costs_its_deadline_and_not_much_more(pool: EnvironmentPool) -> None:
     asked(pool, "won")
-    start = time.monotonic()
-    asked(pool, "hang")
-    assert time.monotonic() - start < 2.0
+    with at_most(1.0, beyond_s=pool.spec.timeout_s):
+        asked(pool, "hang")
 
 
 def test_a_killed_process_is_replaced_and_none_is_left_when_the_pool_is_closed(pool: EnvironmentPool) -> None:
@@ -137,9 +135,7 @@ def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> Non
         turns.append({"role": "assistant", "content": guess})
         pool.ask(0, turns, "12459")
         found: list[tuple[object, Answer]] = []
-        while not found:
-            found = pool.ready()
-            time.sleep(0.005)
+        wait_for(lambda: found.extend(pool.ready()) or found, 60, pause_s=0.005)  # noqa: B023
         said.append(found[0][1])
         turns.append({"role": "user", "content": str(said[-1].observation)})
     pool.close()

@@ -4,25 +4,28 @@ import json
 
 import pytest
 
-from rlplan.runtime.rewards.code_tests import Check, UnreadableTestsError, read_tests
+from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
+from rlplan.runtime.rewards.code_tests import Pair, read_tests
 from rlplan.runtime.sandbox.programs import Case, CaseResult
 
 
-def ok(output: bytes) -> CaseResult:
-    return CaseResult("ok", output)
+def ok(*outputs: bytes) -> tuple[CaseResult, ...]:
+    return tuple(CaseResult("ok", output) for output in outputs)
 
 
 def test_inputs_and_outputs_are_programs_that_read_and_print() -> None:
     (check,) = read_tests(json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]}))
-    assert check.case == Case(stdin=b"1 2\n")
+    assert check.cases == (Case(stdin=b"1 2\n"),)
     assert check.holds(ok(b"3  \n\n"))
     assert not check.holds(ok(b"3 4\n"))
-    assert not check.holds(CaseResult("timeout", b"3\n"))
+    assert not check.holds((CaseResult("timeout", b"3\n"),))
 
 
 def test_inputs_with_a_function_s_name_are_calls() -> None:
     first, second = read_tests(json.dumps({"inputs": ["[1, 2]\n3", [[1], 2]], "outputs": ["true", 5], "fn_name": "g"}))
-    assert first.case.call == "(Solution().g if 'Solution' in globals() else g)([1, 2], 3)"
+    assert first.cases[0].call == "(Solution().g if 'Solution' in globals() else g)([1, 2], 3)"
+    assert isinstance(first, Pair)
+    assert isinstance(second, Pair)
     assert (first.right, second.right) == (True, 5)
     assert second.holds(ok(b"i0x5;"))
 
@@ -31,7 +34,10 @@ def test_inputs_with_a_function_s_name_are_calls() -> None:
     ("line", "call", "right", "wrong"),
     [
         ("assert f(1) == [1, (2, None)]", "f(1)", b"l2;i0x1;u2;i0x2;n", b"l1;i0x1;"),
-        ("assert f(1) == [1]", "f(1)", b"u1;i0x1;", b"l2;i0x1;i0x1;"),
+        ("assert f(1) == [1]", "f(1)", b"l1;i0x1;", b"u1;i0x1;"),
+        ("assert f(1) is True", "f(1)", b"t", b"i0x1;"),
+        ("assert f(1) == 1", "f(1)", b"t", b"s1:1"),
+        ("assert f(1) < 3", "f(1)", b"i0x2;", b"i0x3;"),
         ("assert 'a' == f('b')", "f('b')", b"s1:a", b"b1:a"),
         ("assert f()", "f()", b"t", b"n"),
         ("assert not f()", "f()", b"l0;", b"t"),
@@ -42,7 +48,7 @@ def test_inputs_with_a_function_s_name_are_calls() -> None:
 )
 def test_assertions_are_taken_apart(line: str, call: str, right: bytes, wrong: bytes) -> None:
     (check,) = read_tests(json.dumps([line]))
-    assert check.case.call == call
+    assert [case.call for case in check.cases] == [call]
     assert check.holds(ok(right))
     assert not check.holds(ok(wrong))
     assert not check.holds(ok(b"l9999;"))
@@ -52,8 +58,7 @@ def test_assertions_are_taken_apart(line: str, call: str, right: bytes, wrong: b
 def test_a_human_eval_test_names_its_function() -> None:
     test = "METADATA = {}\ndef check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([]) == 0\n"
     checks = read_tests(json.dumps({"test": test, "entry_point": "count"}))
-    assert [check.case.call for check in checks] == ["count([1])", "count([])"]
-    assert all(isinstance(check, Check) for check in checks)
+    assert [case.call for check in checks for case in check.cases] == ["count([1])", "count([])"]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +74,14 @@ def test_a_human_eval_test_names_its_function() -> None:
 )
 def test_calls_may_name_what_is_python_s_or_the_program_s(line: str, call: str) -> None:
     (check,) = read_tests(line)
-    assert check.case.call == call
+    assert [case.call for case in check.cases] == [call]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         "", "12", "{}", "[1]", '{"inputs": ["1"], "outputs": []}', '{"inputs": [1], "outputs": [2]}', "assert f(",
-        "assert f(1) == g(2)", "assert sorted(x) == x", "assert f(1) < 3", "assert __import__('os') == 1 == 2",
+        "assert f(1) == g(2)", "assert sorted(x) == x", "assert __import__('os') == 1 == 2",
         "for i in range(3): assert f(i) == 1", "if False: assert f(1) == 2", "import math\nassert f(math.pi) == 3",
         "root = Node(1)\nassert f(root) == 3", "assert max_height(root) == 3", "def g(): return 1\nassert f(g()) == 1",
         "def check(f):\n    def inner():\n        assert f(1) == 1\n", "assert True",

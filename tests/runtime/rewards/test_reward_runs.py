@@ -1,12 +1,14 @@
 """Whole runs with rewards in processes of their own: begun before generation has ended, and nothing left behind."""
 
 import json
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from benchmarks.reward_overlap import LENGTHS, overlap
 from tests.runtime.conftest import FinishedRun, Runner
+from tests.waiting import orphans_come_here, own_processes
 
 pytestmark = [pytest.mark.engine]
 
@@ -20,12 +22,21 @@ def check(run: FinishedRun, num_steps: int = 2) -> None:
     spans = {(span.process, span.action_id, span.step): span for span in run.trace.spans}
     judged, generated = spans["verifiers", "verify", 1], spans["rollout_engine/0", "generate", 1]
     assert judged.start_s < generated.end_s, "rewards begin before generation has ended"
-    left = [process for process in psutil.process_iter(["cmdline"]) if _is_ours(process)]
-    assert left == []
+    assert [process for process in own_processes().values() if _is_a_reward_s(process)] == []
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    words = process.info["cmdline"] or []
+@pytest.fixture(autouse=True)
+def orphans() -> Iterator[None]:
+    """What a run might leave behind is found below this process."""
+    with orphans_come_here():
+        yield
+
+
+def _is_a_reward_s(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
     return "rlplan.runtime.rewards.child" in words or any(word.endswith("bwrap") for word in words[:1])
 
 
@@ -53,6 +64,4 @@ def test_while_generation_lasts_longer_programs_cost_the_step_next_to_nothing(ru
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["math", "function", "weighted", "format", "reasoning-gym"])
 def test_the_other_kinds_of_rewards(run_job: Runner, name: str) -> None:
-    if name == "reasoning-gym":
-        pytest.importorskip("reasoning_gym")
     check(run_job(f"examples/rewards/{name}.yaml", *SHORT, "metrics.sinks=[tensorboard]"))

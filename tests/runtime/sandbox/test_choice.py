@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import HostError, SpecError
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.rewards.desk import RewardDesk
 from rlplan.runtime.sandbox.bare import Bare
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
@@ -61,7 +62,7 @@ def test_a_broken_sandbox_is_its_own_fault_and_not_the_program_s(monkeypatch: py
 
 
 def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> None:
-    limits = Limits(case_s=10.0, memory_bytes=300 * MIB)
+    limits = Limits(case_s=scaled(10.0), total_s=scaled(30.0), memory_bytes=300 * MIB)
     sandbox = Bubblewrap(1, limits)
     groups, sandbox._groups = sandbox._groups, []
     try:
@@ -70,7 +71,7 @@ def test_memory_of_the_whole_tree_is_limited_also_without_a_control_group() -> N
         sandbox._groups = groups
         sandbox.close()
     assert report.status == "memory"
-    assert report.seconds < 8
+    assert report.seconds < limits.case_s - 2
 
 
 def test_looking_at_processes_that_end_meanwhile_is_no_error() -> None:
@@ -88,8 +89,8 @@ def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(0, 1 << 28).folder)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     mine = TreeGroup(99, 1 << 28)
-    assert Path(said).is_dir()
-    assert sweep() >= 1
+    sweep()  # another run beside this one may have been first
+    assert said
     assert not Path(said).exists()
     assert mine.folder.is_dir()
     mine.close()

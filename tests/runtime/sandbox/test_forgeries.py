@@ -1,4 +1,4 @@
-"""A program cannot make its judge believe that it is right: 39 ways to try, as a function and as a program."""
+"""A program cannot make its judge believe that it is right: 60 ways to try, as functions and as programs."""
 
 import json
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlplan.runtime.experience import Prompt
+from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.rewards.code_executor import grade
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
@@ -14,9 +15,11 @@ from rlplan.spec.rewards import CodeExecutorSpec
 from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
-SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=2.0, timeout_s=4.0)
+SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scaled(2.0), timeout_s=scaled(4.0))
 RIGHT = 4 * 10**6 + 13
 CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == {RIGHT}", "entry_point": "f"})
+CLOSE = json.dumps([f"assert all(abs(a - b) < 1e-6 for a, b in zip(f(7), [1.5, {RIGHT}.0]))"])
+"""A comparison in the form of a call."""
 PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
 
 
@@ -34,6 +37,7 @@ def value(sandbox: Sandbox, source: str, tests: str) -> float:
 
 def test_the_right_program_passes(sandbox: Sandbox) -> None:
     assert value(sandbox, f"def f(x): return {RIGHT - 7} + x", CALLS) == 1.0
+    assert value(sandbox, f"def f(x): return [1.5, {RIGHT - 7.0} + x]", CLOSE) == 1.0
     assert value(sandbox, f"print({RIGHT - 7} + int(input()))", PRINTS) == 1.0
 
 
@@ -41,11 +45,12 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
     """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0
+    assert value(sandbox, FORGERIES[name], CLOSE) == 0.0
     assert value(sandbox, FORGERIES[name] + "\nprint(f(7))", PRINTS) == 0.0
 
 
 def test_there_are_enough_forgeries() -> None:
-    assert len(FORGERIES) >= 15
+    assert len(FORGERIES) >= 60
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed
+from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.sandbox import process
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed, system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
+from tests.waiting import own_processes, wait_for
 
 SPINS = """
 import os
@@ -48,15 +51,14 @@ def test_all_processes_of_a_program_together_have_one_core(sandbox: Bubblewrap) 
 
 @pytest.mark.parametrize("source", [SPINS, SPINS_UNSEEN])
 def test_where_no_control_group_may_be_made_the_cpu_of_a_tree_is_looked_at(source: str) -> None:
-    watch, deadline = TreeWatch(None, 0.5), time.monotonic() + 30
+    watch, said = TreeWatch(None, 0.5), []
     tree = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
     try:
-        while (said := watch(tree.pid)) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(lambda: said.append(watch(tree.pid)) or said[-1], 30, pause_s=0.02)
     finally:
         os.killpg(tree.pid, 9)
         tree.wait()
-    assert said == "timeout"
+    assert said[-1] == "timeout"
 
 
 def test_a_run_that_is_looked_at_ends_when_it_has_had_its_cpu(sandbox: Bubblewrap) -> None:
@@ -76,15 +78,48 @@ def test_a_process_that_cannot_be_made_before_the_program_is_there_is_no_fault_o
     assert "temporarily unavailable" in report.detail
 
 
+COMES_UP_LATE = """
+import posix, time
+_setsid = posix.setsid
+def _late():
+    time.sleep(1.0)
+    _setsid()
+posix.setsid = _late
+"""
+"""For the runner, before it begins: every case's process is a second late, as on a machine with other work."""
+
+
+def test_a_case_that_comes_up_late_has_all_of_its_time_and_of_the_whole_program_s(sandbox: Bubblewrap) -> None:
+    sandbox._runner = system_runner(COMES_UP_LATE)
+    report = sandbox.run(Program("print(1)", (Case(),), Limits(case_s=0.3, total_s=0.5)))
+    assert (report.status, report.cases[0].status, report.cases[0].output) == ("done", "ok", b"1\n"), report
+
+
+NEVER_COMES_UP = COMES_UP_LATE.replace("1.0", "600.0")
+
+
+def test_a_case_that_does_not_come_up_is_no_fault_of_the_program(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox._runner = system_runner(NEVER_COMES_UP)
+    monkeypatch.setattr(process, "START_S", 1.0)
+    report = sandbox.run(Program("print(1)", (Case(),)))
+    assert (report.status, report.detail) == ("broken", "the process of a case did not come up: timeout")
+
+
 def test_a_runner_that_the_host_ends_is_no_fault_of_the_program(sandbox: Bubblewrap) -> None:
-    others = {process.pid for process in psutil.Process().children(recursive=True)}
+    others = {*own_processes()}
+    sleeps = Program("import time; time.sleep(500)", (Case(),), Limits(case_s=600.0, total_s=600.0))
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.run, Program("import time; time.sleep(20)", (Case(),), Limits(case_s=30.0)))
+        future = pool.submit(sandbox.run, sleeps)
         inside: list[psutil.Process] = []
-        while not inside and not future.done():
-            inside = [each for each in psutil.Process().children(recursive=True) if _has_child(each, others)]
+        wait_for(
+            lambda: inside.extend(each for each in own_processes().values() if _has_child(each, others)) or inside,
+            20,
+            pause_s=0.01,
+        )
         inside[-1].kill()
-        report = future.result(10)
+        report = future.result(scaled(10))
     assert (report.status, report.detail) == ("broken", "its runner ended without a verdict")
 
 
@@ -100,6 +135,7 @@ def _has_child(process: psutil.Process, others: set[int]) -> bool:
 
 KILLED, LOST = Report("killed", (CaseResult("missing"),)), Report("done", (CaseResult("killed"),))
 WELL, LATE = Report("done", (CaseResult("ok", b"1"),)), Report("timeout", (CaseResult("missing"),))
+NOT_UP = Report("timeout", (CaseResult("missing"),), process.NOT_BEGUN)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +150,7 @@ WELL, LATE = Report("done", (CaseResult("ok", b"1"),)), Report("timeout", (CaseR
         (WELL, (1, 0), "done"),
         (WELL, (0, 9), "done"),
         (LATE, (0, 0), "timeout"),
+        (NOT_UP, (0, 0), "broken"),
     ],
 )
 def test_what_ended_a_program_says_whose_fault_it_is(report: Report, num_ended: tuple[int, int], status: str) -> None:

@@ -1,12 +1,10 @@
-"""Other people's packages read what the sinks have written, where they are installed; none is a dependency."""
+"""Other people's packages read what the sinks have written; none is a dependency, the lock has them for these tests."""
 
 import json
 import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
@@ -40,11 +38,12 @@ def follow(kind: str, folder: Path) -> None:
 
 
 def test_tensorboard_s_own_reader_gets_the_numbers(tmp_path: Path) -> None:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
     follow("tensorboard", tmp_path)
     stored: list[Stored] = []
     for file in sorted((tmp_path / "tensorboard").iterdir()):
-        head, *events = reader.EventFileLoader(str(file)).Load()
+        head, *events = EventFileLoader(str(file)).Load()
         assert head.file_version == "brain.Event:2"
         steps: dict[int, dict[str, float]] = {}
         for event in events:
@@ -73,7 +72,8 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 def stored_by_wandb(file: Path) -> Stored:
     """The history of an offline run."""
-    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    from wandb.proto import wandb_internal_pb2 as messages
+
     stored = []
     for data in wandb_records(file.read_bytes()):
         record = messages.Record()
@@ -86,7 +86,6 @@ def stored_by_wandb(file: Path) -> Stored:
 
 
 def test_wandb_keeps_an_offline_run_in_the_run_folder(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     follow("wandb", tmp_path)
     first, second = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     assert stored_by_wandb(first) == FIRST
@@ -94,7 +93,6 @@ def test_wandb_keeps_an_offline_run_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_trackio_keeps_a_local_project_in_the_run_folder(tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
     follow("trackio", tmp_path)
     files = list((tmp_path / "trackio").rglob("*.db"))
     assert files, list((tmp_path / "trackio").rglob("*"))

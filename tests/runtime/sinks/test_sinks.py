@@ -2,12 +2,12 @@
 
 import json
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.sinks.tensorboard import crc32c, event, record
+from tests.waiting import wait_for
 
 ROWS: list[dict[str, float]] = [
     {"step": 0, "evaluate/greedy_accuracy": 0.25},
@@ -62,10 +62,8 @@ def test_a_dead_sink_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "tensorboard").write_text("a file where a folder should be")
     followers = Followers(("tensorboard",), folder, "quickstart")
-    deadline, told = time.monotonic() + 30, []
-    while not told and time.monotonic() < deadline:
-        told = followers.take_dead()
-        time.sleep(0.05)
+    told: list[str] = []
+    wait_for(lambda: told.extend(followers.take_dead()) or told, 30, pause_s=0.05)
     assert told[0].startswith("the sink tensorboard has ended with exit code 1; the run goes on")
     assert followers.take_dead() == []
     followers.close()

@@ -1,0 +1,136 @@
+"""Choice: everything that a plan has decided about a job, as one frozen value that anybody may import.
+
+In: nothing. Out: values.
+Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlplan.vocabulary import Placement
+
+Offloaded = Literal["none", "all", "frozen"]
+Way = Literal["", "shared_memory", "gloo", "cuda_ipc", "nccl", "disk", "adapter", "delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Which device groups there are, and who gives up its memory while it waits."""
+
+    placement: Placement
+    num_training: int
+    """Devices that train; on shared devices these are all."""
+    num_generation: int
+    """Devices that generate; on shared devices these are all."""
+    num_scoring: int = 0
+    """Devices of the frozen roles' own; 0 where they lie with training."""
+    offloaded: Offloaded = "none"
+    """Roles that move to the host or the disk while they wait."""
+    is_async: bool = False
+    """Whether generation runs beside training."""
+    sleeps: bool = False
+    """Whether the engine sleeps while others compute; colocated without it, it is stopped and started again."""
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether training and generation lie on the same devices."""
+        return self.placement is not Placement.DISAGGREGATED
+
+    @property
+    def num_frozen(self) -> int:
+        """Devices that the frozen roles may lie on."""
+        return self.num_scoring or self.num_training
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all groups."""
+        own = 0 if self.shares_devices else self.num_generation
+        return self.num_training + self.num_scoring + own
+
+
+@dataclass(frozen=True)
+class TrainerChoice:
+    """What is chosen for trained roles."""
+
+    zero_stage: int
+    gradient_checkpointing: bool
+    offloads_optimizer: bool
+    offloads_parameters: bool
+    micro_batch: int
+    """Rollouts of a pass, at their longest."""
+    ulysses: int = 1
+    """Ranks that share one sequence."""
+    tp: int = 1
+    """Ranks that share one layer."""
+    pp: int = 1
+    """Ranks that share the layers."""
+    cp: int = 1
+    """Ranks that share one sequence's attention."""
+    ep: int = 1
+    """Ranks that share the experts."""
+    max_tokens: int = 0
+    """Of a pass that is packed without padding; 0 where passes are padded to their longest rollout."""
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        """Ranks that work on the same micro-batch."""
+        return self.ulysses * self.tp * self.pp * self.cp
+
+    @property
+    def token_ways(self) -> int:
+        """Ranks over which the tokens of a sequence are cut."""
+        return self.ulysses * self.cp
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What is chosen for the engine."""
+
+    tp: int
+    """Ranks of one engine."""
+    sleep_level: int
+    """0 for one that never sleeps."""
+    max_num_seqs: int = 256
+    """Sequences at once."""
+    quantization: str | None = None
+    """Of its weights, None as loaded."""
+    has_expert_parallel: bool = False
+    """Whether whole experts lie on its ranks instead of a slice of each."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One combination: who lies where, how roles are trained, how rollouts are generated, how weights travel."""
+
+    arrangement: Arrangement
+    trainer: TrainerChoice
+    engine: EngineChoice
+    way: Way = ""
+    """How weights reach the engine, and what of them; empty without an engine."""
+    num_engines: int = 0
+    """Replicas of the engine; 0 for as many as fill the devices that generate."""
+    senders: Literal["auto", "one", "each"] = "auto"
+    """Which ranks of the trainer hand weights over: the first, or each; `auto` as the way needs it."""
+
+    @property
+    def engines(self) -> int:
+        """Replicas of the engine."""
+        return self.num_engines or max(1, self.arrangement.num_generation // self.engine.tp)
+
+    @property
+    def hands_over_each(self) -> bool:
+        """Whether every rank of the trainer hands weights over, to the engine on its own device."""
+        arrangement = self.arrangement
+        on_own_device = arrangement.shares_devices and self.way in ("cuda_ipc", "adapter", "delta")
+        return self.senders == "each" or (self.senders == "auto" and on_own_device and arrangement.num_training > 1)
+
+    def with_trainer(self, **changes: object) -> "Choice":
+        """The same with another trainer."""
+        return replace(self, trainer=replace(self.trainer, **changes))  # type: ignore[arg-type]
+
+
+NO_ENGINE = EngineChoice(1, 0)
+NO_TRAINER = TrainerChoice(
+    zero_stage=0, gradient_checkpointing=False, offloads_optimizer=False, offloads_parameters=False, micro_batch=1
+)
+"""Stand in for the half of a choice that somebody does not look at."""

@@ -1,0 +1,146 @@
+"""From a job and a choice to the resolved job, whose every key says what was chosen; and back.
+
+In: a SettledJob and a Choice, or a ResolvedJob. Out: the other. `build_schedule(resolve(job, choice), choice_of(...))`
+is the schedule of (job, choice). Left out: which choice (the searches), whether it can run (rules.py).
+"""
+
+from typing import Any, cast
+
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, Way
+from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, with_values
+from rlplan.units import ceil_div
+from rlplan.vocabulary import Placement, SyncContent, Transport
+
+CONTENTS = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}
+
+
+def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice:
+    """What a resolved job has chosen, with a placement and a stage."""
+    place, training, rollout = job.placement, job.training, job.rollout
+    count = all_devices = job.hardware.num_devices
+    generating, scoring = all_devices, 0
+    if placement is Placement.DISAGGREGATED:
+        generating, scoring = max(place.num_generation_devices, rollout.num_processes), place.num_scoring_devices
+        count = all_devices - generating - scoring
+    on_gpus, colocated = job.device_kind == "cuda", placement is Placement.COLOCATED
+    level = rollout.sleep_level if on_gpus and colocated else 0
+    arrangement = Arrangement(
+        placement,
+        count,
+        generating,
+        scoring,
+        _offloaded(job, placement),
+        is_async=place.max_staleness > 0 and placement is Placement.DISAGGREGATED,
+        sleeps=level > 0,
+    )
+    trainer = TrainerChoice(
+        zero_stage,
+        training.gradient_checkpointing,
+        training.offloads_optimizer,
+        training.offloads_parameters,
+        max(1, job.max_tokens_per_micro_batch // job.workload.max_seq_len),
+        ulysses=training.ulysses,
+        tp=training.tp,
+        max_tokens=job.max_tokens_per_micro_batch,
+    )
+    quantization = None if rollout.quantization == "none" else rollout.quantization
+    engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, rollout.has_expert_parallel)
+    return Choice(arrangement, trainer, engine, _way(job, placement), rollout.num_engines, place.sync_senders)
+
+
+def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
+    """Who is offloaded. On a host without a GPU memory for memory would free nothing: trained states go to the disk."""
+    place = job.placement
+    if place.offload == "none":
+        return "none"
+    if place.offload_roles == "frozen":
+        return "frozen"
+    if placement is not Placement.COLOCATED:
+        return "none"
+    return "all" if place.offload == "disk" or job.device_kind == "cuda" else "frozen"
+
+
+def _way(job: ResolvedJob, placement: Placement) -> Way:
+    content = job.placement.sync_content
+    if content is not SyncContent.FULL:
+        return cast(Way, content.value)
+    if job.placement.transport != "auto" or job.device_kind == "cpu":
+        return job.sync_transport.value
+    return "nccl" if placement is Placement.DISAGGREGATED else "cuda_ipc"
+
+
+def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
+    """The job with every choice made. kv_cache: bytes of each rank of an engine."""
+    arrangement, trainer, engine = choice.arrangement, choice.trainer, choice.engine
+    work, given = job.workload, job.placement
+    training: dict[str, Any] = {
+        "zero_stage": trainer.zero_stage,
+        "gradient_checkpointing": trainer.gradient_checkpointing,
+        "offloads_optimizer": trainer.offloads_optimizer,
+        "offloads_parameters": trainer.offloads_parameters,
+        "max_tokens_per_micro_batch": trainer.max_tokens or trainer.micro_batch * work.max_seq_len,
+        **{axis: getattr(trainer, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")},
+    }
+    rollout: dict[str, Any] = {
+        "num_engines": choice.engines,
+        "tp": engine.tp,
+        "quantization": engine.quantization or "none",
+        "has_expert_parallel": engine.has_expert_parallel,
+        "kv_cache_memory": kv_cache,
+        "max_num_seqs": engine.max_num_seqs,
+    }
+    if job.device_kind == "cuda":
+        rollout["sleep_level"] = engine.sleep_level
+    own = not arrangement.shares_devices
+    micro = work.micro_batch_size_per_gpu
+    sizes = {
+        "mini_batch_size": work.rollouts_per_mini_batch,
+        "micro_batch_size_per_gpu": trainer.micro_batch if micro == "auto" else micro,
+    }
+    placement: dict[str, Any] = {
+        "placement": arrangement.placement.value,
+        "num_generation_devices": arrangement.num_generation
+        if own or given.num_generation_devices == "auto"
+        else given.num_generation_devices,
+        "num_scoring_devices": arrangement.num_scoring
+        if own or given.num_scoring_devices == "auto"
+        else given.num_scoring_devices,
+        "max_staleness": given.max_staleness if arrangement.is_async else 0,
+        "sync_senders": "each" if choice.hands_over_each else "one",
+        "sync_content": CONTENTS.get(choice.way, SyncContent.FULL),
+    }
+    placement |= _offload(job, choice) | _transport(job, choice)
+    values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
+    return with_values(_on(job, arrangement), values)
+
+
+def _offload(job: SettledJob, choice: Choice) -> dict[str, str]:
+    """What the job says, where it says it; else what the choice needs."""
+    given, offloaded = job.placement, choice.arrangement.offloaded
+    if job.device_kind == "cpu":
+        return {}
+    if offloaded == "none":
+        return {"offload": "none", "offload_roles": "all"}
+    where = given.offload if given.offload in ("host", "disk") else "host"
+    return {"offload": where, "offload_roles": offloaded}
+
+
+def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
+    """How what is sent travels: adapters and differences as whole weights would, where the job does not say."""
+    if not choice.way or (choice.way in CONTENTS and job.placement.transport != "auto"):
+        return {}
+    if job.device_kind == "cpu" and choice.way in CONTENTS:
+        return {"transport": cast(ResolvedJob, job).sync_transport}
+    if choice.way in CONTENTS:
+        return {"transport": Transport.CUDA_IPC if choice.arrangement.shares_devices else Transport.NCCL}
+    return {"transport": Transport(choice.way)}
+
+
+def _on(job: SettledJob, arrangement: Arrangement) -> SettledJob:
+    """The job on the devices that were chosen, where that is fewer than there are."""
+    hardware = job.hardware
+    if arrangement.num_devices in (hardware.num_devices, hardware.all_devices):
+        return job
+    hosts = ceil_div(arrangement.num_devices, hardware.devices_per_host)
+    fewer: SettledHardware = hardware.model_copy(update={"num_devices": arrangement.num_devices, "num_hosts": hosts})
+    return job.model_copy(update={"hardware": fewer})

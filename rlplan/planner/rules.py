@@ -1,0 +1,241 @@
+"""What cannot run, and why: the one list that the search reads before it offers a choice, and that refuses a job.
+
+In: a job, a choice. Out: reasons; none where nothing speaks against it. Left out: bytes, and what one key of a job says
+by itself (spec/). A job may be refused whatever is chosen (`of_job`), a choice beside others that run (`of_choice`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlplan.dataflow.choice import Choice
+from rlplan.errors import SpecError
+from rlplan.memory.weight_sync import ENGINE_LORA_RANKS
+from rlplan.spec.model import load_model, load_scalar_base
+from rlplan.spec.profiles import find_profile
+from rlplan.spec.resolved import SettledJob
+from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
+
+ON_SHARED = ("cuda_ipc", "disk", "adapter")
+ON_OWN = ("nccl", "disk", "adapter", "delta")
+"""Ways for weights between processes on the same GPU, and on GPUs of their own (NCCL takes one rank a GPU)."""
+CUDA_WAYS = ("cuda_ipc", "nccl")
+MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
+"""Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
+
+
+def of_job(job: SettledJob) -> Iterator[str]:
+    """Why rlplan's own runtime does not run a job whatever is chosen."""
+    if job.target != "rlplan":
+        yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan)"
+        return
+    yield from _models(job)
+    yield from _trainer_of(job)
+    if job.device_kind == "cuda":
+        yield from _gpus(job)
+    else:
+        yield from _cpu_host(job)
+
+
+def of_choice(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Why rlplan's own runtime does not run a choice of a job."""
+    if job.target != "rlplan":
+        return
+    yield from _placed(job, choice)
+    yield from _shared_out(job, choice)
+    if job.device_kind == "cuda":
+        yield from _engines_on_gpus(job, choice)
+        yield from _sync_on_gpus(job, choice)
+    else:
+        yield from _sync_on_a_host(job, choice)
+
+
+def stage_of(job: SettledJob, choice: Choice) -> str:
+    """Why a trainer's ZeRO stage does not go with the rest of it; empty where it does."""
+    trainer = choice.trainer
+    asked = job.training.combination(
+        trainer.zero_stage, (trainer.ulysses, trainer.tp), (trainer.offloads_optimizer, trainer.offloads_parameters)
+    )
+    return next((one.reason for one in asked.contradictions()), "")
+
+
+def _models(job: SettledJob) -> Iterator[str]:
+    """Families that the runtime does not train or serve."""
+    if job.device_kind == "cpu":
+        return  # its models are read by the same function
+    for key, path in job.named_models.items():
+        load = load_scalar_base if key in (f"roles.{Role.VALUE}.path", f"roles.{Role.REWARD}.path") else load_model
+        if Path(path).is_file():
+            yield f"{key} {path}: the runtime takes a folder with weights, not a config alone"
+            continue
+        try:
+            load(Path(path))
+        except SpecError as error:
+            yield f"{key}: {error.what} ({error.rule})"
+
+
+def _trainer_of(job: SettledJob) -> Iterator[str]:
+    training = job.training
+    if training.offload_device == "nvme" and training.offloads_optimizer is not False:
+        yield "training.offload_device nvme: states are offloaded to the host's memory (training.offload_device=cpu)"
+    if training.optimizer == "muon":
+        yield "training.optimizer muon: the runtime has AdamW (training.optimizer=adamw)"
+    if training.master_dtype.num_bytes < 4:
+        yield "training.master_dtype bfloat16: master weights are fp32 (training.master_dtype=float32)"
+    if training.offloads_activations:
+        yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
+    if training.logits not in ("auto", "by_rows"):
+        yield f"training.logits {training.logits}: the runtime takes its loss by rows (training.logits=auto)"
+
+
+def _gpus(job: SettledJob) -> Iterator[str]:
+    hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
+    if gpu.kind != "cuda":
+        yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
+    if not job.has_rollouts:
+        yield f"algorithm {job.algorithm.name}: on GPUs the runtime trains on rollouts, and these answers are given"
+    if hardware.generation is not None:
+        yield "hardware: a run has GPUs of one kind, and these are two groups"
+    named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
+    most = getattr(named, "num_gpus", None)
+    if most is not None and per_host > most:
+        yield f"hardware.num_hosts {hardware.num_hosts}: a {named.name} has {most} GPUs, not {per_host}"
+    if hardware.num_devices % hardware.num_hosts:
+        yield f"hardware.num_hosts {hardware.num_hosts}: {hardware.num_devices} GPUs do not fill whole hosts"
+    if rollout.quantization not in ("none", "auto", "fp8"):
+        yield f"rollout.quantization {rollout.quantization}: the engine makes fp8 of what it loads, and nothing else"
+    if rollout.speculative_tokens:
+        yield "rollout.speculative_tokens: what speculative decoding takes on a GPU is not in the memory model"
+
+
+def _cpu_host(job: SettledJob) -> Iterator[str]:
+    rollout = job.rollout
+    only = {
+        "kv_dtype fp8": rollout.kv_dtype != "auto",
+        "has_cuda_graphs": rollout.has_cuda_graphs,
+        "has_expert_parallel": rollout.has_expert_parallel is True,
+    }
+    for key in (key for key, is_on in only.items() if is_on):
+        yield f"rollout.{key}: the engine has it on GPUs only"
+    if job.training.offloads_parameters is True:
+        yield "training.offloads_parameters: on a CPU host weights lie on the host already"
+    if rollout.quantization != "none":
+        yield f"rollout.quantization {rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
+    if rollout.dtype is Dtype.FLOAT16:
+        yield "rollout.dtype float16: vLLM has no float16 kernels for a CPU (rollout.dtype=bfloat16 or float32)"
+    if job.hardware.generation is not None:
+        yield "hardware.generation: a second group of devices is of GPUs"
+    lora = job.training.lora
+    if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
+        if job.training.has_packed_base:
+            yield "placement.sync_content adapter: the engine would hold the base as it was before it was quantised"
+        if lora.rank > MAX_ENGINE_LORA_RANK:
+            yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
+
+
+def _placed(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Devices enough, and groups of their own for what runs beside each other."""
+    arrangement, engine = choice.arrangement, choice.engine
+    placement, num_processes = arrangement.placement, choice.engines * engine.tp
+    if choice.way and num_processes > job.hardware.all_devices:
+        yield f"{choice.engines} engine(s) of {engine.tp} rank(s) need {num_processes} devices"
+    is_asked = arrangement.is_async or (job.device_kind == "cpu" and job.placement.max_staleness)
+    if is_asked and placement is not Placement.DISAGGREGATED:
+        yield "generation runs beside training (placement.max_staleness) only on devices of its own"
+    if not job.has_rollouts and (placement is Placement.COLOCATED or job.placement.max_staleness):
+        yield f"{job.algorithm.name} generates nothing, so that nothing shares time or runs ahead"
+    if arrangement.num_training < 1:
+        needed = job.hardware.num_devices + 1 - arrangement.num_training
+        yield f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
+    if choice.trainer.offloads_parameters and arrangement.offloaded == "all":
+        yield "training.offloads_parameters with placement.offload: what is offloaded for good is not moved"
+
+
+def _shared_out(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
+    training, size = choice.arrangement.num_training, job.workload.rollouts_per_mini_batch
+    ranks = choice.trainer.ranks_per_sequence
+    if training < 1:
+        return
+    if training % ranks:
+        yield f"{ranks} ranks share a pass (training.ulysses, training.tp), {training} device(s) train"
+        return
+    if size % (training // ranks):
+        groups = f"{training // ranks} groups of {ranks} " if ranks > 1 else f"{training} "
+        yield f"workload.mini_batch_size {size} does not divide by the {groups}training device(s)"
+
+
+def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
+    arrangement, engine, hardware = choice.arrangement, choice.engine, job.hardware
+    if not choice.way:
+        return
+    generating, ranks = arrangement.num_generation, choice.engines * engine.tp
+    if ranks != generating:
+        yield (
+            f"{choice.engines} engine(s) of {engine.tp} rank(s) leave GPUs of {generating} without one: "
+            f"rollout.num_engines x rollout.tp is their number"
+        )
+    per_host, count = hardware.devices_per_host, arrangement.num_devices
+    if count > per_host and count % per_host and hardware.generation is None:
+        yield f"{count} of {hardware.num_devices} GPUs do not fill hosts of {per_host}"
+    if engine.tp <= per_host < count and hardware.generation is None:
+        for index in range(choice.engines):
+            one, last = (count - ranks + index * engine.tp + rank for rank in (0, engine.tp - 1))
+            if one // per_host != last // per_host:
+                yield f"engine {index} (GPUs {one} to {last}) would lie on two hosts: rollout.tp divides one's"
+                break
+    if arrangement.placement is Placement.COLOCATED:
+        if not job.load_gpu().supports_sleep:
+            yield f"colocated: an engine does not sleep on {job.load_gpu().name}"
+        elif not engine.sleep_level:
+            yield "rollout.sleep_level 0: a colocated engine sleeps (rollout.sleep_level=2, or placement hybrid)"
+
+
+def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
+    way, arrangement, lora = choice.way, choice.arrangement, job.training.lora
+    if not way:
+        return
+    allowed = ON_SHARED if arrangement.shares_devices else ON_OWN
+    if way not in allowed:
+        where = "shared GPUs" if arrangement.shares_devices else "GPUs of their own"
+        yield f"placement.transport {way}: on {where} weights go by {' or '.join(allowed[:2])}"
+        return
+    if way == "adapter":
+        if lora is None:
+            yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
+        elif lora.rank > MAX_ENGINE_LORA_RANK:
+            yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
+        if job.hardware.num_hosts > 1:
+            yield "placement.sync_content adapter goes through the memory of one host, not of several"
+        return
+    needs_each = way == "cuda_ipc" and arrangement.num_training > 1
+    if choice.senders != "auto" and needs_each != (choice.senders == "each"):
+        wanted = "each" if needs_each else "one"
+        yield f"placement.sync_senders {choice.senders} with transport {way}: {wanted} is right here"
+
+
+def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
+    way, place, placement = choice.way, job.placement, choice.arrangement.placement
+    transport = place.transport if place.transport != "auto" else way
+    content = place.sync_content
+    if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
+        yield (
+            "rollout.speculative_tokens: on a CPU a colocated engine is made anew in its process, which vLLM cannot do "
+            "once it has proposed tokens (Numba is loaded then)"
+        )
+    if transport in CUDA_WAYS:
+        yield f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if place.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
+        if placement is not Placement.HYBRID or choice.engines * choice.engine.tp != job.hardware.num_devices:
+            yield "placement.sync_senders each: every training device has a rank of an engine on it (hybrid)"
+        elif transport not in ("shared_memory", "delta") or content is SyncContent.ADAPTER:
+            yield "placement.sync_senders each: through shared_memory, with full or delta content"
+    if content is SyncContent.ADAPTER and job.training.lora is None:
+        yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
+    if content is SyncContent.ADAPTER and place.max_staleness:
+        yield "placement.sync_content adapter: open requests would lose theirs, so max_staleness is 0"
+    is_shared = place.transport == "shared_memory"
+    if is_shared and job.hardware.num_hosts > 1:
+        yield (
+            f"transport shared_memory needs trainer and engine on one host; of {job.hardware.num_hosts} hosts the "
+            "first trains and the last generates: placement.transport gloo (or auto) goes between hosts"
+        )

@@ -1,0 +1,79 @@
+"""Evaluations: which metrics over the held-out prompts runs have, and what became of each.
+
+In: runs and their metrics. Out: Evaluations, values before and after, and a sentence where there are none.
+Left out: drawing (result_charts.py), tiles and tables (html.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlplan.report import frames, style
+from rlplan.report.run_folder import RunFolder
+from rlplan.spec.rewards import EVALUATION_PREFIX, Evaluation
+
+
+def evaluations(runs: Sequence[RunFolder]) -> tuple[Evaluation, ...]:
+    """What those runs have recorded: as the jobs name it, then whatever else begins with `evaluate/`."""
+    recorded = {
+        name: None
+        for run in runs
+        for row in run.metrics
+        for name, value in row.items()
+        if name.startswith(EVALUATION_PREFIX) and value is not None
+    }
+    named = {one.metric: one for run in runs for one in run.plan.job.evaluations}
+    others = (name.removeprefix(EVALUATION_PREFIX) for name in recorded if name not in named)
+    return (
+        *(one for metric, one in named.items() if metric in recorded),
+        *(Evaluation(name, name, name, is_share=False) for name in others),
+    )
+
+
+def outcome(run: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
+    """One metric of one run: before the first and after the last step that was evaluated; unknown is None."""
+    frame = frames.metrics(run)
+    rows = frame[["step", evaluation.metric]].dropna() if evaluation.metric in frame else frame.iloc[:0]
+    before = float(rows[evaluation.metric].iloc[0]) if len(rows) and rows["step"].iloc[0] == 0 else None
+    after = float(rows[evaluation.metric].iloc[-1]) if len(rows) and rows["step"].iloc[-1] > 0 else None
+    return {
+        "metric": evaluation.metric,
+        "title": evaluation.title,
+        "is_share": evaluation.is_share,
+        "before": before,
+        "after": after,
+        "change": None if before is None or after is None else after - before,
+    }
+
+
+def missing(run: RunFolder) -> str:
+    """A sentence for a run that has recorded no evaluation: what is missing, and when it would have been written."""
+    job = run.plan.job
+    names = ", ".join(one.metric for one in job.evaluations)
+    if not names:
+        return (
+            "Nothing was evaluated on held-out prompts: the job has no rule and no environment that judges a "
+            "response, and a learned reward is not evaluated."
+        )
+    every = job.workload.evaluate_every
+    return (
+        f"No evaluation on held-out prompts was recorded. Missing: {names}, which a run writes before the first step, "
+        f"after every {every} steps and at the end, unless all rewards of an evaluation fail."
+    )
+
+
+def value_text(value: float, *, is_share: bool) -> str:
+    """A value of a metric: a share in percent, any other number with four figures.
+
+    >>> value_text(0.957, is_share=True), value_text(-12.34567, is_share=False)
+    ('95.7 %', '\u221212.35')
+    """
+    return style.percent(value) if is_share else f"{value:.4g}".replace("-", "\u2212")
+
+
+def change_text(change: float, *, is_share: bool) -> str:
+    """A change of it: points of a share.
+
+    >>> change_text(0.707, is_share=True), change_text(-2.5, is_share=False)
+    ('+70.7 points', '\u22122.5')
+    """
+    return (f"{100 * change:+.1f} points" if is_share else f"{change:+.4g}").replace("-", "\u2212")

@@ -1,0 +1,148 @@
+"""The page of a plan for GPUs.
+
+In: a GpuPlan. Out: a Page. Left out: working anything out: the plan says it all.
+"""
+
+from rlplan.memory.ledger import Peak
+from rlplan.planner.answers.plan_results import choice_words, differences
+from rlplan.planner.gpu_plan import Alternative, GpuPlan, Verdict
+from rlplan.report import style
+from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
+from rlplan.units import format_bytes, format_rate, format_seconds
+
+_MOODS = {Verdict.FITS: "good", Verdict.IN_EXPECTATION: "quiet", Verdict.DOES_NOT_FIT: "bad"}
+_SENTENCES = {
+    Verdict.FITS: "Fits: every moment, at the high end of every interval, with the longest responses that are allowed.",
+    Verdict.IN_EXPECTATION: "Fits in expectation only: with a usual step's longest response, not with the longest one.",
+    Verdict.DOES_NOT_FIT: "Does not fit.",
+}
+
+
+def gpu_page(plan: GpuPlan) -> Page:
+    """What the page of a plan says."""
+    spec, setting = plan.job, plan.setting
+    work = spec.workload
+    samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
+    rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
+    shortage = ""
+    if plan.shortage is not None:
+        of, needed, room = plan.shortage
+        shortage = f" Too small: {of}, {format_bytes(needed)} needed, {format_bytes(room)} available."
+    actions = [(action.id, str(action.phase)) for action in plan.schedule.step]
+    return Page(
+        title=f"{plan.model_name} on {setting.num_gpus}x {setting.gpu.name}",
+        subtitle=f"{spec.algorithm.name}, {rollouts}, at most {work.max_prompt_len:,} + {work.max_response_len:,} "
+        f"tokens "
+        f"({work.response_lengths.kind} lengths). Predicted; nothing on this page was measured.",
+        state=("good" if plan.verdict is Verdict.FITS else "bad", _SENTENCES[plan.verdict] + shortage),
+        tiles=_tiles(plan),
+        choices=_choices(plan),
+        phases=phase_rows(plan.timing.step),
+        actions=action_rows(actions, plan.ledger, plan.timing.step if plan.seconds else None),
+        places=_places(plan),
+        facts=_risks(plan),
+        others=tuple(_other(plan, other) for other in plan.runners_up)
+        + tuple(OtherRow(one.placement.value, "", None, one.reason) for one in plan.considered),
+        remedies=tuple(
+            OtherRow(one.change, one.verdict.value, None, f"peak {format_bytes(one.peak_bytes)}")
+            for one in plan.remedies
+        ),
+    )
+
+
+def _tiles(plan: GpuPlan) -> tuple[Tile, ...]:
+    low, high = plan.interval()
+    capacity, host = plan.setting.capacity, plan.ledger.host_peak()
+    room = plan.setting.host_capacity
+    host_note = f"{host.action_id}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
+    peak = plan.binding
+    tiles = [Tile("Verdict", plan.verdict.value, f"binds in {peak.action_id}", _MOODS[plan.verdict])]
+    if plan.seconds:
+        slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
+        tiles += [
+            Tile(
+                "A steady step",
+                format_seconds(plan.seconds),
+                f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound",
+            ),
+            Tile(
+                "Trained tokens",
+                format_rate(plan.tokens_per_s),
+                f"{plan.gpu_hours_per_million_tokens:.3g} GPU-hours a million",
+            ),
+        ]
+    note = f"{format_bytes(low)} to {format_bytes(high)}, of {format_bytes(capacity)}"
+    return (*tiles, Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]),
+            Tile("Fullest host", format_bytes(host.num_bytes), host_note))  # fmt: skip
+
+
+def _choices(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
+    """What was chosen, as it is typed, and what a rollout engine is started with."""
+    groups = [(group.name, len(group.devices)) for group in plan.schedule.groups]
+    devices = ", ".join(f"{count} GPUs {name}" for name, count in groups if count)
+    rows = [("Devices", f"{devices}; trained: {', '.join(plan.job.trained_roles)}")]
+    if plan.job.frozen_roles:
+        rows[0] = ("Devices", f"{rows[0][1]}; frozen: {', '.join(plan.job.frozen_roles)}")
+    by_part: dict[str, list[str]] = {}
+    for key, value in choice_words(plan.choice, plan.job).items():
+        by_part.setdefault(key.partition(".")[0], []).append(f"{key}={value}")
+    rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
+    if plan.kv is not None:
+        kv = plan.kv
+        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a GPU)"
+        rows.append(("For vLLM", f"{size}, max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}"))
+    return tuple(rows)
+
+
+def _places(plan: GpuPlan) -> tuple[Place, ...]:
+    ledger = plan.ledger
+    groups = [group for group in plan.schedule.groups if group.devices[0] in ledger.devices]
+    many = len(groups) > 1
+    places = [
+        place_of(
+            f"One GPU of {len(group.devices)}" + f", {group.name}" * many,
+            ledger.device_peak(group.devices[0]),
+            ledger,
+            ledger.device_capacity,
+        )
+        for group in groups
+    ]
+    host: Peak = ledger.host_peak()
+    return (*places, place_of("The fullest host", host, ledger, plan.setting.host_capacity))
+
+
+def _risks(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
+    rows = []
+    if plan.kv is not None:
+        kv = plan.kv
+        rows.append(
+            (
+                "KV cache",
+                (
+                    f"holds {kv.num_tokens:,} tokens an engine; {kv.max_num_seqs} sequences ask for "
+                    f"{format_bytes(kv.expected_bytes)} a GPU at the median, {format_bytes(kv.enough_bytes)} at P99; "
+                    f"probability that some have to wait {style.percent(kv.preemption_risk)}"
+                ),
+            )
+        )
+    meets = f"a step meets a micro-batch too long to fit with probability {style.percent(plan.oom_risk)}"
+    run = f"a run of {plan.job.workload.num_steps} steps with {style.percent(plan.oom_risk_of_run)}"
+    rows.append(("Lengths", f"{meets}, {run}"))
+    disk = f"{format_bytes(plan.checkpoint_bytes)} a checkpoint to resume from"
+    swap = f", {format_bytes(plan.swap_bytes)} of swapped states on each host" if plan.swap_bytes else ""
+    rows.append(("Disk", disk + swap))
+    if plan.choice.arrangement.is_async:
+        rows.append(("Staleness", f"rollouts may be {plan.job.placement.max_staleness} versions old"))
+    return tuple(rows)
+
+
+def _other(plan: GpuPlan, other: Alternative) -> OtherRow:
+    """A runner-up: in what it differs, and how much slower it is."""
+    slower = other.timing.seconds - plan.seconds
+    return OtherRow(
+        differences(other.choice, plan.choice, plan.job) or "other devices of the scoring roles",
+        other.verdict.value,
+        other.timing.seconds,
+        f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, "
+        f"{format_bytes(max(0, other.headroom_bytes))} of headroom",
+    )

@@ -1,0 +1,179 @@
+"""Operators that assertions may use, on plain values that a program may have made up.
+
+In: values of Python's own types. Out: what Python gives, at a bounded cost: every operation first takes its steps from
+a budget, numbers and texts cannot grow without bound, and keys that were made to collide are refused.
+Left out: whatever runs code of a value's own; values of other types never get here.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlplan.runtime.sandbox.values import refuse_crowd
+
+MAX_STEPS = 1_000_000
+"""Of one assertion: about a second of the driver's. 200,000 integers, more than one result can hold, take half."""
+MAX_INT_BITS = 1 << 16
+"""Of an integer that is calculated with."""
+TEXTS = (str, bytes)
+SEQUENCES = (str, bytes, list, tuple)
+_NUMBERS = (bool, int, float, complex)
+_SETS = (set, frozenset)
+
+
+class TooMuchError(ValueError):
+    """A value takes more steps, or grows larger, than an assertion may."""
+
+
+class GpuPlan:
+    """Steps that are left to one evaluation."""
+
+    def __init__(self, steps: int = MAX_STEPS) -> None:
+        self.left = steps
+
+    def spend(self, steps: int) -> None:
+        """Raises: TooMuchError when there are not so many."""
+        self.left -= steps
+        if self.left < 0:
+            raise TooMuchError(f"more than {MAX_STEPS} steps")
+
+    def weigh(self, value: Any) -> None:
+        """Take as many steps as it costs to look at a value with all that it holds."""
+        todo = [value]
+        while todo:
+            each = todo.pop()
+            kind = type(each)
+            if kind is int:
+                self.spend(1 + each.bit_length() // 64)
+            elif kind in TEXTS:
+                self.spend(1 + len(each) // 64)
+            elif kind in (list, tuple, set, frozenset, dict):
+                self.spend(1 + len(each))
+                todo.extend(each)
+                todo.extend(each.values() if kind is dict else ())
+            else:
+                self.spend(1)
+
+
+def number(budget: GpuPlan, value: Any) -> Any:
+    """A value, if it may be calculated with. Raises: TypeError, TooMuchError."""
+    if type(value) not in _NUMBERS:
+        raise TypeError(f"a {type(value).__name__} is no number")
+    if type(value) is int:
+        bits = value.bit_length()
+        budget.spend(1 + bits // 64)
+        if bits > MAX_INT_BITS:
+            raise TooMuchError(f"an integer of more than {MAX_INT_BITS} bits")
+    return value
+
+
+def items(budget: GpuPlan, values: Iterable[Any]) -> list[Any]:
+    """What there is to iterate over. Raises: TooMuchError."""
+    found = []
+    for each in values:
+        budget.weigh(each)
+        found.append(each)
+    return found
+
+
+def keys(budget: GpuPlan, values: Iterable[Any]) -> list[Any]:
+    """The same, as members of a set. Raises: ValueError when they were made to collide."""
+    found = items(budget, values)
+    refuse_crowd(found)
+    return found
+
+
+def _calculate(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
+    return lambda budget, a, b: apply(number(budget, a), number(budget, b))
+
+
+def _add(budget: GpuPlan, a: Any, b: Any) -> Any:
+    if type(a) is type(b) and type(a) in SEQUENCES:
+        budget.spend(len(a) + len(b))
+        return a + b
+    return number(budget, a) + number(budget, b)
+
+
+def _subtract(budget: GpuPlan, a: Any, b: Any) -> Any:
+    return _combine_sets(operator.sub)(budget, a, b) if type(a) in _SETS else _calculate(operator.sub)(budget, a, b)
+
+
+def _multiply(budget: GpuPlan, a: Any, b: Any) -> Any:
+    if type(a) in SEQUENCES or type(b) in SEQUENCES:
+        sequence, count = (a, b) if type(a) in SEQUENCES else (b, a)
+        budget.spend(len(sequence) * max(0, operator.index(count)))
+        return sequence * count
+    return number(budget, a) * number(budget, b)
+
+
+def _power(budget: GpuPlan, a: Any, b: Any) -> Any:
+    a, b = number(budget, a), number(budget, b)
+    if isinstance(a, int) and isinstance(b, int):
+        bits = a.bit_length() * abs(b)
+        if bits > MAX_INT_BITS:
+            raise TooMuchError(f"a power of more than {MAX_INT_BITS} bits")
+        budget.spend(bits // 64)
+    return a**b
+
+
+def _combine_sets(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
+    def combine(budget: GpuPlan, a: Any, b: Any) -> Any:
+        if type(a) not in _SETS or type(b) not in _SETS:
+            raise TypeError("only sets are combined")
+        budget.weigh(a)
+        budget.weigh(b)
+        return apply(a, b)
+
+    return combine
+
+
+def _compare(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
+    def compare(budget: GpuPlan, a: Any, b: Any) -> Any:
+        budget.weigh(min(a, b, key=size))  # each of the two holds what is looked at in both
+        return apply(a, b)
+
+    return compare
+
+
+def size(value: Any) -> int:
+    """How many items a value holds; 0 for what holds none."""
+    return len(value) if type(value) in (*SEQUENCES, *_SETS, dict) else 0
+
+
+def _contains(budget: GpuPlan, a: Any, b: Any) -> bool:
+    budget.weigh(a)
+    if type(b) not in (*_SETS, dict, range):
+        budget.weigh(b)
+    return a in b
+
+
+ARITHMETIC: dict[str, Callable[[GpuPlan, Any, Any], Any]] = {
+    "Add": _add,
+    "Sub": _subtract,
+    "Mult": _multiply,
+    "Pow": _power,
+    "Div": _calculate(operator.truediv),
+    "FloorDiv": _calculate(operator.floordiv),
+    "Mod": _calculate(operator.mod),
+    "BitAnd": _combine_sets(operator.and_),
+    "BitOr": _combine_sets(operator.or_),
+    "BitXor": _combine_sets(operator.xor),
+}
+"""By the name of their node in `ast`."""
+SIGNS: dict[str, Callable[[GpuPlan, Any], Any]] = {
+    "Not": lambda _, value: not value,
+    "USub": lambda budget, value: -number(budget, value),
+    "UAdd": lambda budget, value: +number(budget, value),
+}
+COMPARISONS: dict[str, Callable[[GpuPlan, Any, Any], Any]] = {
+    "Eq": _compare(operator.eq),
+    "NotEq": _compare(operator.ne),
+    "Lt": _compare(operator.lt),
+    "LtE": _compare(operator.le),
+    "Gt": _compare(operator.gt),
+    "GtE": _compare(operator.ge),
+    "Is": lambda _, a, b: a is b,
+    "IsNot": lambda _, a, b: a is not b,
+    "In": _contains,
+    "NotIn": lambda budget, a, b: not _contains(budget, a, b),
+}

@@ -1,0 +1,295 @@
+"""Assertions taken apart: the calls of a program's functions go into the sandbox, all the rest stays outside.
+
+In: the tree of what is asserted. Out: cases, and an expression over what they give back. A call goes in with what the
+function is given, and with nothing beside it: neither what it is compared with nor how. What cannot be taken apart so
+that one call gives one plain value is refused.
+"""
+
+import ast
+import builtins
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlplan.runtime.rewards.assertions.expressions import FAULTS, Compute, evaluate, read_expression
+from rlplan.runtime.rewards.assertions.functions import ITERATING
+from rlplan.runtime.rewards.assertions.trees import (
+    UnreadableTestsError,
+    called,
+    dotted,
+    is_python,
+    is_single,
+    of_program,
+    shortened,
+)
+from rlplan.runtime.sandbox.programs import Case, CaseResult
+from rlplan.runtime.sandbox.values import UnreadableValueError, decode
+
+_SAMPLES: tuple[object, ...] = (None, True, 0, 1.5, "", "1", b"", (), [], [0], ["a"], [[0]], [(0, 0)], {}, set())
+"""Of what a function may give back: an assertion that none of them can even be put into is the row's fault."""
+MAX_TRIALS = 5000
+"""Of samples, one for each call of an assertion."""
+_CONTAINERS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.keyword)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Whose a name is."""
+
+    own: frozenset[str] = frozenset()
+    """That the tests bind, other than `math` and what comes from it."""
+
+    program: frozenset[str] = frozenset()
+    """Functions that are the program's although Python has one of that name."""
+
+    entry_point: str = ""
+    """The function that is tested; empty where the row does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """What is asserted of a program."""
+
+    cases: tuple[Case, ...]
+    """The program's calls."""
+
+    names: tuple[str, ...]
+    """By which `compute` knows what they give back, one a case."""
+
+    compute: Compute
+    """What must be true of their values."""
+
+    def holds(self, results: Sequence[CaseResult]) -> bool:
+        """Whether every call gave a value, and they are as they must be. results: one a case."""
+        if any(result.status != "ok" for result in results):
+            return False
+        try:
+            values = [decode(result.output) for result in results]
+            return bool(evaluate(self.compute, dict(zip(self.names, values, strict=True))))
+        except (UnreadableValueError, *FAULTS):
+            return False
+
+
+def split(test: ast.expr, names: Names) -> Assertion:
+    """What is asserted, taken apart. Raises: UnreadableTestsError."""
+    splitter = _Splitter(names)
+    rest = splitter.split(copy.deepcopy(test), frozenset())
+    places = frozenset(splitter.calls)
+    compute = read_expression(rest, places)
+    if not places:
+        raise UnreadableTestsError(
+            f"`{shortened(test)}` calls nothing of the program's; compare a call with a value, as in f(1) == 2"
+        )
+    _check_sides(rest, places)
+    judged = {name for name, call in splitter.calls.items() if call.is_given_another}
+    if not names.entry_point:
+        _check_truths(rest, judged)
+    if not _fits(compute, tuple(places)):
+        raise UnreadableTestsError(f"`{shortened(test)}` fails whatever the program gives; mend its types")
+    cases = tuple(Case(call=call.text) for call in splitter.calls.values())
+    return Assertion(cases, tuple(splitter.calls), compute)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A call that goes into the sandbox."""
+
+    source: str
+    """The call as Python."""
+
+    is_iterated: bool
+    """Everywhere it stands, what it gives is gone through one by one."""
+
+    is_given_another: bool
+    """Another of the program's calls is among its arguments."""
+
+    @property
+    def text(self) -> str:
+        """In Python's own notation; what is gone through may be a generator, which cannot come out."""
+        return f"[*{self.source}]" if self.is_iterated else self.source
+
+
+@dataclass(slots=True)
+class _Splitter:
+    names: Names
+    calls: dict[str, _Taken] = field(default_factory=dict)
+
+    def split(self, node: Any, bound: frozenset[str], *, is_iterated: bool = False) -> Any:
+        """A node with a name in the place of each call: its own text, which is nobody else's name.
+
+        bound: names of comprehensions around it.
+        """
+        if isinstance(node, ast.Call) and self._is_program_s(node, bound):
+            return ast.Name(self._take(node, bound, is_iterated=is_iterated), ast.Load())
+        if isinstance(node, ast.Call):
+            self._check_own(dotted(node.func).partition(".")[0])
+            iterates = dotted(node.func) in ITERATING or (dotted(node.func) in ("min", "max") and len(node.args) == 1)
+            node.args = [self.split(each, bound, is_iterated=iterates) for each in node.args]
+            node.keywords = [self.split(each, bound) for each in node.keywords]
+            return node
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            return self._comprehension(node, bound)
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST):
+                setattr(node, name, self.split(value, bound, is_iterated=isinstance(node, ast.Starred)))
+            elif isinstance(value, list):
+                setattr(node, name, [self.split(each, bound) if isinstance(each, ast.AST) else each for each in value])
+        return node
+
+    def _comprehension(self, node: Any, bound: frozenset[str]) -> Any:
+        for each in node.generators:
+            each.iter = self.split(each.iter, bound, is_iterated=True)
+            bound |= {name.id for name in ast.walk(each.target) if isinstance(name, ast.Name)}
+            each.ifs = [self.split(condition, bound) for condition in each.ifs]
+        for name in ("elt", "key", "value"):
+            if hasattr(node, name):
+                setattr(node, name, self.split(getattr(node, name), bound))
+        return node
+
+    def _is_program_s(self, node: ast.Call, bound: frozenset[str]) -> bool:
+        name = called(node)
+        self._check_own(name, bound)
+        return bool(name) and (name in self.names.program or not (is_python(name) or name.startswith("__")))
+
+    def _check_own(self, name: str, bound: frozenset[str] = frozenset()) -> None:
+        if name in self.names.own or name in bound:
+            raise UnreadableTestsError(
+                f"`{name}` would have to be executed first; write the value that it gives in its place"
+            )
+
+    def _take(self, node: ast.Call, bound: frozenset[str], *, is_iterated: bool) -> str:
+        if self.names.entry_point and called(node) != self.names.entry_point:
+            raise UnreadableTestsError(
+                f"`{shortened(node)}` is not the tested function, {self.names.entry_point}, and would itself say what "
+                "is right; compare the tested function's own value"
+            )
+        anew = sorted(bound & {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - _stored(node))
+        if anew:
+            raise UnreadableTestsError(
+                f"`{shortened(node)}` is called anew for every `{anew[0]}`; write one assertion for each"
+            )
+        is_given_another = self._check_given(node, bound)
+        _check_names(node, self.names)
+        source = ast.unparse(_Renamed(self.names.program).visit(node))
+        taken = self.calls.setdefault(source, _Taken(source, is_iterated, is_given_another))
+        taken.is_iterated &= is_iterated
+        return source
+
+    def _check_given(self, node: ast.Call, bound: frozenset[str]) -> bool:
+        """Whether another call is among what a call is given. Raises: UnreadableTestsError where it is hidden there."""
+        is_given_another = False
+        function: ast.expr = node
+        while isinstance(function, ast.Call | ast.Attribute | ast.Subscript):
+            if isinstance(function, ast.Call):
+                for each in (*function.args, *function.keywords):
+                    is_given_another |= self._check_argument(each, bound)
+                function = function.func
+            else:
+                function = function.value
+        return is_given_another
+
+    def _check_argument(self, node: ast.AST, bound: frozenset[str]) -> bool:
+        if isinstance(node, ast.Call) and self._is_program_s(node, bound):
+            self._check_given(node, bound)
+            return True
+        if isinstance(node, _CONTAINERS):
+            return sum(self._check_argument(each, bound) for each in ast.iter_child_nodes(node)) > 0
+        for each in ast.walk(node):
+            if isinstance(each, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
+                raise UnreadableTestsError(f"`{shortened(each)}` would have to be executed first; write its value")
+            if isinstance(each, ast.Call) and self._is_program_s(each, bound):
+                raise UnreadableTestsError(
+                    f"`{shortened(each)}` is called inside of `{shortened(node)}`, which is given to a function; write "
+                    "its value in its place"
+                )
+        return False
+
+
+class _Renamed(ast.NodeTransformer):
+    """Functions of the program's that are called as one of Python's."""
+
+    def __init__(self, program: frozenset[str]) -> None:
+        self.program = program
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(of_program(node.id), mode="eval").body if node.id in self.program else node
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """Names that get their value inside of an expression."""
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+
+
+def _check_names(call: ast.Call, names: Names) -> None:
+    """Raises: UnreadableTestsError for a name in a call that has no value where the program alone is there.
+
+    What is called may be the program's, for it may define classes of its own.
+    """
+    inside = _stored(call) | set(dir(builtins))
+    functions = {id(each.func) for each in ast.walk(call) if isinstance(each, ast.Call)}
+    for each in ast.walk(call):
+        if not isinstance(each, ast.Name) or each.id in inside:
+            continue
+        if id(each) not in functions or each.id in names.own:
+            raise UnreadableTestsError(
+                f"`{shortened(call)}` needs `{each.id}`, which would have to be executed first; "
+                "write the value in its place"
+            )
+
+
+def _check_sides(node: ast.AST, places: frozenset[str]) -> None:
+    """Raises: UnreadableTestsError where a program is compared with itself."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Compare):
+            operands = [each.left, *each.comparators]
+            for left, right in itertools.pairwise(operands):
+                if places & _read(left) and places & _read(right):
+                    raise UnreadableTestsError(
+                        "both sides of a comparison call the program, and neither says what is right; "
+                        "write the value on one side"
+                    )
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _check_truths(node: ast.expr, judged: set[str]) -> None:
+    """Raises: UnreadableTestsError where a function of the program's only says whether another's value is right."""
+    if isinstance(node, ast.Name) and node.id in judged:
+        raise UnreadableTestsError(
+            "a function of the program's is given what another one gives, and says whether that is right; compare the "
+            "value itself, or name the tested function as entry_point"
+        )
+    parts: list[ast.expr] = []
+    if isinstance(node, ast.UnaryOp):
+        parts = [node.operand]
+    elif isinstance(node, ast.BoolOp):
+        parts = node.values
+    elif isinstance(node, ast.Call) and dotted(node.func) == "bool":
+        parts = node.args
+    elif isinstance(node, ast.Compare) and any(is_single(each) for each in (node.left, *node.comparators)):
+        parts = [node.left, *node.comparators]
+    for each in parts:
+        _check_truths(each, judged)
+
+
+def _fits(compute: Compute, places: Sequence[str]) -> bool:
+    """Whether an expression gets past its types with some values; of many calls too many to try, and it may."""
+    samples = itertools.product(_SAMPLES, repeat=len(places))
+    return len(_SAMPLES) ** len(places) > MAX_TRIALS or any(
+        _passes(compute, dict(zip(places, values, strict=True))) for values in samples
+    )
+
+
+def _passes(compute: Compute, values: dict[str, Any]) -> bool:
+    try:
+        evaluate(compute, values)
+    except TypeError:
+        return False
+    except FAULTS:
+        return True
+    return True

@@ -1,0 +1,58 @@
+"""The parts of a job, each a Spec of its own: what a job file has at its top level.
+
+In: the keys of a job file. Out: frozen fields. Left out: whether they go together (job.py), roles (job_roles.py).
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.base import Spec
+from rlplan.spec.conduct import CheckpointsSpec, ControlsSpec, LimitsSpec, MetricsSpec, PreflightSpec
+from rlplan.spec.placement import HardwareSpec, PlacementSpec
+from rlplan.spec.rewards import RewardSpec
+from rlplan.spec.roles import RolesSpec
+from rlplan.spec.rollout import RolloutSpec
+from rlplan.spec.training import TrainingSpec
+from rlplan.spec.workload import DataSpec, WorkloadSpec
+
+Target = Literal["rlplan", "fsdp2", "megatron"]
+Objective = Literal["step_time", "tokens_per_s", "cost", "gpus"]
+JOB_SCHEMA_VERSION: Literal[2] = 2
+
+
+class PolicySpec(Spec):
+    """The model to train."""
+
+    path: str = Field(min_length=1)
+    """A Hugging Face folder, its config.json, or the id of a bundled model."""
+    init: Literal["checkpoint", "random"] = "checkpoint"
+    """`checkpoint` reads its safetensors; `random` needs only its config and draws the start weights from the seed."""
+
+
+class JobParts(Spec):
+    """The keys of a job. What is absent of data and rewards is needed to run it, not to plan it."""
+
+    schema_version: Literal[2] = JOB_SCHEMA_VERSION
+    name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    policy: PolicySpec
+    hardware: HardwareSpec
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    target: Target = "rlplan"
+    """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only estimated."""
+    objective: Objective = "step_time"
+    """What is made small on GPUs, or large (tokens per second)."""
+    workload: WorkloadSpec = WorkloadSpec()
+    training: TrainingSpec = TrainingSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    placement: PlacementSpec = PlacementSpec()
+    roles: RolesSpec = RolesSpec()
+    data: DataSpec | None = None
+    rewards: tuple[RewardSpec, ...] = ()
+    limits: LimitsSpec = LimitsSpec()
+    preflight: PreflightSpec = PreflightSpec()
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
+    metrics: MetricsSpec = MetricsSpec()
+    controls: ControlsSpec = ControlsSpec()

