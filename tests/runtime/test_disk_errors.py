@@ -245,7 +245,8 @@ def receive(receiver):
     try:
         list(receiver.tensors(update))
     except GivenUpError:
-        print("given up")
+        given_up.append("given up")
+given_up = []
 readers = [threading.Thread(target=receive, args=(receiver,)) for receiver in channel.receivers]
 for reader in readers:
     reader.start()
@@ -255,6 +256,7 @@ except RunError as error:
     what = error.what
 for reader in readers:
     reader.join()
+print(*given_up, sep="\n")
 print(what)
 print(time.monotonic() - start < 10)
 (disk / "filler").unlink()

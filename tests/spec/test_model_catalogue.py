@@ -92,6 +92,9 @@ def test_components_add_up_and_are_where_they_belong() -> None:
         ("qwen/qwen2.5-7b", "Qwen/Qwen2.5-7B"),
         ("Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
         ("Qwen/Qwen2.5-7B-Instrct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("/a/folder/that/lies/deep/qwen/qwen2.5-7b", "Qwen/Qwen2.5-7B"),
+        ("/a/folder/that/lies/deep/Qwen/Qwen2.5-7B-Instrct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("/models/Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
     ],
 )
 def test_an_id_is_exact_and_a_near_one_is_told(name: str, near: str) -> None:

@@ -107,16 +107,21 @@ def model_path(name: str) -> Path | None:
 
 
 def nearest_id(name: str) -> str:
-    """The bundled id that differs in case only, or lacks its organisation; empty where there is none."""
-    known, wanted = load_catalogue(), name[:MAX_ID].lower()
-    found = (one for one in known if wanted in (one.lower(), one.lower().rpartition("/")[2]))
-    return next((one for one in known if one.lower() == wanted), next(found, ""))
+    """The bundled id that differs in case only, or lacks its organisation; empty where there is none.
+
+    Of a path the id that it ends with: a job's relative paths are absolute by the time that they are looked for.
+    """
+    path = Path(name[: MAX_ID * 20].lower())
+    wanted = "/".join(path.parts[-2:])
+    alone = path.name if path.is_absolute() or len(path.parts) == 1 else None
+    known = {one.lower(): one for one in load_catalogue()}
+    return known.get(wanted) or next((one for low, one in known.items() if low.rpartition("/")[2] == alone), "")
 
 
 def _unknown(name: str, where: str = "model") -> SpecError:
     known = load_catalogue()
     near = nearest_id(name)
-    hint = f" Did you mean '{near}'?" if near else did_you_mean(name[:MAX_ID], known)
+    hint = f" Did you mean '{near}'?" if near else did_you_mean("/".join(Path(name).parts[-2:])[:MAX_ID], known)
     return SpecError(
         f"model {shorten(name)} is neither a path nor a bundled model",
         where=where,
