@@ -256,7 +256,8 @@ except RunError as error:
     what = error.what
 for reader in readers:
     reader.join()
-print(*given_up, sep="\n")
+for line in given_up:
+    print(line)
 print(what)
 print(time.monotonic() - start < 10)
 (disk / "filler").unlink()
