@@ -49,9 +49,8 @@ def command(
 
 
 def _show(plan: "GpuPlan", *, as_json: bool) -> None:
-    """A plan on stdout. Raises: NoFeasiblePlanError after it where nothing fits."""
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.gpu_plan import Verdict
+    """A plan on stdout. Raises, after it: EmitError where its target refuses it, NoFeasiblePlanError."""
+    from rlplan.planner.executable import check_fits
     from rlplan_cli.render import print_json
     from rlplan_cli.render_gpu import show_gpu_estimate
 
@@ -59,8 +58,7 @@ def _show(plan: "GpuPlan", *, as_json: bool) -> None:
         print_json(plan.as_json())
     else:
         show_gpu_estimate(plan)
-    if plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(plan)
+    check_fits(plan)
 
 
 def _show_trace(question: "Question", *, as_json: bool) -> None:

@@ -57,24 +57,20 @@ def command(
 
 def _plan_gpus(question: "Question", *, out: Path | None, as_json: bool, top: int, pareto: bool) -> None:
     from rlplan.planner.answers.plan_file import dump_gpu_plan, write_gpu_plan
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.gpu_plan import Verdict
+    from rlplan.planner.executable import check_fits
     from rlplan_cli.render import note
     from rlplan_cli.render_plan import show_gpu_plan
     from rlplan_cli.waiting import waiting
 
     with waiting("searching"):
         plan = question.on_gpus(with_pareto=pareto)
-    fits = plan.verdict is not Verdict.DOES_NOT_FIT
-    if out is not None and fits:
-        write_gpu_plan(plan, out)
     if as_json:
         print(dump_gpu_plan(plan, Path.cwd()))
     else:
         show_gpu_plan(plan, top=top)
-    if not fits:
-        raise does_not_fit(plan)
+    check_fits(plan)
     if out is not None:
+        write_gpu_plan(plan, out)
         note(f"plan written to {out}; `rlplan explain {out}` says why, `rlplan simulate {out}` plays it")
 
 

@@ -14,11 +14,17 @@ from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, RESOURCES, fill, new_table, stdout
-from rlplan_cli.render_plan import COLORS, show_headline
+from rlplan_cli.render_gpu import COLORS
+from rlplan_cli.render_plan import show_headline
 
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
-SHORT_VERDICTS = {Verdict.FITS: "fits", Verdict.IN_EXPECTATION: "expected to", Verdict.DOES_NOT_FIT: "does not"}
+SHORT_VERDICTS = {
+    Verdict.FITS: "fits",
+    Verdict.IN_EXPECTATION: "expected to",
+    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.REFUSED: "refused",
+}
 
 
 def show_explanation(plan: GpuPlan, explanation: Explanation) -> None:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 MAX_NARROW_PROCESSES = 3
 """Columns of processes that a narrow terminal has room for; of more, their sums are shown."""
-_COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
+COLORS = {
+    Verdict.FITS: "bold green",
+    Verdict.IN_EXPECTATION: "bold yellow",
+    Verdict.DOES_NOT_FIT: "bold red",
+    Verdict.REFUSED: "bold red",
+}
 
 
 def show_gpu_estimate(plan: GpuPlan) -> None:
@@ -40,12 +45,19 @@ def _show_verdict(plan: GpuPlan) -> None:
     gpus = plan.setting.words
     stdout.print(
         Text.assemble(
-            (plan.verdict.value, _COLORS[plan.verdict]),
+            (plan.verdict.value, COLORS[plan.verdict]),
             f"  {plan.model_name}, {plan.job.algorithm.name}, {gpus}: {format_bytes(peak.num_bytes)} of "
             f"{format_bytes(capacity)} ({peak.num_bytes / capacity:.0%}) at the peak, in {peak.action_id}; "
             f"{format_bytes(low)} to {format_bytes(high)}",
         )
     )
+    show_question(plan)
+
+
+def show_question(plan: GpuPlan) -> None:
+    """What is in the way, what was chosen, what was asked."""
+    for reason in plan.refusals:
+        stdout.print(f"  {reason}", style="bold", markup=False)
     if plan.shortage is not None:
         of, needed, room = plan.shortage
         stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")

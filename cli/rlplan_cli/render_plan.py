@@ -8,13 +8,11 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from rlplan.planner.answers.plan_results import differences, phase_costs
-from rlplan.planner.gpu_plan import Alternative, GpuPlan, Verdict
+from rlplan.planner.gpu_plan import Alternative, GpuPlan
 from rlplan.timing.cost import Cost
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, RESOURCES, fill, new_table, stdout
-from rlplan_cli.render_gpu import describe_choice, describe_question, show_others
-
-COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
+from rlplan_cli.render_gpu import COLORS, show_others, show_question
 
 
 def show_gpu_plan(plan: GpuPlan, *, top: int) -> None:
@@ -38,11 +36,7 @@ def show_headline(plan: GpuPlan) -> None:
             f", {_speed(plan)}",
         )
     )
-    if plan.shortage is not None:
-        of, needed, room = plan.shortage
-        stdout.print(f"  {of}: {format_bytes(needed)} needed, {format_bytes(room)} available", style="bold")
-    stdout.print(f"  {describe_choice(plan)}", style="dim")
-    stdout.print(f"  {describe_question(plan)}", style="dim")
+    show_question(plan)
 
 
 def _speed(plan: GpuPlan) -> str:

@@ -29,8 +29,8 @@ def command(
     import json
 
     from rlplan.planner.answers.played import play
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.gpu_plan import Verdict
+    from rlplan.planner.executable import check_fits
+    from rlplan.planner.gpu_plan import GpuPlan
     from rlplan.planner.played_job import play_job
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
@@ -40,22 +40,21 @@ def command(
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
     with waiting("playing"):
-        found, plan = (question.on_gpus(), None) if question.is_on_gpus else (None, question.on_host())
-        if plan is not None:
-            result = play_job(plan, num_steps=steps, seed=seed)
-        elif found is not None and found.verdict is not Verdict.DOES_NOT_FIT:
+        found = question.on_gpus() if question.is_on_gpus else question.on_host()
+        if isinstance(found, GpuPlan):
+            check_fits(found)
             result = play(found, num_steps=steps, seed=seed)
         else:
-            raise does_not_fit(question.on_gpus())
+            result = play_job(found, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
     if as_json:
         print_json(result.as_json())
-    elif plan is not None:
-        show_job_simulation(plan, result)
-    elif found is not None:
+    elif isinstance(found, GpuPlan):
         show_simulation(found, result)
+    else:
+        show_job_simulation(found, result)
     if out is not None:
         note(f"result written to {out}")

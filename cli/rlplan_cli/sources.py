@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlplan.errors import SpecError
 from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
 from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import job_from, load_job
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
@@ -93,13 +93,12 @@ def _read(path: Path) -> Question:
 
 def executable(verb: str, source: Path, overrides: tuple[str, ...]) -> "Plan":
     """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
-    from rlplan.planner.executable import does_not_fit, executable_plan
+    from rlplan.planner.executable import check_fits, executable_plan
 
     question = read_question(verb, source, overrides, {})
     if question.gpu_plan is None:
         return question.on_host()
-    if question.gpu_plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(question.gpu_plan)
+    check_fits(question.gpu_plan)
     return executable_plan(question.gpu_plan)
 
 

@@ -54,8 +54,8 @@ def offload_between(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
 
 
 def _start(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
-    """Roles that are offloaded come up and go one after the other, so that no two of them lie on a device together; then
-    those that stay, side by side; then the engine: its weights are the start checkpoint's already.
+    """Roles that are offloaded come up and go one after the other, so that no two of them lie on a device together;
+    then those that stay, side by side; then the engine: its weights are the start checkpoint's already.
     """
     others = [call for call in calls if call.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER)]
     engine = next(call for call in calls if call.kind is ActionKind.START_ENGINE)

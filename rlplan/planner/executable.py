@@ -5,8 +5,11 @@ Left out: the rules of what can run (rules.py), and which choice is best (gpu/se
 """
 
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
-from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.candidates import list_choices
 from rlplan.planner.gpu.remedies import find_gpu_plan
@@ -19,13 +22,22 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Role
 
+WITHOUT = "estimate, plan, explain and simulate do not"
+
 
 def find_plan_on_gpus(asked: JobSpec) -> Plan:
     """The plan for a job on GPUs. Raises: SpecError, NoFeasiblePlanError, EmitError (rules.py)."""
     found = find_gpu_plan(asked)
-    if found.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(found)
+    check_fits(found)
     return executable_plan(found)
+
+
+def check_fits(found: GpuPlan) -> None:
+    """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
+    for reason in found.refusals:
+        raise rules.refused(reason)
+    if found.fit is Verdict.DOES_NOT_FIT:
+        raise does_not_fit(found)
 
 
 def executable_plan(found: GpuPlan) -> Plan:
@@ -33,8 +45,8 @@ def executable_plan(found: GpuPlan) -> Plan:
 
     Raises: EmitError where rlplan's own runtime does not run it.
     """
-    for reason in found.refusals:
-        raise _refused(reason)
+    for reason in chain(rules.of_job(found.job), rules.of_choice(found.job, found.choice)):
+        raise rules.refused(reason)
     job = resolve(found.job, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
     plan = Plan(job=job, schedule=found.schedule, ledger=found.ledger, timing=found.timing)
     return plan.model_copy(update={"fingerprints": take_fingerprints(job)})
@@ -46,16 +58,20 @@ def check_executable(job: ResolvedJob, where: str) -> None:
         raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
     choices, rejections = list_choices(job)
     if not choices:
-        raise _refused(rejections[0].reason)
+        raise rules.refused(rejections[0].reason)
 
 
 def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
     """(what, key, rule, way out) of everything that a run needs beside a plan and that a job does not say."""
+    for key, path in job.named_models.items():
+        if Path(path).is_file():
+            rule = f"emit and run need a folder with weights; {WITHOUT}"
+            yield f"{key} is a config alone, {path}", key, rule, f"{key}=FOLDER"
     if job.data is None:
         yield (
             "the job says nothing to train on",
             "data",
-            "emit and run need data: {prompts: FILE, heldout: FILE}; estimate, plan, explain and simulate do not",
+            "emit and run need data: {prompts: FILE, heldout: FILE}; " + WITHOUT,
             "data.prompts=train.jsonl data.heldout=heldout.jsonl",
         )
     judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.has_turns
@@ -66,7 +82,7 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
                 "(roles.teacher.path): one of the three is needed"
             ),
             "rewards",
-            "emit and run need what judges a rollout; estimate, plan, explain and simulate do not",
+            "emit and run need what judges a rollout; " + WITHOUT,
             "rewards=[{kind: answer_matcher}]",
         )
 
@@ -87,14 +103,4 @@ def does_not_fit(found: GpuPlan) -> NoFeasiblePlanError:
         rule="the worst moment of a step fits into a GPU, the host's part into the host, one longest sequence into "
         "the KV cache",
         way_out=found.remedies[0].change if found.remedies else "a smaller model, shorter lengths or larger GPUs",
-    )
-
-
-def _refused(reason: str) -> EmitError:
-    key, _, rule = reason.partition(": ")
-    return EmitError(
-        f"{key} is chosen, which the runtime lacks",
-        where=key,
-        rule=rule or reason,
-        way_out="rlplan explain shows what else would fit; docs/job.md says what each key takes",
     )

@@ -32,11 +32,12 @@ ESTIMATE_SCHEMA_VERSION = 2
 
 
 class Verdict(Enum):
-    """Whether it fits: at the high end of every interval, as expected only, or not."""
+    """Whether it fits: at the high end of every interval, as expected only, or not; or that its target refuses it."""
 
     FITS = "fits"
     IN_EXPECTATION = "fits in expectation only"
     DOES_NOT_FIT = "does not fit"
+    REFUSED = "refused"
 
     @property
     def rank(self) -> int:
@@ -45,7 +46,7 @@ class Verdict(Enum):
 
     @staticmethod
     def of(ledger: MemoryLedger, host_capacity: int | None, *, at_least: int, shares_memory: bool) -> "Verdict":
-        """The verdict on a ledger. at_least: the rank that the KV cache alone leads to.
+        """The verdict on the bytes of a ledger. at_least: the rank that the KV cache alone leads to.
 
         shares_memory: the GPU's memory is the host's, so that both must fit into it together.
         """
@@ -150,7 +151,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """The answer. oom_risk: probability that a step meets a micro-batch too long to fit."""
+    """The answer. fit: of the bytes alone. oom_risk: probability that a step meets a micro-batch too long to fit."""
 
     asked: JobSpec
     job: SettledJob
@@ -158,7 +159,7 @@ class GpuPlan:
     choice: Choice
     schedule: Schedule
     ledger: MemoryLedger
-    verdict: Verdict
+    fit: Verdict
     kv: KvReport | None
     oom_risk: float
     timing: JobTiming
@@ -190,8 +191,13 @@ class GpuPlan:
 
     @cached_property
     def refusals(self) -> tuple[str, ...]:
-        """Why rlplan's own runtime does not run it; empty where it does."""
-        return (*rules.of_job(self.job), *rules.of_choice(self.job, self.choice))
+        """Why its target does not run it; empty where it does."""
+        return rules.of_target(self.job, self.choice)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the bytes; `refused` where the target does not run it, whatever they are."""
+        return Verdict.REFUSED if self.refusals else self.fit
 
     @property
     def seconds(self) -> float:
@@ -324,6 +330,7 @@ class GpuPlan:
         return {
             "schema_version": ESTIMATE_SCHEMA_VERSION,
             "verdict": self.verdict.value,
+            "refusals": list(self.refusals),
             "shortage": self.shortage
             and dict(zip(("of", "needed_bytes", "available_bytes"), self.shortage, strict=True)),
             "peak_bytes": {"low": low, "expected": self.binding.num_bytes, "high": high},

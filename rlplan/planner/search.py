@@ -14,6 +14,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.memory.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.predict import predict_ledger
+from rlplan.planner import rules
 from rlplan.planner.candidates import list_choices
 from rlplan.planner.plan import Plan, Rejection, read_plan
 from rlplan.planner.remedies import list_remedies
@@ -31,13 +32,15 @@ from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
 def find_plan(asked: JobSpec) -> Plan:
     """The plan for a job, on a CPU host or (planner/executable.py) on GPUs.
 
-    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (it would not run).
+    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (its target refuses it).
     """
     if asked.device_kind == "cuda":
         from rlplan.planner.executable import find_plan_on_gpus
 
         return find_plan_on_gpus(asked)
     model, job = asked.load_model(), on_a_cpu_host(asked)
+    for reason in rules.of_job(job):
+        raise rules.refused(reason)
     result = _search(job, model)
     if isinstance(result, Plan):
         return result

@@ -291,7 +291,7 @@ class CpuTimes:
         return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
     def _start(self, action: Action) -> Cost:
-        """Imports of all processes that start at once, a core each; then fresh memory for the weights, and reading them."""
+        """Imports of all processes that start at once, a core each; then fresh memory for weights, and reading them."""
         latencies = self.host.latencies
         seconds = {
             ActionKind.START_TRAINER: latencies.start_trainer.value,

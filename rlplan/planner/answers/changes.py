@@ -56,7 +56,7 @@ class Outcome:
     @property
     def fits(self) -> bool:
         """Whether it fits at all."""
-        return self.verdict not in (None, Verdict.DOES_NOT_FIT)
+        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the whole answer."""
@@ -97,7 +97,7 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if budget.verdict is not Verdict.FITS:
-        why = what_binds(budget)
+        why = next(iter(budget.refusals), "") or what_binds(budget)
     if budget.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
         way_out = _first_way_out(other, change, budget.verdict)
     count = budget.setting.num_gpus

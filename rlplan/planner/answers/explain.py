@@ -142,7 +142,7 @@ def explain(
             _phase(phase.value, cost, budget.seconds) for phase, cost in phase_costs(budget.timing.step).items()
         ),
         memory=_memory(budget),
-        why_not=what_binds(budget),
+        why_not=next(iter(budget.refusals), "") or what_binds(budget),
         runners_up=tuple(_runner_up(one, budget) for one in budget.runners_up),
         families=of_families,
         what_ifs=answer(what_ifs),
@@ -205,7 +205,7 @@ def _runner_up(one: Alternative, budget: GpuPlan) -> RunnerUp:
 
 
 def _why_it_lost(one: Alternative, budget: GpuPlan, slower: float, phases: dict[str, float]) -> str:
-    if one.verdict.rank > budget.verdict.rank:
+    if one.verdict.rank > budget.fit.rank:
         lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
         return f"{one.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1])
@@ -218,9 +218,9 @@ def _why_it_lost(one: Alternative, budget: GpuPlan, slower: float, phases: dict[
 
 def _rivals(budget: GpuPlan, families: Sequence[Outcome]) -> list[Layout]:
     """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
-    rivals = [(one.choice, one.kv_cache) for one in budget.runners_up if one.verdict.rank <= budget.verdict.rank]
+    rivals = [(one.choice, one.kv_cache) for one in budget.runners_up if one.verdict.rank <= budget.fit.rank]
     for one in families:
-        if one.budget is not None and one.budget.verdict.rank <= budget.verdict.rank:
+        if one.budget is not None and one.budget.fit.rank <= budget.fit.rank:
             kv = one.budget.kv
             rivals.append((one.budget.choice, kv.kv_cache_memory_bytes if kv else 0))
     return rivals

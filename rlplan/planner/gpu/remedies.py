@@ -28,7 +28,7 @@ def find_gpu_plan(asked: JobSpec, *, with_pareto: bool = False) -> GpuPlan:
     if with_pareto:
         pareto = search.on(plan.setting.num_gpus).pareto()
         plan = plan.with_alternatives(plan.runners_up, pareto, plan.stats)
-    if plan.verdict is Verdict.FITS:
+    if plan.verdict in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         return plan
     remedies = sorted(list_gpu_remedies(asked, plan.verdict), key=lambda remedy: remedy.order)
     return plan.with_remedies(tuple(remedies))
@@ -152,11 +152,12 @@ def _in_yaml(value: Any) -> str:
 
 
 def better(spec: JobSpec, verdict: Verdict) -> GpuPlan | None:
-    """The plan of a job with a better verdict than that; None where it has none, or cannot be built."""
+    """The plan of a job with a better verdict than that; None where it has none, cannot be built, or is refused."""
     try:
-        return search_of(spec).better_than(verdict)
+        found = search_of(spec).better_than(verdict)
     except RlplanError:
         return None
+    return None if found is None or found.refusals else found
 
 
 def _halves(value: int) -> Iterator[int]:

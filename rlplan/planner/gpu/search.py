@@ -84,7 +84,7 @@ class GpuSearch:
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan
         return None
 
@@ -95,7 +95,7 @@ class GpuSearch:
             stream = self.stream(rank)
             for one in stream:
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan, stream, num_rated
             num_rated += stream.num_rated
         nearest = self.nearest()
@@ -161,7 +161,7 @@ class GpuSearch:
         if self.job.has_rollouts:
             demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
             kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
-        verdict = Verdict.of(
+        fit = Verdict.of(
             ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory
         )
         return GpuPlan(
@@ -171,9 +171,9 @@ class GpuSearch:
             candidate,
             schedule,
             ledger,
-            verdict,
+            fit,
             kv,
-            0.0 if verdict is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
+            0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
             timing,
         )
 
