@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import Verdict
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import load_job
 from tests.documentation import DOCS, EXAMPLES, read
 from tests.factories import GPU_EXAMPLES
@@ -29,4 +29,4 @@ FITTING = [path for path in GPU_EXAMPLES if path.parent == EXAMPLES]
 
 @pytest.mark.parametrize("path", FITTING, ids=lambda path: path.stem)
 def test_an_example_on_gpus_fits(path) -> None:  # type: ignore[no-untyped-def]
-    assert find_gpu_plan(load_job(path)).verdict is Verdict.FITS
+    assert best_plan(load_job(path)).verdict is Verdict.FITS

@@ -8,7 +8,8 @@ import pytest
 from benchmarks import suggest_settings
 from benchmarks.exercises.page import MARKED, PAGE, PARTS
 from benchmarks.exercises.plans import example
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.vocabulary import MemoryKind
 from tests.documentation import read
 
@@ -32,9 +33,9 @@ def cells(part: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in PRINTED[part].splitlines()[2:]]
 
 
-def budget(name: str, *overrides: str) -> GpuPlan:
+def budget(name: str, *overrides: str) -> Plan:
     found = example(name, *overrides)
-    assert isinstance(found, GpuPlan), found
+    assert isinstance(found, Plan), found
     return found
 
 
@@ -98,7 +99,7 @@ def test_a_step_of_the_design_is_the_sum_of_its_phases() -> None:
 def test_adapters_and_no_value_model_need_less_than_ppo_with_all_weights() -> None:
     states = (MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
-    def of_states(found: GpuPlan) -> int:
+    def of_states(found: Plan) -> int:
         return sum(size for _, _, kind, size in found.ledger.device_peak("cuda:0").rows if kind in states)
 
     lora = budget("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")

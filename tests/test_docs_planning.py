@@ -5,8 +5,8 @@ import typing
 
 from rlplan_cli.render import RESOURCES
 
-from rlplan.planner.answers.plan_file import dump_gpu_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.plan import dump_plan
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import load_job
 from rlplan.spec.job_parts import Objective
 from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
@@ -31,6 +31,6 @@ def test_every_example_on_gpus_is_named() -> None:
 
 
 def test_every_key_of_a_plan_file_is_documented() -> None:
-    data = json.loads(dump_gpu_plan(find_gpu_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
+    data = json.loads(dump_plan(best_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
     documented = {word for row in rows(section(PAGE, "The plan file")) for word in words(row[0])}
     assert documented == set(data)
