@@ -27,8 +27,7 @@ def command(
 ) -> None:
     """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
     from rlplan.planner.answers.plan_results import estimate_as_json
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.plan_parts import Verdict
+    from rlplan.planner.executable import check_fits
     from rlplan_cli.render import print_json
     from rlplan_cli.render_estimate import show_estimate
     from rlplan_cli.sources import read_question
@@ -45,8 +44,7 @@ def command(
         print_json(estimate_as_json(plan))
     else:
         show_estimate(plan)
-    if plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(plan)
+    check_fits(plan)
 
 
 def _show_trace(question: "Question", *, as_json: bool) -> None:

@@ -36,9 +36,8 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Choose a layout for a job. Says what was rejected and why."""
-    from rlplan.planner.executable import does_not_fit
+    from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
-    from rlplan.planner.plan_parts import Verdict
     from rlplan_cli.render import note
     from rlplan_cli.render_plan import show_plan
     from rlplan_cli.sources import read_question
@@ -52,15 +51,12 @@ def command(
     question = read_question(NAME, job, tuple(overrides or ()), answers)
     with waiting("searching"):
         plan = question.answer(with_pareto=pareto)
-    fits = plan.verdict is not Verdict.DOES_NOT_FIT
-    if out is not None and fits:
-        write_plan(plan, out)
     if as_json:
         print(dump_plan(plan, Path.cwd()))
     else:
         show_plan(plan, top=top)
-    if not fits:
-        raise does_not_fit(plan)
+    check_fits(plan)
     if out is not None:
+        write_plan(plan, out)
         uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` plays it, `rlplan run {out}` runs it"
         note(f"plan written to {out}; {uses}")

@@ -19,7 +19,12 @@ from rlplan_cli.render_plan import COLORS, show_speed
 
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
-SHORT_VERDICTS = {Verdict.FITS: "fits", Verdict.IN_EXPECTATION: "expected to", Verdict.DOES_NOT_FIT: "does not"}
+SHORT_VERDICTS = {
+    Verdict.FITS: "fits",
+    Verdict.IN_EXPECTATION: "expected to",
+    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.REFUSED: "refused",
+}
 
 
 def show_explanation(plan: Plan, explanation: Explanation) -> None:

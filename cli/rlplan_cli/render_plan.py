@@ -15,7 +15,12 @@ from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, fill, made_of, name_of, new_table, say, stdout
 
-COLORS = {Verdict.FITS: "bold green", Verdict.IN_EXPECTATION: "bold yellow", Verdict.DOES_NOT_FIT: "bold red"}
+COLORS = {
+    Verdict.FITS: "bold green",
+    Verdict.IN_EXPECTATION: "bold yellow",
+    Verdict.DOES_NOT_FIT: "bold red",
+    Verdict.REFUSED: "bold red",
+}
 TRAINERS = {"rlplan": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
 
 
@@ -46,6 +51,8 @@ def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
             rest,
         )
     )
+    for reason in plan.refusals:
+        stdout.print(f"  {reason}", style="bold", markup=False)
     if (short := plan.shortage) is not None:
         needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
         stdout.print(f"  {short.of}: {needed} needed, {room} available", style="bold")

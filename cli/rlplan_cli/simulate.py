@@ -29,8 +29,7 @@ def command(
     import json
 
     from rlplan.planner.answers.played import play
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.plan_parts import Verdict
+    from rlplan.planner.executable import check_fits
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
     from rlplan_cli.render_simulation import show_simulation
@@ -40,8 +39,7 @@ def command(
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
     with waiting("playing"):
         plan = question.answer()
-        if plan.verdict is Verdict.DOES_NOT_FIT:
-            raise does_not_fit(plan)
+        check_fits(plan)
         result = play(plan, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):

@@ -5,8 +5,11 @@ does not say something. Left out: the rules of what can run (rules.py), and whic
 """
 
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
-from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.candidates import list_choices
 from rlplan.planner.plan import Plan
@@ -18,17 +21,25 @@ from rlplan.vocabulary import Role
 
 MAX_WAYS_OUT = 6
 """Remedies that a message names; a page has them all."""
+WITHOUT = "estimate, plan, explain and simulate do not"
+
+
+def check_fits(plan: Plan) -> None:
+    """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
+    for reason in plan.refusals:
+        raise rules.refused(reason)
+    if plan.fit is Verdict.DOES_NOT_FIT:
+        raise does_not_fit(plan)
 
 
 def executable_plan(plan: Plan) -> Plan:
     """The plan itself, where it can run.
 
-    Raises: NoFeasiblePlanError where it does not fit, EmitError where rlplan's own runtime does not run it.
+    Raises: NoFeasiblePlanError where it does not fit, EmitError where its target or rlplan's own runtime refuses it.
     """
-    if plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(plan)
-    for reason in plan.refusals:
-        raise _refused(reason)
+    check_fits(plan)
+    for reason in chain(rules.of_job(plan.job), rules.of_choice(plan.job, plan.choice)):
+        raise rules.refused(reason)  # of a plan for another target
     return plan
 
 
@@ -38,16 +49,20 @@ def check_executable(job: ResolvedJob, where: str) -> None:
         raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
     choices, rejections = list_choices(job)
     if not choices:
-        raise _refused(rejections[0].reason)
+        raise rules.refused(rejections[0].reason)
 
 
 def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
     """(what, key, rule, way out) of everything that a run needs beside a plan and that a job does not say."""
+    for key, path in job.named_models.items():
+        if Path(path).is_file():
+            rule = f"emit and run need a folder with weights; {WITHOUT}"
+            yield f"{key} is a config alone, {path}", key, rule, f"{key}=FOLDER"
     if job.data is None:
         yield (
             "the job says nothing to train on",
             "data",
-            "emit and run need data: {prompts: FILE, heldout: FILE}; estimate, plan, explain and simulate do not",
+            "emit and run need data: {prompts: FILE, heldout: FILE}; " + WITHOUT,
             "data.prompts=train.jsonl data.heldout=heldout.jsonl",
         )
     judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.has_turns
@@ -58,7 +73,7 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
                 "(roles.teacher.path): one of the three is needed"
             ),
             "rewards",
-            "emit and run need what judges a rollout; estimate, plan, explain and simulate do not",
+            "emit and run need what judges a rollout; " + WITHOUT,
             "rewards=[{kind: answer_matcher}]",
         )
 
@@ -80,14 +95,4 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
         rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
         "sequence into the KV cache",
         way_out=f"each of these alone helps: {ways_out}" if ways_out else others,
-    )
-
-
-def _refused(reason: str) -> EmitError:
-    key, _, rule = reason.partition(": ")
-    return EmitError(
-        f"{key} is chosen, which the runtime lacks",
-        where=key,
-        rule=rule or reason,
-        way_out="rlplan explain shows what else would fit; docs/job.md says what each key takes",
     )

@@ -19,6 +19,7 @@ from rlplan.memory.host import job_checkpoint_bytes
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.predict import predict_ledger
 from rlplan.memory.serving_kv import cache_pool
+from rlplan.planner import rules
 from rlplan.planner.candidates import list_choices
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
@@ -161,9 +162,10 @@ class HostSearch:
             choice=one.choice,
             schedule=one.schedule,
             ledger=one.ledger,
-            verdict=one.verdict,
+            fit=one.verdict,
             timing=one.timing,
             kv=self._kv,
+            refusals=rules.of_target(job, one.choice),
             checkpoint_bytes=job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
         )
 

@@ -53,8 +53,8 @@ class Plan(Spec):
     """The actions that the job and the choice give (dataflow/build.py)."""
     ledger: MemoryLedger
     """Bytes of every process in every action."""
-    verdict: Verdict
-    """Whether it fits."""
+    fit: Verdict
+    """Whether its bytes fit."""
     timing: JobTiming | None = None
     """Seconds of every action; None where the profile has no rates."""
     kv: KvReport | None = None
@@ -66,7 +66,7 @@ class Plan(Spec):
     swap_bytes: int = 0
     """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
     refusals: tuple[str, ...] = ()
-    """Why rlplan's own runtime does not run it (rules.py); empty where it does."""
+    """Why the job's target does not run it (rules.py); empty where it does."""
     not_counted: tuple[str, ...] = ()
     """What of the job these numbers leave out, for people."""
     runners_up: tuple[Alternative, ...] = ()
@@ -81,6 +81,11 @@ class Plan(Spec):
     """How much was looked at."""
     fingerprints: Fingerprints | None = None
     """Of the model and the profile that it was made from, so that a run can tell others."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the bytes; `refused` where the target does not run it, whatever they are."""
+        return Verdict.REFUSED if self.refusals else self.fit
 
     @property
     def model_name(self) -> str:

@@ -17,11 +17,12 @@ from rlplan.vocabulary import Placement
 
 
 class Verdict(Enum):
-    """Whether it fits: at the high end of every interval, as expected only, or not."""
+    """Whether it fits: at the high end of every interval, as expected only, or not; or that its target refuses it."""
 
     FITS = "fits"
     IN_EXPECTATION = "fits in expectation only"
     DOES_NOT_FIT = "does not fit"
+    REFUSED = "refused"
 
     @property
     def rank(self) -> int:
@@ -30,7 +31,7 @@ class Verdict(Enum):
 
     @staticmethod
     def of(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
-        """The verdict on a ledger. at_least: the rank that the KV cache alone leads to.
+        """The verdict on the bytes of a ledger. at_least: the rank that the KV cache alone leads to.
 
         takes_from_host: a GPU's memory is the host's, so that both must fit into it together. A host of which nothing
         is known has a capacity of 0 and is not looked at.

@@ -167,11 +167,12 @@ def _in_yaml(value: Any) -> str:
 
 
 def better(spec: JobSpec, verdict: Verdict) -> Plan | None:
-    """The plan of a job with a better verdict than that; None where it has none, or cannot be built."""
+    """The plan of a job with a better verdict than that; None where it has none, cannot be built, or is refused."""
     try:
-        return search_of(spec).better_than(verdict)
+        found = search_of(spec).better_than(verdict)
     except RlplanError:
         return None
+    return None if found is None or found.refusals else found
 
 
 def _halves(value: int) -> Iterator[int]:

@@ -29,7 +29,7 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
     found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
         found["pareto"] = search.on(plan.num_devices).pareto()
-    if plan.verdict is not Verdict.FITS:
+    if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
     return plan.model_copy(update=found)
 
@@ -37,7 +37,7 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
 def find_plan(asked: JobSpec) -> Plan:
     """The plan of a job that can run.
 
-    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (it would not run).
+    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (its target refuses it).
     """
     return executable_plan(best_plan(asked))
 

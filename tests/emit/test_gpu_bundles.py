@@ -77,6 +77,7 @@ def test_vllm_reads_its_arguments(bundle: ExecutionSpec) -> None:
     assert read.tensor_parallel_size == bundle.job.rollout.tp
     assert read.kv_cache_memory_bytes == bundle.job.rollout.kv_cache_memory
     assert read.enforce_eager is False
+    assert read.compilation_config.pass_config.fuse_allreduce_rms is False
 
 
 def test_every_gpu_is_a_bundle_whose_processes_take_all_of_it_and_no_more(bundle: ExecutionSpec) -> None:

@@ -150,7 +150,7 @@ def make_plan(shape: RunShape, folder: Path) -> Plan:
     choice = choice_of(job, placement, 2)
     schedule = build_schedule(job, choice)
     ledger = _ledger(schedule, shape)
-    return Plan(asked=asked, job=job, choice=choice, schedule=schedule, ledger=ledger, verdict=Verdict.FITS)
+    return Plan(asked=asked, job=job, choice=choice, schedule=schedule, ledger=ledger, fit=Verdict.FITS)
 
 
 def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:

@@ -97,7 +97,7 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
-        why = what_binds(plan)
+        why = next(iter(plan.refusals), "") or what_binds(plan)
     if plan.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
         way_out = _first_way_out(plan, change)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)

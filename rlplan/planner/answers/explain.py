@@ -156,7 +156,7 @@ def explain(
             _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
         ),
         memory=_memory(plan),
-        why_not=what_binds(plan),
+        why_not=next(iter(plan.refusals), "") or what_binds(plan),
         runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
         families=of_families,
         what_ifs=answer(what_ifs),
@@ -238,7 +238,7 @@ def _runner_up(one: Alternative, plan: Plan) -> RunnerUp:
 
 
 def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
-    if one.verdict.rank > plan.verdict.rank:
+    if one.verdict.rank > plan.fit.rank:
         lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
         return f"{one.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
@@ -251,9 +251,9 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
 
 def _rivals(plan: Plan, families: Sequence[Outcome]) -> list[Layout]:
     """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
-    rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.verdict.rank]
+    rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.fit.rank]
     for one in families:
-        if one.plan is not None and one.plan.verdict.rank <= plan.verdict.rank:
+        if one.plan is not None and one.plan.fit.rank <= plan.fit.rank:
             kv = one.plan.kv
             rivals.append((one.plan.choice, kv.kv_cache_memory_bytes if kv else 0))
     return rivals

@@ -90,7 +90,7 @@ class GpuSearch:
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan
         return None
 
@@ -101,7 +101,7 @@ class GpuSearch:
             stream = self.stream(rank)
             for one in stream:
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan, stream, num_rated
             num_rated += stream.num_rated
         nearest = self.nearest()
@@ -180,20 +180,20 @@ class GpuSearch:
         if self.job.has_rollouts:
             demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
             kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
-        verdict = Verdict.of(ledger, at_least=one.rank, takes_from_host=self.setting.gpu.shares_host_memory)
+        fit = Verdict.of(ledger, at_least=one.rank, takes_from_host=self.setting.gpu.shares_host_memory)
         return Plan(
             asked=self.asked,
             job=resolve(self.job, candidate, one.kv_cache),
             choice=candidate,
             schedule=schedule,
             ledger=ledger,
-            verdict=verdict,
+            fit=fit,
             timing=timing,
             kv=kv,
-            oom_risk=0.0 if verdict is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
+            oom_risk=0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
             swap_bytes=self._swap_bytes(candidate),
-            refusals=(*rules.of_job(self.job), *rules.of_choice(self.job, candidate)),
+            refusals=rules.of_target(self.job, candidate),
             not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
         )
 

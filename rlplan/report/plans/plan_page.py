@@ -10,11 +10,17 @@ from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds
 
-_MOODS = {Verdict.FITS: "good", Verdict.IN_EXPECTATION: "quiet", Verdict.DOES_NOT_FIT: "bad"}
+_MOODS = {
+    Verdict.FITS: "good",
+    Verdict.IN_EXPECTATION: "quiet",
+    Verdict.DOES_NOT_FIT: "bad",
+    Verdict.REFUSED: "bad",
+}
 _SENTENCES = {
     Verdict.FITS: "Fits: every moment, at the high end of every interval, with the longest responses that are allowed.",
     Verdict.IN_EXPECTATION: "Fits in expectation only: with a usual step's longest response, not with the longest one.",
     Verdict.DOES_NOT_FIT: "Does not fit.",
+    Verdict.REFUSED: "Refused by its target.",
 }
 
 
@@ -23,10 +29,10 @@ def plan_page(plan: Plan) -> Page:
     work, step = plan.job.workload, plan.timing.step if plan.timing else None
     samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
     rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
-    shortage = ""
+    shortage = " ".join(["", *plan.refusals])
     if (short := plan.shortage) is not None:
         needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
-        shortage = f" Too small: {short.of}, {needed} needed, {room} available."
+        shortage += f" Too small: {short.of}, {needed} needed, {room} available."
     actions = [(action.id, str(action.phase)) for action in plan.schedule.step]
     return Page(
         title=f"{plan.model_name} on {plan.devices}",

@@ -13,9 +13,10 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import load_job
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
-from tests.factories import gpu_job
+from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Provenance, Role
+from tests.factories import EXAMPLES, gpu_job
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 
@@ -73,6 +74,17 @@ def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
     assert answer.kv is not None
     assert answer.kv.kv_cache_memory_bytes > 0
     assert {row.role for row in answer.ledger.rows} >= {Role.POLICY, Role.VALUE, Role.REFERENCE}
+
+
+def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_the_first_is_offloaded() -> None:
+    answer = best_plan(load_job(EXAMPLES / "exercises" / "ppo-7b.yaml", ["training.optimizer=adamw_8bit"]))
+    assert (answer.verdict, answer.choice.arrangement.offloaded) == (Verdict.FITS, "all")
+    starts = [row for row in answer.ledger.rows if row.action_id.startswith("start_trainer")]
+    both = sum(row.resident_bytes for row in starts if row.space == "device")
+    totals = answer.ledger.device_totals("cuda:0")
+    for action in answer.schedule.start:
+        if action.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER, ActionKind.OFFLOAD_ROLE):
+            assert totals["start", action.id] < both, action.id
 
 
 def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
