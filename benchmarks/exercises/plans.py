@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from rlplan.planner.machine import search_of
-
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
+from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job

@@ -1,6 +1,5 @@
 """Export: whole tensors out of what ranks saved of them."""
 
-import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
