@@ -17,6 +17,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render import NARROW, fill, name_of, new_table, say, stdout
 from rlplan_cli.render_plan import COLORS, show_speed
 
+NUM_RUNNERS_UP = 5
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
 SHORT_VERDICTS = {
@@ -77,7 +78,7 @@ def _show_runners_up(explanation: Explanation) -> None:
     if not explanation.runners_up:
         return
     table = new_table("a step", "headroom", "why it lost", "it has", title="Next best", left=("why it lost", "it has"))
-    for one in explanation.runners_up:
+    for one in explanation.runners_up[:NUM_RUNNERS_UP]:
         cells = (format_bytes(one.headroom_bytes), one.why, one.differs.replace(" ", "\n"))
         table.add_row(format_seconds(one.seconds), *cells)
     stdout.print(table)

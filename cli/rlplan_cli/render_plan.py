@@ -143,6 +143,9 @@ def _show_phases(plan: Plan) -> None:
         parts = fill(made_of(cost, is_on_host=plan.is_on_host), room)
         table.add_row(phase.value, format_seconds(cost.seconds), share, bound, parts)
     stdout.print(table)
+    count = plan.job.workload.num_steps
+    run = format_seconds(plan.timing.run_s(plan.schedule, count))
+    stdout.print(f"A run of {count} steps takes {run}, with what happens in some of them.", style="dim")
     if step.idle_s:
         waits = f"Generation runs beside training; the faster side waits {format_seconds(step.idle_s)} a step."
         stdout.print(waits, style="dim")

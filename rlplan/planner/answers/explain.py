@@ -243,7 +243,7 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
         return f"{one.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
     if slower <= 0 or most <= 0:
-        return "as good; the simpler one is taken"
+        return "as good; the one that holds less or is simpler is taken"
     less = sum(seconds for seconds in phases.values() if seconds < 0)
     saved = f", {format_seconds(-less)} less elsewhere" if less < -0.01 * most else ""
     return f"{name} takes {format_seconds(most)} more{saved}"

@@ -171,7 +171,7 @@ class GpuSearch:
         return self.rate(min(found)[2]) if found else reason
 
     def whole(self, one: Rated) -> Plan:
-        """The budget of a rated candidate, with its whole ledger."""
+        """The plan of a rated candidate, with its whole ledger."""
         candidate = one.choice
         schedule = build_schedule(self.job, candidate)
         ledger = self._ledger(one, schedule)
