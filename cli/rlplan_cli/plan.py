@@ -51,12 +51,13 @@ def command(
     question = read_question(NAME, job, tuple(overrides or ()), answers)
     with waiting("searching"):
         plan = question.answer(with_pareto=pareto)
+    if out is not None and plan.fits:
+        write_plan(plan, out)
     if as_json:
         print(dump_plan(plan, Path.cwd()))
     else:
         show_plan(plan, top=top)
     check_fits(plan)
     if out is not None:
-        write_plan(plan, out)
         uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` plays it, `rlplan run {out}` runs it"
         note(f"plan written to {out}; {uses}")

@@ -54,24 +54,18 @@ def offload_between(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
 
 
 def _start(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
-    """Roles that are offloaded come up and go one after the other, so that no two of them lie on a device together;
-    then those that stay, side by side; then the engine: its weights are the start checkpoint's already.
+    """Roles that stay come up side by side; then those that are offloaded, each gone before the next one comes, so that
+    no two of them lie on a device together; then the engine: its weights are the start checkpoint's already.
     """
     others = [call for call in calls if call.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER)]
-    engine = next(call for call in calls if call.kind is ActionKind.START_ENGINE)
-    chain: list[Call] = []
+    chain = [call for call in others if call.role not in sharing.offloaded]
+    before = tuple(call.id for call in chain)
     for call in (one for one in others if one.role in sharing.offloaded):
-        chain += [call, _offload(call.role)]
-    last = tuple(call.id for call in chain[-1:])
-    stay = tuple(replace(call, after=last) for call in others if call.role not in sharing.offloaded)
-    before = tuple(call.id for call in stay) or last
+        chain += [replace(call, after=before), replace(_offload(call.role), after=(call.id,))]
+        before = (chain[-1].id,)
+    engine = next(call for call in calls if call.kind is ActionKind.START_ENGINE)
     rest = [call for call in calls if call.kind is ActionKind.EVALUATE]
-    return (
-        *_chained(chain),
-        *stay,
-        replace(engine, after=before),
-        *(replace(call, after=(engine.id,)) for call in rest),
-    )
+    return (*chain, replace(engine, after=before), *(replace(call, after=(engine.id,)) for call in rest))
 
 
 def _step(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:

@@ -111,6 +111,8 @@ class HostSearch:
     def run(self, *, with_others: bool = True) -> Plan:
         """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
         if not self.choices:
+            for reason in rules.of_job(self.job):
+                raise rules.refused(reason)
             raise nothing_possible(self.impossible)
         fitting = [one for one in self._built if one.verdict is Verdict.FITS]
         best = min(self._built, key=lambda one: one.peak_bytes)

@@ -88,6 +88,11 @@ class Plan(Spec):
         return Verdict.REFUSED if self.refusals else self.fit
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits at all, and its target runs it."""
+        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
+
+    @property
     def model_name(self) -> str:
         """The policy as people name it: its id, or its folder's name."""
         path = Path(self.asked.policy.path)

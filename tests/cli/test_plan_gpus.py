@@ -188,7 +188,7 @@ def test_the_same_seed_draws_the_same(rlplan: Call, plan: Path) -> None:
 
 
 def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None:
-    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT)
+    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT, "target=fsdp2")
     simulated = data_of(rlplan("simulate", *asked, "--steps", 2, "--json"))
     seconds = data_of(rlplan("plan", *asked, "--json"))["results"]["step"]["seconds"]
     assert simulated["mean_step_s"] == pytest.approx(seconds)
@@ -197,6 +197,29 @@ def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None
 def test_what_does_not_fit_is_not_simulated(rlplan: Call) -> None:
     answer = rlplan("simulate", *TOO_SMALL)
     assert (answer.exit_code, answer.out) == (1, "")
+
+
+REFUSED = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "training.optimizer=muon")
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan"])
+def test_what_the_target_refuses_is_shown_with_the_reason_and_ends_with_3(rlplan: Call, verb: str) -> None:
+    answer = rlplan(verb, *REFUSED)
+    assert answer.exit_code == 3
+    assert answer.out.startswith("refused  Qwen/Qwen2.5-0.5B")
+    assert "training.optimizer muon: the runtime has AdamW" in answer.out
+    assert answer.err.startswith("error: refused: training.optimizer muon")
+    assert len(answer.err.splitlines()) == 4
+    data = json.loads(rlplan(verb, *REFUSED, "--json").out)
+    assert (data if verb == "estimate" else data["results"])["verdict"] == "refused"
+
+
+def test_what_the_target_refuses_is_neither_written_nor_simulated(rlplan: Call, tmp_path: Path) -> None:
+    assert rlplan("plan", *REFUSED, "-o", tmp_path / "plan.json").exit_code == 3
+    assert not (tmp_path / "plan.json").exists()
+    answer = rlplan("simulate", *REFUSED)
+    assert (answer.exit_code, answer.out) == (3, "")
+    assert "refused: training.optimizer muon" in answer.err
 
 
 @pytest.mark.parametrize("count", [0, 20_000, "many"])

@@ -73,10 +73,11 @@ def test_an_offloaded_role_is_gone_before_the_next_one_comes_up() -> None:
         assert call.after == (before.id,)
 
 
-def test_roles_that_stay_come_up_side_by_side_after_those_that_go() -> None:
+def test_roles_that_stay_come_up_side_by_side_before_those_that_go() -> None:
     calls = {call.id: call.after for call in made(offloaded=(Role.REFERENCE,)).start}
-    assert calls["start_trainer"] == ("offload_role/reference",)
-    assert calls["start_engine"] == ("start_trainer",)
+    assert calls["start_trainer"] == ()
+    assert calls["start_scorer/reference"] == ("start_trainer",)
+    assert calls["start_engine"] == ("offload_role/reference",)
     both = {call.id: call.after for call in made().start}
     assert both["start_trainer"] == both["start_scorer/reference"] == ()
     assert both["start_engine"] == ("start_trainer", "start_scorer/reference")

@@ -61,8 +61,8 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits at all."""
-        return self.verdict not in (None, Verdict.DOES_NOT_FIT)
+        """Whether it fits at all, and its target runs it."""
+        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the whole answer."""

@@ -165,6 +165,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
     peaks += map(ledger.process_peak, ledger.processes)
     return {
         "verdict": plan.verdict.value,
+        "refusals": list(plan.refusals),
         "shortage": short
         and {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes},
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
