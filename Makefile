@@ -16,6 +16,8 @@ LOCK := requirements/cpu.lock
 LOG := $(VENV)/setup.log
 # A file's tests stay in one process: what they share is made once.
 SIDE_BY_SIDE := -n 2 --dist loadfile
+# The files with engine tests: collecting all the others takes longer than some of these tests.
+ENGINE_TESTS = $(shell grep -rl 'pytest\.mark\.engine' tests | sort)
 MADE_BY_MAKE := $(VENV)/.made-by-make
 PACKAGES_STAMP := $(VENV)/.packages-$(shell { echo '$(TORCH)'; pwd; cat $(LOCK); } | cksum | tr ' ' -)
 PROJECT_STAMP := $(VENV)/.project-$(shell cksum < pyproject.toml | tr ' ' -)
@@ -76,7 +78,7 @@ test: setup system-packages lint ## everything that a change must pass: formatti
 	  }
 	}
 	half 'tests that start no engine' -m "not engine and not nightly" $(SIDE_BY_SIDE)
-	half 'tests that start engines' -m "engine and not nightly" $(SIDE_BY_SIDE)
+	half 'tests that start engines' -m "engine and not nightly" $(SIDE_BY_SIDE) $(ENGINE_TESTS)
 	cat "$$results"
 	[ -z "$$failed" ]
 

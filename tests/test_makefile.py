@@ -44,10 +44,11 @@ def test_both_halves_of_make_test_run_and_are_told_at_the_end_whichever_fails(
     tmp_path: Path, fast: int, engines: int
 ) -> None:
     code, calls, printed = make_test(tmp_path, fast, engines)
-    assert calls == [
-        "fast -m pytest -m not engine and not nightly -n 2 --dist loadfile -x",
-        "engines -m pytest -m engine and not nightly -n 2 --dist loadfile -x",
-    ]
+    files = (path for path in ROOT.glob("tests/**/test_*.py") if "pytest.mark.engine" in path.read_text())
+    assert calls[0] == "fast -m pytest -m not engine and not nightly -n 2 --dist loadfile -x"
+    start = "engines -m pytest -m engine and not nightly -n 2 --dist loadfile"
+    begun, *given, end = calls[1].removeprefix(start).split(" ")
+    assert (begun, end, sorted(given)) == ("", "-x", sorted(str(path.relative_to(ROOT)) for path in files))
     assert (code != 0) == bool(fast or engines)
     told = ["test: tests that start no engine", f"  {fast + 1} counted in fast"]
     told += [f"  exit code {fast}"] * bool(fast)

@@ -30,31 +30,24 @@ def command(
 
     from rlplan.planner.answers.played import play
     from rlplan.planner.executable import check_fits
-    from rlplan.planner.gpu_plan import GpuPlan
-    from rlplan.planner.played_job import play_job
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
-    from rlplan_cli.render_simulation import show_job_simulation, show_simulation
+    from rlplan_cli.render_simulation import show_simulation
     from rlplan_cli.sources import read_question
     from rlplan_cli.waiting import waiting
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
     with waiting("playing"):
-        found = question.on_gpus() if question.is_on_gpus else question.on_host()
-        if isinstance(found, GpuPlan):
-            check_fits(found)
-            result = play(found, num_steps=steps, seed=seed)
-        else:
-            result = play_job(found, num_steps=steps, seed=seed)
+        plan = question.answer()
+        check_fits(plan)
+        result = play(plan, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
     if as_json:
         print_json(result.as_json())
-    elif isinstance(found, GpuPlan):
-        show_simulation(found, result)
     else:
-        show_job_simulation(found, result)
+        show_simulation(plan, result)
     if out is not None:
         note(f"result written to {out}")

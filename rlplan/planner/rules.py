@@ -62,7 +62,7 @@ def refused(reason: str) -> EmitError:
     return EmitError(
         f"refused: {reason}",
         where=reason.split(maxsplit=1)[0].rstrip(":"),
-        rule="what its target does not run is no plan, however much memory there is (docs/estimates.md, Running it)",
+        rule="what its target does not run is no plan, however much memory there is (docs/planning.md, Running it)",
         way_out="another value of the key (docs/job.md); for an estimate alone another target: fsdp2 or megatron",
     )
 

@@ -36,9 +36,9 @@ LAUNCH = 0.5e-3
 graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
 
 NCCL_LATENCY = 12e-6
-"""Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, which the profiles' collective
-was fitted to. Source: what is left at 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against 6 us on four
-(vLLM pull request 24532), 19 against 5 on six (24111). Assumes: the same on other GPUs."""
+"""Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, to which the profile's latency
+of a collective was fitted. Source: what is left at 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
+6 us on four (vLLM pull request 24532), 19 against 5 on six (24111). Assumes: the same on other GPUs."""
 
 EIGHT_BIT_FORMS = ("fp8", "fp8-channel", "fp8-block")
 _FALLBACKS = (ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16, ComputeDtype.FLOAT32)

@@ -8,9 +8,10 @@ import pytest
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu.times import engine_speed
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.planner.setting import read_setting
 from rlplan.spec.job_file import load_job
 from tests.factories import EXAMPLES
 
@@ -26,12 +27,12 @@ WITH_CUSTOM = {"CUSTOM", "QUICK_REDUCE", "AITER_CUSTOM"}
 
 
 @pytest.fixture(scope="module")
-def found() -> GpuPlan:
-    return find_gpu_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
+def found() -> Plan:
+    return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
 
 
 @pytest.fixture(scope="module")
-def emitted(found: GpuPlan) -> ExecutionSpec:
+def emitted(found: Plan) -> ExecutionSpec:
     return execution_spec(executable_plan(found))
 
 
@@ -51,8 +52,9 @@ def test_the_ways_to_all_reduce_are_those_of_the_pinned_vllm() -> None:
     assert all(f'"{name}"' in names for name in SWITCHES.values())
 
 
-def test_every_way_but_the_one_that_is_timed_is_off(found: GpuPlan, emitted: ExecutionSpec) -> None:
-    timed = engine_speed(found.job, found.setting.policy, found.choice.engine, found.setting.cluster("shared"))
+def test_every_way_but_the_one_that_is_timed_is_off(found: Plan, emitted: ExecutionSpec) -> None:
+    setting = read_setting(found.job)
+    timed = engine_speed(found.job, setting.policy, found.choice.engine, setting.cluster("shared"))
     arguments = emitted.vllm["policy"]
     assert timed.has_custom_all_reduce is not arguments["disable_custom_all_reduce"]
     assert timed.has_custom_all_reduce is False
@@ -65,5 +67,5 @@ def test_every_way_but_the_one_that_is_timed_is_off(found: GpuPlan, emitted: Exe
         )
 
 
-def test_cuda_graphs_are_captured_where_they_are_timed(found: GpuPlan, emitted: ExecutionSpec) -> None:
+def test_cuda_graphs_are_captured_where_they_are_timed(found: Plan, emitted: ExecutionSpec) -> None:
     assert emitted.vllm["policy"]["enforce_eager"] is not found.job.rollout.has_cuda_graphs

@@ -13,10 +13,11 @@ from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
 from rlplan.planner import rules
 from rlplan.planner.answers.changes import Change, ask
+from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.executable import check_fits, executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
-from rlplan.planner.search import find_plan
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan, find_plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import job_from
 from tests.factories import EXAMPLES, make_job
@@ -54,11 +55,11 @@ def asked(parts: dict[str, Any]) -> JobSpec:
 
 @pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
-    found = find_gpu_plan(asked(parts))
+    found = best_plan(asked(parts))
     assert found.verdict is Verdict.REFUSED
     assert any(words in reason for reason in found.refusals)
-    assert found.as_json()["verdict"] == "refused"
-    assert found.as_json()["refusals"] == list(found.refusals)
+    said = estimate_as_json(found)
+    assert (said["verdict"], said["refusals"]) == ("refused", list(found.refusals))
     assert not found.remedies, "no bytes help"
     for refuse in (check_fits, executable_plan):
         with pytest.raises(EmitError, match="refused: ") as caught:
@@ -71,7 +72,7 @@ def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(par
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["experts", "two kinds of GPUs", "answers that are given"])
 def test_a_target_that_has_it_does_not_refuse_it(name: str, target: str) -> None:
-    found = find_gpu_plan(asked({**REFUSED[name][0], "target": target}))
+    found = best_plan(asked({**REFUSED[name][0], "target": target}))
     assert found.verdict is found.fit
     assert not found.refusals
 
@@ -92,7 +93,7 @@ def test_a_cpu_host_refuses_with_the_same_error() -> None:
 
 
 def test_a_config_without_weights_is_estimated_and_emit_says_what_is_missing(tmp_path: Path) -> None:
-    found = find_gpu_plan(asked({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
+    found = best_plan(asked({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
     assert found.verdict is Verdict.FITS
     with pytest.raises(SpecError, match=r"policy\.path is a config alone"):
         write_bundle(executable_plan(found), tmp_path)
@@ -169,7 +170,7 @@ def any_job(seed: int) -> JobSpec:
 def check(seed: int, folder: Path) -> Verdict | None:
     """The verdict on a random job, which says the truth; None where two of its choices contradict each other."""
     try:
-        found = find_gpu_plan(any_job(seed))
+        found = best_plan(any_job(seed))
     except (SpecError, NoFeasiblePlanError):
         return None
     if found.job.target != "rlplan":
@@ -183,7 +184,7 @@ def check(seed: int, folder: Path) -> Verdict | None:
     return found.verdict
 
 
-def _check_refused(found: GpuPlan) -> None:
+def _check_refused(found: Plan) -> None:
     with pytest.raises(EmitError, match="refused: "):
         executable_plan(found)
 

@@ -49,15 +49,18 @@ def forgotten() -> Iterator[None]:
     machine_speed._last = None
 
 
-def least_of(count: int) -> float:
-    return min(slowdown(max_age_s=0.0) for _ in range(count))
+def measured(count: int) -> list[float]:
+    return [slowdown(max_age_s=0.0) for _ in range(count)]
 
 
 def test_the_factor_rises_where_others_want_the_same_core(on_one_core: None, forgotten: None) -> None:
-    """Nine processes on a core, each with a ninth of it, or less where this machine has other work already."""
+    """Nine processes on a core, each with a ninth of it, or less where this machine has other work already.
+
+    The largest of several: the scheduler lets a new process finish in its first time slice now and then.
+    """
     with rivals():
-        crowded = slowdown(max_age_s=0.0)
-    alone = least_of(3)
+        crowded = max(measured(5))
+    alone = min(measured(3))
     assert crowded == MOST or crowded > alone + 1, (alone, crowded)
 
 
