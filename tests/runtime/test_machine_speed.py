@@ -56,7 +56,7 @@ def measured(count: int) -> list[float]:
 def test_the_factor_rises_where_others_want_the_same_core(on_one_core: None, forgotten: None) -> None:
     """Nine processes on a core, each with a ninth of it, or less where this machine has other work already.
 
-    The largest of several: the scheduler lets a new process finish in its first time slice now and then.
+    The largest of several: a scheduler may let a new process finish in its first time slice.
     """
     with rivals():
         crowded = max(measured(5))
