@@ -17,7 +17,7 @@ LOG := $(VENV)/setup.log
 # A file's tests stay in one process: what they share is made once.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 # The files with engine tests: collecting all the others takes longer than some of these tests.
-ENGINE_TESTS = $(shell grep -rl 'pytest\.mark\.engine' tests | sort)
+ENGINE_TESTS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.engine' tests | sort)
 MADE_BY_MAKE := $(VENV)/.made-by-make
 PACKAGES_STAMP := $(VENV)/.packages-$(shell { echo '$(TORCH)'; pwd; cat $(LOCK); } | cksum | tr ' ' -)
 PROJECT_STAMP := $(VENV)/.project-$(shell cksum < pyproject.toml | tr ' ' -)
