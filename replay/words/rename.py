@@ -4,10 +4,12 @@ Usage: python rename.py CLONE. Nothing depends on folders but packages (`rlplan/
 Prints rows that matched nothing, names that were there already in a file (collisions), and lines that stay too long.
 """
 
+import ast
 import io
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -144,6 +146,21 @@ class Names:
 
         return re.sub(r"[A-Za-z_]\w*", each, text)
 
+    def in_plain_string(self, token: str) -> str:
+        """A program in triple quotes, prose with lines of a doctest, or prose."""
+        body = re.fullmatch(r'([rR]?""")(.*)(""")', token, re.DOTALL)
+        if body and "\n" in body[2] and is_program(body[2]):
+            return body[1] + rename_code(body[2], self, self.report) + body[3]
+        parts = re.split(r"(?m)^([ \t]*(?:>>>|\.\.\.) .*\n?)", token)
+        return "".join(self.in_doctest(part) if at % 2 else self.in_prose(part) for at, part in enumerate(parts))
+
+    def in_doctest(self, line: str) -> str:
+        lead, code = re.match(r"(\s*\S+ )(.*\n?)", line, re.DOTALL).groups()
+        try:
+            return lead + rename_code(code, self, self.report)
+        except (tokenize.TokenError, IndentationError):
+            return lead + self.in_code(code)
+
     def in_string(self, token: str) -> str:
         """A string token: prose, or where it is an f-string prose with Python in braces; a whole name by itself."""
         prefix = re.match(r"[A-Za-z]*", token)[0].lower()
@@ -155,7 +172,7 @@ class Names:
         if re.fullmatch(r"[A-Za-z_.]+(?:\[[\w\[\], .|]+\])?(?: \| None)?", bare) and (bare[0].isupper() or "[" in bare):
             return self.in_code(token)
         if "f" not in prefix:
-            return self.in_prose(token)
+            return self.in_plain_string(token)
         parts, at, depth, start = [], 0, 0, 0
         while at < len(token):
             two = token[at : at + 2]
@@ -174,6 +191,16 @@ class Names:
                     start = at + 1
             at += 1
         return "".join([*parts, self.in_prose(token[start:])])
+
+
+def is_program(text: str) -> bool:
+    """Whether a string is a program that a test runs."""
+    try:
+        nodes = ast.parse(textwrap.dedent(text)).body
+    except SyntaxError:
+        return False
+    wanted = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef, ast.ClassDef, ast.With)
+    return any(isinstance(node, wanted) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) for node in nodes)
 
 
 def key_of(row: tuple[str, ...]) -> str:
@@ -209,6 +236,11 @@ def rename_symbols(text: str, name: str, report: Report) -> str:
         if old in present and row[1] in present and "." not in row[1]:
             report.collisions.add(f"{name}: {old} -> {row[1]} is there already")
 
+    return rename_code(text, names, report)
+
+
+def rename_code(text: str, names: Names, report: Report) -> str:
+    """Python, with names, strings and comments replaced."""
     facts: dict[tuple[int, int], tuple[int, bool]] = {}
     depth, statement = 0, ""
     was_import = False

@@ -36,7 +36,6 @@ NAMES = [
     # --------------------------------------------------------------- time sharing beside multi-turn (was: turns)
     ("turns", "thread_share", "cpu_host", "attr"),
     ("turns", "places", "buffer=="),
-    ("_share_in_turns", "_ends_on_shared_cores", ""),
     ("_with_turns", "_with_environment", ""),
     # ----------------------------------------------------------------- speculative decoding (was: guessed tokens)
     ("guessing", "speculative_decoding", ""),
@@ -75,7 +74,7 @@ NAMES = [
     ("ON_SHARED", "SYNC_MODES_ON_SHARED_GPUS", "rules"),
     ("ON_OWN", "SYNC_MODES_ON_SEPARATE_GPUS", "rules"),
     ("MAX_WAYS_OUT", "MAX_REMEDIES", ""),
-    ("WAYS", "PARALLEL_AXES", "plan_results render_gpu design"),
+    ("WAYS", "PARALLEL_AXES", "plan_results render_gpu render_plan design"),
     ("WAYS", "TRAINING_OVERRIDES", "suggest_settings test_docs_exercises"),
     ("way", "training", "test_docs_exercises"),
     # ----------------------------------------------------------------------------- shards, tp_size (was: ways)
@@ -156,7 +155,6 @@ NAMES = [
     ("Moments", "PhaseBytes", "oracle"),
     ("moment", "run_phase", "ledger", "attr"),
     ("moment_of_step", "run_phase_of_step", ""),
-    ("_moment_words", "_run_phase_words", ""),
     ("by_moment", "by_place", ""),
     ("_moments", "_run_phases", "predict !test_predict", "local"),
     ("_moment", "_run_phase", "supervision"),
@@ -237,7 +235,6 @@ NAMES = [
     ("stage_of", "stage_refusal", "planner/"),
     ("cannot_share", "sharing_refusals", ""),
     # ----------------------------------------------------------------------------------- simulated plans
-    ("play_job", "simulate_job", ""),
     ("play", "simulate_plan", "simulated_plan cli/ ~simulated_plan"),
     ("Played", "SimulatedPlan", ""),
     ("read_played", "read_simulated_plan", ""),
@@ -267,7 +264,6 @@ NAMES = [
     ("judging_peak", "scoring_peak", ""),
     ("hear_policy", "append_policy_turn", ""),
     ("hear_environment", "append_observation", ""),
-    ("read_forecast", "read_prediction", "report/"),
     ("Words", "TextTokenizer", "conversations collector"),
     ("talk", "conversation", "conversations"),
     ("Course", "TracedSchedule", "report/"),
@@ -276,7 +272,6 @@ NAMES = [
     ("budget", "plan", "changes explain families plan_file plan_results simulated_plan sensitivity design one_card plans"
      " suggest_settings test_golden_plans test_overrides_as_printed test_gpu_search test_simulated test_docs_exercises"
      " simulate/"),
-    ("GpuPlan", "StepBudget", "operations functions expressions"),
 ]
 
 NAMES += [
@@ -323,6 +318,8 @@ STRINGS = [
 ]
 
 PATTERNS = [
+    (r"(>>> sum\(held\.resident\.values\(\)\), held\.gradients), held\.passing, held\.layer_passing\n( +)\(4800, 1600, 400, 800\)",
+     r"\1\n\2(4800, 1600)\n\2>>> held.passing, held.layer_passing\n\2(400, 800)", ""),
     # candidates: `way` is a sync mode in two places, and ranks elsewhere
     (r"\bway: Way\b", "sync_mode: Way", "candidates"),
     (r"Choice\(frame, trainer, engine, way\)", "Choice(frame, trainer, engine, sync_mode)", "candidates"),
@@ -330,8 +327,6 @@ PATTERNS = [
      "tuple(mode for name, mode in found.items() if name == given and mode in (*usual", "candidates"),
     (r"for engine, way in engines\)", "for engine, mode in engines)", "times"),
     (r"engine, way\)\.seconds for", "engine, mode).seconds for", "times"),
-    (r"f\"way \{shorten\(way\)\}\"", "f\"sync_mode {shorten(way)}\"", "plan_file"),
-    (r"\{where\}\.way\b", "{where}.sync_mode", "plan_file"),
     (r"\bways=run\.tp \* run\.pp", "tp_size=run.tp * run.pp", "training_held training_states"),
     (r"\bways = self\.ep if self\.ep > 1 else self\.tp", "expert_ranks = self.ep if self.ep > 1 else self.tp", "exported"),
     (r"\(self\.pp \* ways\)", "(self.pp * expert_ranks)", "exported"),
