@@ -1,7 +1,7 @@
 """Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
 
 In: forecasts, schedules. Out: RoleTable of a process, Frame of a schedule, Vector of a process in a frame, Fit of two.
-Left out: how a forecast counts (memory/gpu), which candidates there are.
+Left out: how a forecast counts (memory/roles/gpu), which candidates there are.
 
 The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
 optimizer states appear during it, so that no moment of it is above the same moment of a steady step. Processes that
@@ -15,9 +15,9 @@ from functools import cached_property
 from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
-from rlplan.memory.gpu.predict import GpuForecast, host_bytes
-from rlplan.memory.gpu.spread import spread
 from rlplan.memory.ledger import PARTS, Moment
+from rlplan.memory.machine.spread import spread
+from rlplan.memory.predict_gpu import GpuForecast, host_bytes
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 Slot = tuple[Moment, str, bool]

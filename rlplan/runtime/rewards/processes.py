@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.own_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel
-from rlplan.runtime.sharded_loading import build_cut
-from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
-from rlplan.runtime.value_model import ValueModel, whole_sequences
-from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, judge_together, share_frozen
-from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.models.logprob_model import LogprobModel
+from rlplan.runtime.models.sharded_loading import build_cut
+from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
+from rlplan.runtime.models.value_model import ValueModel, whole_sequences
+from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
-from rlplan.runtime.workers.parked_states import ParkedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
+from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES, join_ranks, judge_together, share_frozen
+from rlplan.runtime.workers.trainer.parked_states import ParkedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.runtime.disk_errors import disk_error
-from rlplan.runtime.orphans import die_with_parent
-from rlplan.runtime.own_path import keep_path_in_children
-from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
-from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
-from rlplan.runtime.workers.network import Hello, join_network
+from rlplan.runtime.cluster.network import Hello, join_network
+from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
+from rlplan.runtime.measure.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
+from rlplan.runtime.processes.orphans import die_with_parent
+from rlplan.runtime.processes.own_path import keep_path_in_children
+from rlplan.runtime.run_folder.disk_errors import disk_error
 
 
 class Worker:
