@@ -9,7 +9,7 @@ import csv
 import sys
 
 from benchmarks.runs.timed_runs import ROOT, TimedRun, run_job
-from rlplan.planner.answers.played import play
+from rlplan.planner.answers.simulated_plan import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
 

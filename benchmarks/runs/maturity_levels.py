@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs.timed_runs import ROOT, run_job
-from rlplan.planner.answers.played import play
+from rlplan.planner.answers.simulated_plan import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.units import format_bytes

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from rlplan.runtime.data.end_tokens import end_tokens
 from rlplan.runtime.driver.preflight import load_prompts
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.runtime.rollout.groups import GroupMaker
 from rlplan.runtime.rollout.requests import RequestMaker
@@ -37,7 +37,7 @@ class Task:
         self.requests = RequestMaker(job, self.prompts)
         self.ends = end_tokens(Path(job.policy.path))
         self.maker = GroupMaker(job, self.requests.prompt, self.ends)
-        self.desk = RewardDesk(job)
+        self.reward_pool = RewardPool(job)
 
     def rows(self) -> list[dict[str, Any]]:
         """The prompts of the whole run, in order."""
@@ -55,7 +55,7 @@ class Task:
             Rollout(prompt, 0, Completion(tuple(tokens), (), ""), self.maker.decode(tokens))
             for prompt, tokens in zip(prompts, answers, strict=True)
         ]
-        self.desk.judge(rollouts)
+        self.reward_pool.judge(rollouts)
         return rollouts
 
     def accuracy(self, model: Any) -> float:

@@ -22,7 +22,7 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
         "One step on one GPU (8 alike)",
         " < ",
-        "The binding moment: ",
+        "The binding run_phase: ",
         "kv_cache_memory_bytes=",
         "Host: ",
         "Not hybrid: ",

@@ -161,7 +161,7 @@ def test_a_wrong_what_if_is_one_message(rlplan: Call, plan: Path, change: str) -
 def test_what_does_not_fit_is_explained_too(rlplan: Call) -> None:
     answer = rlplan("explain", *TOO_SMALL)
     assert answer.exit_code == 0
-    assert "In the way: " in answer.out
+    assert "Does not fit because: " in answer.out
 
 
 # --------------------------------------------------------------------------------------------------------- simulate

@@ -114,7 +114,7 @@ def tensors_table() -> Iterator[list[str]]:
 def working_table() -> Iterator[list[str]]:
     """Peak less resident of the memory-bound job's actions, in MiB."""
     job, ledger = "memory-bound", plan_of("memory-bound").ledger
-    for moment, action, process in (
+    for run_phase, action, process in (
         ("start", "start_trainer", "policy_trainer/0"),
         ("steady", "generate", "rollout_engine/0"),
         ("steady", "score/reference", "scorer/reference/0"),
@@ -128,14 +128,14 @@ def working_table() -> Iterator[list[str]]:
         predicted = sum(
             row.peak_bytes - row.resident_bytes
             for row in ledger.rows
-            if (row.moment, row.action_id, row.process) == (moment, action, process)
+            if (row.run_phase, row.action_id, row.process) == (run_phase, action, process)
             and row.kind is not MemoryKind.FRAGMENTATION
         )
         totals = [
             (sample["step"], sample["statistic"], int(sample["measured_bytes"]))
             for sample in samples_of(job)
             if sample["kind"] == "total"
-            and (sample["moment"], sample["action_id"], sample["process"]) == (moment, action, process)
+            and (sample["moment"], sample["action_id"], sample["process"]) == (run_phase, action, process)
         ]
         resident = {step: size for step, statistic, size in totals if statistic == "resident"}
         measured = max(size - resident[step] for step, statistic, size in totals if statistic == "peak")

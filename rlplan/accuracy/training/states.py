@@ -1,6 +1,6 @@
-"""What one rank of a published run holds: weights, gradients, states and gathers, as `Held`.
+"""What one rank of a published run holds: weights, gradients, states and gathers, as `RankState`.
 
-In: a Run. Out: Held. Left out: activations and logits (step_peak.py).
+In: a Run. Out: RankState. Left out: activations and logits (step_peak.py).
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     Sizes,
-    held_by_fsdp,
-    held_by_megatron,
-    held_by_torch,
-    held_by_zero,
+    rank_state_under_fsdp,
+    rank_state_under_megatron,
+    rank_state_under_torch,
+    rank_state_under_zero,
     sizes_of,
 )
-from rlplan.memory.trainers.step_peak import Held
+from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Component, Layout, Parameter
 from rlplan.units import ceil_div
@@ -34,7 +34,7 @@ ETP = ("etp", "expert_tensor_parallel")
 """Keys of Megatron's expert tensor parallelism."""
 
 
-def hold(run: Run) -> Held:
+def hold(run: Run) -> RankState:
     """What the rank holds, by who shards it. Raises: CannotPredict."""
     held = _sharded(run)
     resident = dict(held.resident)
@@ -43,7 +43,7 @@ def hold(run: Run) -> Held:
     return replace(held, resident=resident, accumulates=held.accumulates or run.accumulates)
 
 
-def _sharded(run: Run) -> Held:
+def _sharded(run: Run) -> RankState:
     if read_stage(run.settings) is not None:
         return _by_zero(run)
     if run.trainer is MEGATRON:
@@ -101,8 +101,8 @@ def _dequantized_bytes(run: Run) -> int:
     return COMPUTE_BYTES * max(p.numel for p in run.model.parameters if scheme.covers(p))
 
 
-def _by_torch(run: Run, sizes: Sizes) -> Held:
-    held = held_by_torch(
+def _by_torch(run: Run, sizes: Sizes) -> RankState:
+    held = rank_state_under_torch(
         sizes,
         weight_bytes=run.adapters.element_bytes if run.adapters else run.precision.stored,
         casts_weights=run.precision.stored > run.precision.compute and run.adapters is None,
@@ -115,7 +115,7 @@ def _by_torch(run: Run, sizes: Sizes) -> Held:
     return replace(held, layer_passing=held.layer_passing + _dequantized_bytes(run), head_passing=table)
 
 
-def _by_fsdp(run: Run, sizes: Sizes) -> Held:
+def _by_fsdp(run: Run, sizes: Sizes) -> RankState:
     if run.ep > 1:
         raise CannotPredict("expert parallelism under FSDP is not modelled")
     counts = run.statistic.value in ("reserved", "process")
@@ -128,21 +128,21 @@ def _by_fsdp(run: Run, sizes: Sizes) -> Held:
         run.data_ranks,
         master_bytes=master,
         reduce_bytes=4 if run.trainer.has_master else 2,
-        ways=run.tp * run.pp,
+        tp_size=run.tp * run.pp,
         frozen_layer_bytes=layer,
         is_on_host=run.offloads_states,
         gathers_tables_apart=not run.trainer.gathers_root,
         counts_every_stream=counts and run.trainer.has_master,
         has_fused_step=run.has_fused_step,
     )
-    held = held_by_fsdp(replace(sizes, frozen_bytes=sizes.frozen_bytes - scales), fsdp)
+    held = rank_state_under_fsdp(replace(sizes, frozen_bytes=sizes.frozen_bytes - scales), fsdp)
     resident = dict(held.resident)
     resident[MemoryKind.WEIGHTS] = resident.get(MemoryKind.WEIGHTS, 0) + scales
     held = replace(held, resident=resident, layer_passing=held.layer_passing + _dequantized_bytes(run))
     return held if run.pp == 1 else _with_whole_stage(run, held, sizes)
 
 
-def _with_whole_stage(run: Run, held: Held, sizes: Sizes) -> Held:
+def _with_whole_stage(run: Run, held: RankState, sizes: Sizes) -> RankState:
     """FSDP inside a pipeline: the stage stays gathered, and its gradients are accumulated whole in fp32.
 
     Source: torchtitan 2024-12 parallelize_llama.py (`reshard_after_forward` is off), torch 2.13 pipelining/stage.py
@@ -159,15 +159,17 @@ def _with_whole_stage(run: Run, held: Held, sizes: Sizes) -> Held:
     )
 
 
-def _by_megatron(run: Run) -> Held:
+def _by_megatron(run: Run) -> RankState:
     sizes = rank_sizes(run)
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
-    stated = run.settings.ways(*ETP) if run.settings.first(ETP) else run.tp
+    stated = run.settings.degree(*ETP) if run.settings.first(ETP) else run.tp
     etp = stated if stated * run.ep <= run.data_ranks * run.tp else 1  # more would not fit the stage's ranks
-    return held_by_megatron(sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=etp, expert_numel=experts)
+    return rank_state_under_megatron(
+        sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=etp, expert_numel=experts
+    )
 
 
-def _by_zero(run: Run) -> Held:
+def _by_zero(run: Run) -> RankState:
     """A DeepSpeed rank; tensor parallelism cuts the model first. Raises: CannotPredict."""
     if run.quantization is not None:
         raise CannotPredict("quantised weights under DeepSpeed are not modelled")
@@ -180,6 +182,6 @@ def _by_zero(run: Run) -> Held:
         is_tied=run.model.has_tied_embeddings,
         adapters=trained if run.adapters else (),
     )
-    return held_by_zero(
+    return rank_state_under_zero(
         ZeroStates(zero, trained, share if run.adapters else ()), sizes, has_fused_step=has_own_adam(run.settings)
     )

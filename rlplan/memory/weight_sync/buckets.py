@@ -1,4 +1,4 @@
-"""Weight hand-over: how the policy's parameters are cut into buckets, and what staging that takes.
+"""Weight sync buckets: how the policy's parameters are cut into buckets, and what staging that takes.
 
 In: the model's parameters and the bucket size. Out: buckets with byte offsets. The runtime sends exactly these buckets.
 Left out: how buckets travel (packets.py).

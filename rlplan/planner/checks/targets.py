@@ -13,7 +13,7 @@ from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Layout, ModelSpec
-from rlplan.spec.parts.training import cannot_share, given_ranks
+from rlplan.spec.parts.training import given_ranks, sharing_refusals
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -51,7 +51,7 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"one micro-batch takes {ranks} GPUs ({words}), there are {setting.pools[0].num_gpus} that train",
             "training.tp, training.pp, training.cp, training.ulysses",
-            "ranks that share a sequence are GPUs",
+            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
             "fewer ranks, or more GPUs",
         )
     yield from _tensor_parallel(job, setting.policy)
@@ -92,7 +92,7 @@ def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         return
     asked = job.training.combination()
     trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
-    sharing = (one for model in trained for one in cannot_share(model, asked.ulysses, asked.tp))
+    sharing = (one for model in trained for one in sharing_refusals(model, asked.ulysses, asked.tp))
     for one in (*asked.contradictions(), *sharing):
         yield (
             one.what,
@@ -139,12 +139,12 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
 
 
 def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Ways to hold states that the target does not have."""
+    """ZeRO stages and offload that the target does not have."""
     training, target = job.training, job.target
     name, other = NAMES[target], "target=rlplan"
     if training.zero_stage != "auto" and training.zero_stage not in STAGES[target]:
         allowed = " or ".join(map(str, STAGES[target]))
-        rule = "shards everything: 3" if target == "fsdp2" else "shares the optimizer's states (1) or nothing (0)"
+        rule = "shards everything: 3" if target == "fsdp2" else "shards the optimizer's states (1) or nothing (0)"
         yield (
             f"training.zero_stage is {training.zero_stage}, target is {target}",
             "training.zero_stage",
@@ -170,7 +170,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             "training.offloads_optimizer with zero_stage 0, target is megatron",
             "training.offloads_optimizer",
-            "planned with the distributed optimizer, whose states are shared out: 1",
+            "Megatron's offloaded optimizer is planned with the distributed optimizer: zero_stage 1",
             "training.zero_stage=1",
         )
     if target == "megatron" and training.offloads_parameters is True:
@@ -251,7 +251,7 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Ways for weights that the placement does not have."""
+    """Transports that the placement does not have."""
     place, wanted = job.placement, job.placement.placement
     shares = wanted in ("colocated", "hybrid")
     apart = wanted == "disaggregated" or setting.has_pools
@@ -310,9 +310,9 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         if pool.num_hosts > 1 and pool.node is None:
             hosts = f"{pool.num_hosts} hosts of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
             yield (
-                f"{hosts}, and no profile says how hosts with this GPU are joined",
+                f"{hosts}, and no node profile has the network of hosts with this GPU",
                 "hardware.profile, hardware.num_hosts",
-                "the time of a step needs the network's rate: a node profile with this GPU",
+                "predicting a step across hosts needs the network bandwidth of a node profile with this GPU",
                 "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave hardware.num_hosts out",
             )
             return

@@ -111,7 +111,7 @@ class HostSearch:
     def run(self, *, with_others: bool = True) -> Plan:
         """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
         if not self.choices:
-            for reason in rules.of_job(self.job):
+            for reason in rules.job_refusals(self.job):
                 raise rules.refused(reason)
             raise nothing_possible(self.impossible)
         fitting = [one for one in self._built if one.verdict is Verdict.FITS]
@@ -138,11 +138,11 @@ class HostSearch:
 
     def pareto(self) -> tuple[Alternative, ...]:
         """Of all that fit those that nothing beats in both seconds and headroom, the fastest first."""
-        front: list[_Built] = []
+        bounds: list[_Built] = []
         for one in sorted(self._built, key=lambda one: (one.seconds, one.peak_bytes)):
-            if one.verdict is Verdict.FITS and (not front or one.headroom_bytes > front[-1].headroom_bytes):
-                front.append(one)
-        return tuple(map(self._alternative, front))
+            if one.verdict is Verdict.FITS and (not bounds or one.headroom_bytes > bounds[-1].headroom_bytes):
+                bounds.append(one)
+        return tuple(map(self._alternative, bounds))
 
     @cached_property
     def _built(self) -> tuple[_Built, ...]:

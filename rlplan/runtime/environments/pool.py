@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from rlplan.errors import SpecError
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.own_path import module_command
+from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20

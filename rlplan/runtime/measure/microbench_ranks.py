@@ -20,7 +20,7 @@ from typing import Any
 
 from rlplan.errors import RunError
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.own_path import module_command
+from rlplan.runtime.processes.safe_path import module_command
 
 START_S = 90.0
 """To import torch and meet; ENDING_S: to end. Both scaled by the machine's slowdown."""

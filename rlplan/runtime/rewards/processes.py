@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.own_path import module_command
+from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
 

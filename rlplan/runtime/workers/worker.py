@@ -20,8 +20,8 @@ from rlplan.errors import RlplanError
 from rlplan.runtime.cluster.network import Hello, join_network
 from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.measure.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
-from rlplan.runtime.processes.orphans import die_with_parent
-from rlplan.runtime.processes.own_path import keep_path_in_children
+from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.processes.safe_path import keep_path_in_children
 from rlplan.runtime.run_folder.disk_errors import disk_error
 
 
@@ -72,7 +72,7 @@ class WorkerProcess:
 
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
         """Open the process's log, then load the class: what it says while it is imported belongs there too."""
-        die_with_parent()  # Ray's node manager: no orphan holds memory
+        die_with_parent()  # killed with Ray's node manager, so that no worker is left holding memory
         keep_path_in_children()
         self.address = join_network()
         _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlplan.spec.hardware.profile import ComputeDtype, CpuLatencies, CpuProfile, CpuRates
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.cpu.eager import PassWork
+from rlplan.timing.cpu.eager import PassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CpuHost:
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """One process's part of a host. cores: of all cores; turns: of the time that one thread runs.
+    """One process's part of a host. cores: share of all cores; thread_share: share of the time that one thread runs.
 
     num_beside: other processes that read and write memory meanwhile.
     """
@@ -56,10 +56,10 @@ class CpuShare:
     num_processes: int
     num_beside: int = 0
 
-    def pass_cost(self, work: PassWork) -> Cost:
-        """Seconds of a pass: products, weights read, fresh memory, dispatch, one after the other.
+    def pass_cost(self, work: PassCounts) -> Cost:
+        """Seconds of a pass: matmuls, weights read, fresh memory, dispatch, one after the other.
 
-        Assumes: nothing overlaps. Products of few rows reach 45 % of the large ones' FLOP/s where weights come from
+        Assumes: nothing overlaps. Matmuls of few rows reach 45 % of the large ones' FLOP/s where weights come from
         the cache, and wait for them where they do not: a sum is nearer than the larger of the two.
         """
         return (
@@ -109,7 +109,7 @@ def host_of(profile: CpuProfile) -> CpuHost | None:
 
 
 def when_tasks_end(seconds: list[float], num_cores: int) -> list[float]:
-    """When each of several single-threaded tasks ends that begin at once and share the cores evenly.
+    """When each of several single-threaded tasks ends, started together and sharing the cores evenly.
 
     >>> when_tasks_end([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
     [3.0, 5.0, 7.0]

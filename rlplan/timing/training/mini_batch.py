@@ -1,7 +1,7 @@
 """Training: seconds of forward and backward passes over a mini-batch, on all ranks of a role.
 
-In: TrainSetting, TrainWork, a Cluster. Out: a Cost of the slowest rank. Left out: the optimizer's step (optimizer.py),
-loading of data, advantages, logging.
+In: TrainSetting, MiniBatchShape, a Cluster. Out: a Cost of the slowest rank. Left out: the optimizer's step
+(optimizer.py), loading of data, advantages, logging.
 
 Symbols: m micro-batches of a group of ranks, p pipeline stages, v virtual stages of each, D groups.
 """
@@ -24,7 +24,7 @@ from rlplan.timing.training.passes import (
 )
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
 
-__all__ = ["TrainSetting", "TrainWork", "train_cost"]
+__all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
 
 
 def largest_normal(count: float) -> float:
@@ -40,7 +40,7 @@ def largest_normal(count: float) -> float:
 
 
 @dataclass(frozen=True)
-class TrainWork:
+class MiniBatchShape:
     """A mini-batch of all ranks. Lengths are of whole sequences, prompt and response, in tokens.
 
     max_len: of the longest that is allowed. num_head_tokens_per_rollout: those with logits. tokens_per_pass: of a
@@ -66,13 +66,13 @@ class TrainWork:
         Counts: mean + deviation * `largest_normal`, no longer than is allowed.
         Assumes: nothing else is known of the distribution.
 
-        >>> TrainWork(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
+        >>> MiniBatchShape(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
         100.0
         """
         return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
 
 
-def train_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
+def train_cost(setting: TrainSetting, work: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a mini-batch, forward and backward, with its gathers and reductions.
 
     Counts: m passes of the slowest group, each beside its ZeRO traffic; (p-1)/v passes more that a pipeline takes to
@@ -86,7 +86,7 @@ def train_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost
     return passes + _bubble(setting, one) + _imbalance(setting, work, passes)
 
 
-def one_pass(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> tuple[int, Cost]:
+def one_pass(setting: TrainSetting, work: MiniBatchShape, times: Times, cluster: Cluster) -> tuple[int, Cost]:
     """How many passes a group of ranks makes, and what one costs one rank, with its ZeRO traffic."""
     num_passes, batch = micro_batches(setting, work)
     computing = pass_cost(setting, batch, times, cluster)
@@ -98,7 +98,7 @@ def _layers(setting: TrainSetting) -> float:
     return setting.model.num_layers / setting.choice.pp
 
 
-def micro_batches(setting: TrainSetting, work: TrainWork) -> tuple[int, MicroBatch]:
+def micro_batches(setting: TrainSetting, work: MiniBatchShape) -> tuple[int, MicroBatch]:
     """Passes of a group of ranks, and one of them.
 
     Counts: padded: rollouts over micro_batch, each as long as the longest of a pass; packed: tokens over those of a
@@ -124,7 +124,7 @@ def _bubble(setting: TrainSetting, one: Cost) -> Cost:
     return Cost({Resource.IDLE: one.seconds * (setting.choice.pp - 1) / setting.runs.virtual_stages})
 
 
-def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
+def _imbalance(setting: TrainSetting, work: MiniBatchShape, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
     Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by `largest_normal` of
@@ -142,7 +142,7 @@ def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 
-def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> float:
+def least_seconds(setting: TrainSetting, work: MiniBatchShape, times: Times, cluster: Cluster) -> float:
     """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
 
     Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
@@ -156,7 +156,7 @@ def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster:
     return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
-def forward_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
+def forward_cost(setting: TrainSetting, work: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a forward pass alone over all rollouts. See scoring.py."""
     num_passes, one = one_pass(setting, work, FORWARD, cluster)
     passes = one.times(num_passes)

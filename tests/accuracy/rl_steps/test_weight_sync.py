@@ -1,4 +1,4 @@
-"""Published hand-overs: what each point's words mean, and the factor that the prediction keeps to."""
+"""Published weight syncs: what each point's words mean, and the factor that the prediction keeps to."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Weight hand-over: buckets worked by hand, and what every cut must keep."""
+"""Weight sync buckets worked by hand, and what every cut must keep."""
 
 import pytest
 from hypothesis import given

@@ -9,7 +9,7 @@ from rlplan.planner.setting import GpuSetting
 
 PARTS = {"start": "start", "steady": "step", "finish": "finish"}
 Bytes = tuple[list[int], list[int], list[int]]
-"""At every moment: of the device as expected and at most, and of the host."""
+"""At every run_phase: of the device as expected and at most, and of the host."""
 
 
 class Moments:
@@ -28,18 +28,18 @@ class Moments:
             self.alike[name] = min(len(group.devices), per_host)
         now: dict[str, tuple[str, Action, bool]] = {}
         parts = (("start", schedule.start), *(("steady", schedule.step),) * 2, ("finish", schedule.finish))
-        for moment, actions in parts:
+        for run_phase, actions in parts:
             for action in actions:
                 inside = dict(now)
                 for other in actions:
-                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[moment]}
+                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[run_phase]}
                     if frozenset((action.id, other.id)) in pairs:
-                        inside.update(dict.fromkeys(other.processes, (moment, other, True)))
-                inside.update(dict.fromkeys(action.processes, (moment, action, True)))
+                        inside.update(dict.fromkeys(other.processes, (run_phase, other, True)))
+                inside.update(dict.fromkeys(action.processes, (run_phase, action, True)))
                 for device in {devices[name] for name in action.processes}:
                     for host in set(self.home.values()):
                         self.rows.append((device, host, dict(inside)))
-                now.update(dict.fromkeys(action.processes, (moment, action, False)))
+                now.update(dict.fromkeys(action.processes, (run_phase, action, False)))
         self.devices, self.hosts = [device for device, _, _ in self.rows], [host for _, host, _ in self.rows]
         self.capacities = [setting.pool(groups[device][1].name).capacity for device in self.devices]
         self.on = devices
@@ -54,13 +54,13 @@ class Moments:
         for index, (device, host, there) in enumerate(self.rows):
             if name not in there:
                 continue
-            moment, action, inside = there[name]
-            key = moment, action.id, inside
+            run_phase, action, inside = there[name]
+            key = run_phase, action.id, inside
             if key not in known:
-                held = usual.peak(action, moment) if inside else usual.resident(action, moment)
-                most = longest.peak(action, moment) if inside else held
+                held = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
+                most = longest.peak(action, run_phase) if inside else held
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
-                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, moment).values())
+                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, run_phase).values())
             expected, high, on_host = known[key]
             if self.on[name] == device:
                 total[0][index] += expected

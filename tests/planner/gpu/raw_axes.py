@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, Way
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
 from rlplan.planner.setting import GpuSetting
@@ -77,7 +77,7 @@ class RawAxes:
             return True
         return generation == wants.num_generation_devices and not (is_open and scoring)
 
-    def _trainers(self, frame: Arrangement) -> Iterator[TrainerChoice]:
+    def _trainers(self, arrangement: Arrangement) -> Iterator[TrainerChoice]:
         wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
@@ -92,7 +92,7 @@ class RawAxes:
             for way, most in zip(given, opens, strict=True)
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
-            ways, ranks = ulysses * tp * pp * cp, frame.num_training
+            ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
             if target == "rlplan" and not self._can_share(ulysses, tp):
                 continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
@@ -109,7 +109,7 @@ class RawAxes:
                     continue
                 if wants.gradient_checkpointing not in ("auto", again):
                     continue
-                if frame.offloaded == "all" and parameters:
+                if arrangement.offloaded == "all" and parameters:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
                     yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
@@ -166,7 +166,7 @@ class RawAxes:
                 if packs or not is_even:
                     yield micro, micro * work.max_seq_len
 
-    def _engines(self, frame: Arrangement) -> Iterator[EngineChoice]:
+    def _engines(self, arrangement: Arrangement) -> Iterator[EngineChoice]:
         if not self.spec.has_rollouts:
             yield EngineChoice(1, 0)
             return
@@ -174,9 +174,9 @@ class RawAxes:
         fp8 = ComputeDtype.FLOAT8 in self.setting.pool(GENERATION).gpu.dense_flops_per_s
         all_seqs = POWERS[:11] if wants.max_num_seqs == "auto" else (wants.max_num_seqs,)
         for tp, level, whole, form, seqs in product(POWERS[:6], (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
-            if wants.tp not in ("auto", tp) or frame.num_generation % tp or model.num_heads % tp:
+            if wants.tp not in ("auto", tp) or arrangement.num_generation % tp or model.num_heads % tp:
                 continue
-            if frame.sleeps != (level > 0) or (frame.sleeps and wants.sleep_level not in ("auto", level)):
+            if arrangement.sleeps != (level > 0) or (arrangement.sleeps and wants.sleep_level not in ("auto", level)):
                 continue
             if wants.has_expert_parallel not in ("auto", whole) or (whole and (model.experts is None or tp == 1)):
                 continue
@@ -185,12 +185,12 @@ class RawAxes:
                     continue
             elif form is not None:
                 continue
-            if seqs not in self._num_seqs(frame.num_generation // tp):
+            if seqs not in self._num_seqs(arrangement.num_generation // tp):
                 continue
             given = None if wants.quantization in ("auto", "none") else wants.quantization
             engine = EngineChoice(tp, level, seqs, form or given, whole)
             try:
-                _ = self._engine(frame, engine).weight_bytes
+                _ = self._engine(arrangement, engine).weight_bytes
             except SpecError:
                 continue
             yield engine
@@ -203,12 +203,12 @@ class RawAxes:
         most = min(1024, 2 ** (share - 1).bit_length())
         return [seqs for seqs in POWERS if min(16, most) <= seqs <= most]
 
-    def _ways(self, frame: Arrangement, engine: EngineChoice) -> Iterator[Way]:
+    def _ways(self, arrangement: Arrangement, engine: EngineChoice) -> Iterator[WeightSyncMode]:
         place = self.spec.placement
         if not self.spec.has_rollouts:
             yield ""
             return
-        ways: tuple[Way, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
+        ways: tuple[WeightSyncMode, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
         for way in ways:
             content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(way, SyncContent.FULL)
             if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and way == "delta"):
@@ -217,7 +217,7 @@ class RawAxes:
                 continue
             if place.transport != "auto" and way != place.transport and place.sync_content in ("auto", "full"):
                 continue
-            usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
+            usual = ("cuda_ipc",) if arrangement.shares_devices else ("nccl", "disk")
             if content is SyncContent.FULL and way not in usual and place.transport != "disk":
                 continue
             yield way

@@ -11,7 +11,7 @@ import pytest
 
 from rlplan.errors import RunError
 from rlplan.runtime.fault_tolerance.resuming import resumable
-from rlplan.runtime.run_folder.disk_errors import disk_number, telling_disk_errors, writing_file
+from rlplan.runtime.run_folder.disk_errors import disk_number, reporting_disk_errors, writing_file
 from rlplan.runtime.run_folder.run_files import write_over
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
 from rlplan.runtime.workers.worker import _failures_that_travel
@@ -59,7 +59,7 @@ def test_a_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) ->
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), writing_file(tmp_path):
         (tmp_path / "b" / "c").write_text("")
-    with pytest.raises(OSError, match="terminal"), telling_disk_errors(tmp_path):
+    with pytest.raises(OSError, match="terminal"), reporting_disk_errors(tmp_path):
         raise OSError(errno.EIO, "the terminal is gone")
 
 
@@ -122,7 +122,7 @@ RUN = (
     FILL
     + """
 from rlplan.planner.search import find_plan
-from rlplan.runtime.run_folder.claim import claimed
+from rlplan.runtime.run_folder.run_lock import claimed
 from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run, run_task
 from rlplan.spec.files.job_file import load_job
 plan, run = find_plan(load_job(Path(sys.argv[2]))), disk / "run"
@@ -197,7 +197,7 @@ WRITE_TENSORS = (
     + """
 import torch
 from rlplan.runtime.models.start_checkpoint import save_policy
-from rlplan.runtime.workers.trainer.parked_states import ParkedStates
+from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.trainer.state_saver import _write_with_receipt
 from rlplan.runtime.checkpoints.tensor_file import Piece
 tensor = torch.ones(1_000_000)
@@ -205,7 +205,7 @@ piece = Piece("a", "F32", memoryview(tensor.numpy()).cast("B"))
 _write_with_receipt(disk / "policy.safetensors", [piece], {})
 print(json.loads((disk / "policy.receipt").read_text())["error"])
 for write in (
-    lambda: ParkedStates().park([tensor.untyped_storage()]),
+    lambda: OffloadedStates().park([tensor.untyped_storage()]),
     lambda: save_policy(None, [("a", tensor)], disk / "policy", disk),
 ):
     try:
@@ -221,9 +221,9 @@ def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_recei
     with small_disk(tmp_path / "disk", "256k") as disk:
         done = disk.python(WRITE_TENSORS, TMPDIR=str(disk.folder))
     size = "3.81 MiB were to be written"
-    receipt, parked, policy, left = done.stdout.splitlines() or [done.stderr]
+    receipt, offloaded, policy, left = done.stdout.splitlines() or [done.stderr]
     assert receipt.startswith(f"policy.safetensors cannot be written: the disk is full ({size}, ")
-    assert parked.startswith(f"disk cannot be written: the disk is full ({size}, ")
+    assert offloaded.startswith(f"disk cannot be written: the disk is full ({size}, ")
     assert policy.startswith(f"model.safetensors cannot be written: the disk is full ({size}, ")
     assert left == "1000000.0 ['policy', 'policy.receipt']"
 
@@ -268,7 +268,9 @@ print(all(torch.equal(each[name], tensor) for each in fed for name, tensor in we
 )
 
 
-def test_a_hand_over_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(tmp_path: Path) -> None:
+def test_a_weight_sync_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", "128k") as disk:
         done = disk.python(HAND_OVER)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from rlplan.spec.hardware.profile import CpuLatencies
 from rlplan.spec.resolved import on_a_cpu_host
 from rlplan.timing.cost import Resource
 from rlplan.timing.cpu.actions import CpuTimes, action_costs, predict_job
-from rlplan.timing.cpu.eager import PassWork
+from rlplan.timing.cpu.eager import PassCounts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
 from rlplan.timing.cpu.host import CpuHost, host_of
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
@@ -39,7 +39,7 @@ def times(host: CpuHost | None = None, **overrides: Any) -> CpuTimes:
 
 def test_a_process_has_its_threads_part_of_the_host_and_less_beside_others() -> None:
     host = round_host()
-    work = PassWork(flops=1200, fresh_bytes=16, read_bytes=80, num_ops=0)
+    work = PassCounts(flops=1200, fresh_bytes=16, read_bytes=80, num_ops=0)
     alone = host.share(1).pass_cost(work)
     assert alone.parts == {Resource.COMPUTE: 12, Resource.MEMORY: 2, Resource.HOST: 2, Resource.LATENCY: 0}
     assert host.share(4).pass_cost(work).parts[Resource.COMPUTE] == 3
