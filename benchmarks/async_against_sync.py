@@ -8,7 +8,7 @@ import csv
 import sys
 
 from benchmarks.timed_runs import ROOT, TimedRun, run_job
-from rlplan.planner.played_job import play_job
+from rlplan.planner.answers.played import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
 
@@ -50,7 +50,7 @@ def _overrides(staleness: int, num_steps: int, seed: int) -> tuple[str, ...]:
 
 def _predicted_step_s(staleness: int, num_steps: int) -> float:
     plan = find_plan(load_job(ROOT / JOB, _overrides(staleness, num_steps, 0)))
-    return play_job(plan, num_steps=num_steps, seed=1).mean_step_s
+    return play(plan, num_steps=num_steps, seed=1).mean_step_s
 
 
 def _write(predicted: dict[int, float], runs: dict[tuple[int, int], TimedRun], num_steps: int) -> None:

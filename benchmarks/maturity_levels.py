@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timed_runs import ROOT, run_job
-from rlplan.planner.played_job import play_job
+from rlplan.planner.answers.played import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
 from rlplan.units import format_bytes
@@ -40,7 +40,7 @@ def main() -> int:
 def _measured(path: Path, num_steps: int) -> dict[str, Any]:
     overrides = (f"workload.num_steps={num_steps}", f"workload.evaluate_every={num_steps}")
     plan = find_plan(load_job(path, overrides))
-    predicted_s = play_job(plan, num_steps=num_steps, seed=1).mean_step_s
+    predicted_s = play(plan, num_steps=num_steps, seed=1).mean_step_s
     run = run_job(f"maturity-{path.stem}", str(path.relative_to(ROOT)), *overrides)
     return {
         "level": path.stem,

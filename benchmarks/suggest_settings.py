@@ -16,7 +16,8 @@ from pathlib import Path
 from rlplan.errors import RlplanError
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.gpu_checks import check_job
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import read_setting
 from rlplan.spec.job_file import job_from
 from rlplan.spec.profiles import get_gpu
@@ -125,7 +126,7 @@ def suggest(gpu: str, size: str, training: str) -> Suggestion:
     return Suggestion(gpu, size, training, COUNTS[-1], f"not on {COUNTS[-1]}")
 
 
-def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> GpuPlan | None:
+def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> Plan | None:
     """The best plan; None where nothing can be built."""
     try:
         spec = settle(job_from({"policy": MODELS[size], "hardware": f"{count}x{gpu}"}, (*WORKLOAD, *overrides)))
@@ -136,7 +137,7 @@ def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> GpuPla
         return None
 
 
-def _row(gpu: str, size: str, training: str, count: int, budget: GpuPlan) -> Suggestion:
+def _row(gpu: str, size: str, training: str, count: int, budget: Plan) -> Suggestion:
     step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
     kv = budget.kv
     assert kv is not None, "there are rollouts"
@@ -163,7 +164,7 @@ def _row(gpu: str, size: str, training: str, count: int, budget: GpuPlan) -> Sug
     )
 
 
-def engine_share(budget: GpuPlan) -> float:
+def engine_share(budget: Plan) -> float:
     """What the engine's process holds while it generates, as a part of what the driver reports as total.
 
     Counts: weights, KV cache, activations, graphs, context: vLLM's gpu_memory_utilization is a part of the total too,
@@ -175,7 +176,7 @@ def engine_share(budget: GpuPlan) -> float:
         if (row.moment, row.action_id, row.space) == ("steady", "generate", "device")
         and row.process.startswith("rollout_engine")
     ]
-    return sum(row.peak_bytes for row in generating) / budget.setting.gpu.memory.value
+    return sum(row.peak_bytes for row in generating) / budget.job.load_gpu().memory.value
 
 
 def _largest_rank(gpu: str, size: str, count: int, training: str) -> int:

@@ -8,7 +8,8 @@ import pytest
 from benchmarks import suggest_settings
 from benchmarks.exercises.page import MARKED, PAGE, PARTS
 from benchmarks.exercises.plans import example
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.vocabulary import MemoryKind
 from tests.documentation import read
 
@@ -32,9 +33,9 @@ def cells(part: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in PRINTED[part].splitlines()[2:]]
 
 
-def budget(name: str, *overrides: str) -> GpuPlan:
+def budget(name: str, *overrides: str) -> Plan:
     found = example(name, *overrides)
-    assert isinstance(found, GpuPlan), found
+    assert isinstance(found, Plan), found
     return found
 
 
@@ -91,14 +92,14 @@ def test_four_models_of_70b_do_not_fit_on_eight_cards() -> None:
 
 def test_a_step_of_the_design_is_the_sum_of_its_phases() -> None:
     found = budget("ppo-70b-64xh100")
-    assert sum(found.timing.step.phase_seconds().values()) == pytest.approx(found.seconds)
+    assert sum(cost.seconds for cost in found.costs.values()) == pytest.approx(found.seconds)
     assert sum(size for _, _, _, size in found.binding.rows) == found.binding.num_bytes
 
 
 def test_adapters_and_no_value_model_need_less_than_ppo_with_all_weights() -> None:
     states = (MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
-    def of_states(found: GpuPlan) -> int:
+    def of_states(found: Plan) -> int:
         return sum(size for _, _, kind, size in found.ledger.device_peak("cuda:0").rows if kind in states)
 
     lora = budget("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")

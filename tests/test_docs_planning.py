@@ -1,12 +1,15 @@
-"""docs/planning.md: every resource, objective and example on GPUs, and the keys of a plan file."""
+"""docs/planning.md: every resource and objective, examples on GPUs that fit, and the keys of a plan file."""
 
 import json
 import typing
+from pathlib import Path
 
+import pytest
 from rlplan_cli.render import RESOURCES
 
-from rlplan.planner.answers.plan_file import dump_gpu_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.plan import dump_plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import load_job
 from rlplan.spec.job_parts import Objective
 from tests.documentation import DOCS, EXAMPLES, read, rows, section, words
@@ -30,7 +33,12 @@ def test_every_example_on_gpus_is_named() -> None:
         assert f"(../examples/{path.name})" in PAGE
 
 
+@pytest.mark.parametrize("path", [p for p in GPU_EXAMPLES if p.parent == EXAMPLES], ids=lambda path: path.stem)
+def test_an_example_on_gpus_fits(path: Path) -> None:
+    assert best_plan(load_job(path)).verdict is Verdict.FITS
+
+
 def test_every_key_of_a_plan_file_is_documented() -> None:
-    data = json.loads(dump_gpu_plan(find_gpu_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
+    data = json.loads(dump_plan(best_plan(load_job(EXAMPLES / "dpo-8b-8xa100.yaml")), EXAMPLES))
     documented = {word for row in rows(section(PAGE, "The plan file")) for word in words(row[0])}
     assert documented == set(data)

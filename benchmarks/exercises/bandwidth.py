@@ -70,7 +70,7 @@ def handed_answer() -> str:
     if isinstance(alone, str) or isinstance(behind, str):
         return "There is no such plan."
     cost = alone.costs["sync_weights"].seconds
-    moved = alone.setting.policy.num_parameters * 2
+    moved = alone.job.load_model().num_parameters * 2
     asked = alone.seconds - cost + SECONDS
     step, overlapped = (format_seconds(one.seconds) for one in (alone, behind))
     sentences = (

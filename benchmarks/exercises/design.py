@@ -5,16 +5,16 @@ In: examples/ppo-70b-64xh100.yaml. Out: parts of docs/exercises.md. Left out: th
 
 from benchmarks.exercises.plans import a_pass, choice, example, kinds, table
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_rate, format_seconds
 
 EXAMPLE = "ppo-70b-64xh100"
 
 
-def big() -> GpuPlan:
+def big() -> Plan:
     """The plan of the example. Raises: AssertionError where there is none."""
     found = example(EXAMPLE)
-    assert isinstance(found, GpuPlan), found
+    assert isinstance(found, Plan), found
     return found
 
 
@@ -28,7 +28,7 @@ def design() -> str:
     transport = budget.choice.way
     passes = f"{'full' if trainer.gradient_checkpointing else 'no'} recomputation, {a_pass(budget)} a pass"
     ways = f"tp {trainer.tp}, pp {trainer.pp}, dp {step.num_training // ranks}, ZeRO-{trainer.zero_stage}"
-    peak = f"{format_bytes(budget.binding.num_bytes)} of {format_bytes(budget.setting.capacity)}"
+    peak = f"{format_bytes(budget.binding.num_bytes)} of {format_bytes(budget.binding_capacity)}"
     assert budget.kv is not None, "there are rollouts"
     cache = f"{format_bytes(budget.kv.kv_cache_memory_bytes)} a GPU, {budget.kv.num_tokens:,} tokens an engine"
     mostly = sync.bound_by.value.replace("_", " ")

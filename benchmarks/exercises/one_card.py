@@ -6,7 +6,7 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 from collections.abc import Iterable
 
 from benchmarks.exercises.plans import GB, choice, commands, decimal, example, kinds, peak_of, table
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.units import format_bytes, format_seconds
@@ -46,7 +46,7 @@ TOLD = {
 def left_out() -> str:
     """The well-known table beside ours, kind by kind."""
     found = example(*VARIANTS["PPO, all on the GPU"])
-    assert isinstance(found, GpuPlan), found
+    assert isinstance(found, Plan), found
     assert found.kv is not None, "there are rollouts"
     told = {kind.replace("_", " "): size for kind, size in TOLD.items()}
     ours = {kind.replace("_", " "): size for kind, size in kinds(peak_of(found, "cuda:0")).items()}
@@ -98,7 +98,7 @@ def variants() -> str:
     return table(head, rows)
 
 
-def totals_of(budget: GpuPlan) -> Iterable[tuple[tuple[str, str], int]]:
+def totals_of(budget: Plan) -> Iterable[tuple[tuple[str, str], int]]:
     """((moment, action), bytes) of the one card."""
     return budget.ledger.device_totals("cuda:0").items()
 

@@ -4,7 +4,8 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 """
 
 from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.profiles import get_gpu
 from rlplan.units import format_bytes, format_seconds
@@ -69,11 +70,11 @@ def placed() -> str:
 def placed_answer() -> str:
     """Which fits, and what it costs."""
     found = {name: example(*question) for name, question in PLACED.items()}
-    fits = [name for name, one in found.items() if isinstance(one, GpuPlan) and one.verdict is Verdict.FITS]
+    fits = [name for name, one in found.items() if isinstance(one, Plan) and one.verdict is Verdict.FITS]
     lines = [f"Fits: {'; '.join(fits) if fits else 'none of these'}."]
     for size in SIZES:
         pair = [found[f"{size}, 32 GPUs, {place}"] for place in ("disaggregated", "colocated")]
-        times = [one.seconds for one in pair if isinstance(one, GpuPlan) and one.verdict is Verdict.FITS]
+        times = [one.seconds for one in pair if isinstance(one, Plan) and one.verdict is Verdict.FITS]
         if len(times) == 2:
             faster = "colocated" if times[1] < times[0] else "disaggregated"
             lines.append(

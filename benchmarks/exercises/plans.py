@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
-from rlplan.planner.gpu.remedies import search_of
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
 from rlplan.vocabulary import MemoryKind
@@ -21,12 +21,12 @@ GB = 10**9
 
 
 @cache
-def example(name: str, *overrides: str) -> GpuPlan | str:
+def example(name: str, *overrides: str) -> Plan | str:
     """The best plan of a file in examples/; or, in words, why there can be none."""
     return asked(load_job(ROOT / "examples" / f"{name}.yaml", overrides))
 
 
-def asked(spec: JobSpec) -> GpuPlan | str:
+def asked(spec: JobSpec) -> Plan | str:
     """The best plan of a budget; or, in words, why there can be none."""
     try:
         return search_of(spec).run(with_others=False)
@@ -45,7 +45,7 @@ def commands(lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(("```", *(typed(*line) for line in lines), "```"))
 
 
-def peak_of(budget: GpuPlan, device: str) -> Peak:
+def peak_of(budget: Plan, device: str) -> Peak:
     """The fullest moment of a device."""
     return budget.ledger.device_peak(device)
 
@@ -58,7 +58,7 @@ def kinds(peak: Peak) -> dict[MemoryKind, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def choice(budget: GpuPlan) -> str:
+def choice(budget: Plan) -> str:
     """What was chosen, in a few words."""
     step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
     words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
@@ -73,7 +73,7 @@ def choice(budget: GpuPlan) -> str:
     return ", ".join([*words, f"engine tp {engine.tp}"] if budget.job.has_rollouts else words)
 
 
-def a_pass(budget: GpuPlan) -> str:
+def a_pass(budget: Plan) -> str:
     """What a pass of the trainer works on."""
     trainer = budget.choice.trainer
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rlplan.emit.bundle import write_bundle
 from rlplan.errors import HostError, RlplanError
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import find_plan
+from rlplan.planner.search import best_plan, find_plan
 from rlplan.runtime.detect import detect
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
@@ -104,7 +103,7 @@ def plan_on_gpu(placement: str, gpu: str) -> Plan:
         "rollout": {"has_cuda_graphs": False},
         "placement": PLACEMENTS[placement],
     }
-    return executable_plan(find_gpu_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES)))
+    return executable_plan(best_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES)))
 
 
 def plan_on_cpu(placement: str) -> Plan:

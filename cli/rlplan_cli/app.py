@@ -21,8 +21,8 @@ from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, RlplanError, Spec
 
 COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
-    "plan": "Choose a layout for a job or for GPUs.",
-    "explain": "Say what binds in a plan for GPUs, and what would change it.",
+    "plan": "Choose a layout for a job.",
+    "explain": "Say what binds in a plan, and what would change it.",
     "simulate": "Play the steps of a plan, with lengths that are drawn.",
     "emit": "Write the bundle that will run.",
     "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",

@@ -7,7 +7,6 @@ import typer
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
 
 if TYPE_CHECKING:
-    from rlplan.planner.gpu_plan import GpuPlan
     from rlplan_cli.sources import Question
 
 NAME = "estimate"
@@ -27,7 +26,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
-    from rlplan_cli.render import print_json, show_estimate
+    from rlplan.planner.answers.plan_results import estimate_as_json
+    from rlplan.planner.executable import check_fits
+    from rlplan_cli.render import print_json
+    from rlplan_cli.render_estimate import show_estimate
     from rlplan_cli.sources import read_question
     from rlplan_cli.waiting import waiting
 
@@ -36,42 +38,28 @@ def command(
     if trace:
         _show_trace(question, as_json=as_json)
         return
-    if question.is_on_gpus:
-        with waiting("searching"):
-            found = question.on_gpus()
-        _show(found, as_json=as_json)
-        return
-    plan = question.on_host()
+    with waiting("searching"):
+        plan = question.answer()
     if as_json:
-        print_json(plan.estimate())
+        print_json(estimate_as_json(plan))
     else:
         show_estimate(plan)
-
-
-def _show(plan: "GpuPlan", *, as_json: bool) -> None:
-    """A plan on stdout. Raises: NoFeasiblePlanError after it where nothing fits."""
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.gpu_plan import Verdict
-    from rlplan_cli.render import print_json
-    from rlplan_cli.render_gpu import show_gpu_estimate
-
-    if as_json:
-        print_json(plan.as_json())
-    else:
-        show_gpu_estimate(plan)
-    if plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(plan)
+    check_fits(plan)
 
 
 def _show_trace(question: "Question", *, as_json: bool) -> None:
     from rlplan.errors import SpecError
     from rlplan.spec.models.catalogue import model_path
     from rlplan_cli.render import print_json
-    from rlplan_cli.render_gpu import show_trace
-    from rlplan_cli.sources import only_on_gpus
+    from rlplan_cli.render_estimate import show_trace
 
-    if not question.is_on_gpus:
-        raise only_on_gpus("--trace", question)
+    if not question.job.is_on_gpus:
+        raise SpecError(
+            f"--trace is for jobs on GPUs, this one is on {question.job.hardware.profile}",
+            where="command line",
+            rule="a trace counts what a pass on a GPU holds; the formulas know every model that a CPU host trains",
+            way_out="leave --trace out, or name GPUs: hardware=8xH100",
+        )
     path = question.job.policy.path
     if model_path(path) is None:
         raise SpecError(

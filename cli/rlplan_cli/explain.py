@@ -1,4 +1,4 @@
-"""`rlplan explain`: why a plan for GPUs is as it is, what came next, and what would change it."""
+"""`rlplan explain`: why a plan is as it is, what came next, and what would change it."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ WhatIf = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="What if? Each by itself, and together.", show_default=False),
 ]
-MoreGpus = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the GPUs too.")]
+MoreDevices = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the devices too.")]
 
 
 def command(
@@ -22,27 +22,25 @@ def command(
     algorithm: AlgorithmName = None,
     gpus: Gpus = None,
     changes: WhatIf = None,
-    more_gpus: MoreGpus = False,
+    more_devices: MoreDevices = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what binds in a plan for GPUs, and what would change it."""
+    """Say what binds in a plan, and what would change it."""
     from rlplan.planner.answers.changes import Change, check_change
     from rlplan.planner.answers.explain import explain
     from rlplan_cli.render import print_json
     from rlplan_cli.render_explain import show_explanation
-    from rlplan_cli.sources import only_on_gpus, read_question
+    from rlplan_cli.sources import read_question
     from rlplan_cli.waiting import waiting
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
-    if not question.is_on_gpus:
-        raise only_on_gpus(NAME, question)
     asked = [Change((change,)) for change in changes or ()]
     asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
     with waiting("asking") as listen:
-        plan = question.on_gpus()
+        plan = question.answer()
         for change in asked:
             check_change(plan.asked, change)
-        explanation = explain(plan, asked, more_gpus=more_gpus, listen=listen)
+        explanation = explain(plan, asked, more_devices=more_devices, listen=listen)
     if as_json:
         print_json(explanation.as_json())
     else:

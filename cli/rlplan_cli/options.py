@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
-JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml) or a plan (.json).", show_default=False)]
+JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.json) or a bundle.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Overrides, such as workload.num_steps=5.", show_default=False),
 ]
 Source = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="A job file (.yaml) or a plan (.json); or use --model.", show_default=False),
+    typer.Argument(
+        metavar="[JOB]", help="A job file (.yaml), a plan (.json) or a bundle; or use --model.", show_default=False
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option(help="A hub id of the catalogue, a model folder or a config.json.", show_default=False)

@@ -1,6 +1,6 @@
 """An explanation in a terminal: what binds, why others lost, what would change it.
 
-In: a GpuPlan and its Explanation. Out: stdout.
+In: a Plan and its Explanation. Out: stdout.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,29 @@ from rich.text import Text
 from rlplan.planner.answers.changes import Outcome
 from rlplan.planner.answers.explain import Explanation, PhaseWhy
 from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render import NARROW, RESOURCES, fill, new_table, stdout
-from rlplan_cli.render_plan import COLORS, show_headline
+from rlplan_cli.render import NARROW, fill, name_of, new_table, say, stdout
+from rlplan_cli.render_plan import COLORS, show_speed
 
+NUM_RUNNERS_UP = 5
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
-SHORT_VERDICTS = {Verdict.FITS: "fits", Verdict.IN_EXPECTATION: "expected to", Verdict.DOES_NOT_FIT: "does not"}
+SHORT_VERDICTS = {
+    Verdict.FITS: "fits",
+    Verdict.IN_EXPECTATION: "expected to",
+    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.REFUSED: "refused",
+}
 
 
-def show_explanation(plan: GpuPlan, explanation: Explanation) -> None:
+def show_explanation(plan: Plan, explanation: Explanation) -> None:
     """The answers in the order in which one asks: what binds, what else was there, what if."""
-    show_headline(plan)
-    _show_phases(explanation.phases)
-    _show_memory(explanation)
+    show_speed(plan)
+    _show_phases(plan, explanation.phases)
+    _show_memory(plan, explanation)
     _show_runners_up(explanation)
     _show_outcomes(explanation, explanation.families, "What the search left aside: the best of each")
     _show_outcomes(explanation, explanation.what_ifs, "What if")
@@ -33,33 +40,36 @@ def show_explanation(plan: GpuPlan, explanation: Explanation) -> None:
     _show_sensitivities(explanation)
 
 
-def _show_phases(phases: Sequence[PhaseWhy]) -> None:
+def _show_phases(plan: Plan, phases: Sequence[PhaseWhy]) -> None:
+    if not phases:
+        return
+
+    def word(resource: str) -> str:
+        return name_of(Resource(resource), is_on_host=plan.is_on_host)
+
     names = ("phase", "seconds", "share", "bound by", "slack of the rest")
     table = new_table(*names, title="What binds in each phase", left=("bound by", "slack of the rest"))
     room = stdout.width - 50
     for phase in phases:
-        slack = [f"{_word(one.resource)} {one.grows:.3g}x" for one in phase.slack if one.grows < 100]
-        bound = f"{_word(phase.bound_by)} {format_seconds(phase.bound_s)}"
+        slack = [f"{word(one.resource)} {one.grows:.3g}x" for one in phase.slack if one.grows < 100]
+        bound = f"{word(phase.bound_by)} {format_seconds(phase.bound_s)}"
         cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, fill(slack, room) or "-")
         table.add_row(phase.phase, *cells)
     stdout.print(table)
     stdout.print("slack: how many times longer it could take before it took the most.", style="dim")
 
 
-def _word(resource: str) -> str:
-    return RESOURCES[Resource(resource)]
-
-
-def _show_memory(explanation: Explanation) -> None:
+def _show_memory(plan: Plan, explanation: Explanation) -> None:
     memory = explanation.memory
     words = (
-        f"{format_bytes(memory.num_bytes)} of {format_bytes(memory.capacity_bytes)} on the fullest GPU, in "
+        f"{format_bytes(memory.num_bytes)} of {format_bytes(memory.capacity_bytes)} on the fullest "
+        f"{'host' if plan.is_on_host else 'GPU'}, in "
         f"{memory.action_id}; the largest part is {memory.largest}, {format_bytes(memory.largest_bytes)}; "
         f"{format_bytes(memory.headroom_bytes)} are left at the high end"
     )
     if memory.host_headroom_bytes is not None:
         words += f", {format_bytes(memory.host_headroom_bytes)} on the fullest host"
-    stdout.print(Text.assemble(("Memory: ", "bold"), words))
+    say("Memory", words)
     if explanation.why_not:
         stdout.print(Text.assemble(("In the way: ", "bold red"), explanation.why_not))
 
@@ -68,7 +78,7 @@ def _show_runners_up(explanation: Explanation) -> None:
     if not explanation.runners_up:
         return
     table = new_table("a step", "headroom", "why it lost", "it has", title="Next best", left=("why it lost", "it has"))
-    for one in explanation.runners_up:
+    for one in explanation.runners_up[:NUM_RUNNERS_UP]:
         cells = (format_bytes(one.headroom_bytes), one.why, one.differs.replace(" ", "\n"))
         table.add_row(format_seconds(one.seconds), *cells)
     stdout.print(table)

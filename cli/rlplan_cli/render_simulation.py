@@ -1,6 +1,6 @@
 """A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
 
-In: a GpuPlan or a Plan, and the SimulationResult. Out: stdout.
+In: a Plan and the SimulationResult. Out: stdout.
 """
 
 from collections.abc import Mapping
@@ -8,33 +8,23 @@ from collections.abc import Mapping
 from rich.text import Text
 
 from rlplan.planner.answers.plan_results import phase_costs
-from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.planner.plan import Plan
 from rlplan.simulate.result import SimulationResult
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_rate, format_seconds
 from rlplan.vocabulary import Phase
-from rlplan_cli.render import new_table, stdout
-from rlplan_cli.render_plan import show_headline
+from rlplan_cli.render import new_table, say, stdout
+from rlplan_cli.render_plan import show_speed
 
 
-def show_simulation(plan: GpuPlan, result: SimulationResult) -> None:
+def show_simulation(plan: Plan, result: SimulationResult) -> None:
     """How steps vary, what they are made of, who was busy, how old rollouts were."""
-    show_headline(plan)
-    _show_steps(result)
-    _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
-    _show_groups(result, "GPUs")
-    _show_rollouts(result)
-
-
-def show_job_simulation(plan: Plan, result: SimulationResult) -> None:
-    """The same of a job's plan."""
     assert plan.timing is not None, "what was played has its seconds"
-    _say(plan.job.name, f"{plan.schedule.placement}, {plan.job.hardware.num_devices} devices")
+    show_speed(plan)
     _show_steps(result)
     _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
-    _show_groups(result, "cores")
+    _show_groups(result)
     _show_rollouts(result)
 
 
@@ -62,8 +52,8 @@ def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: Simula
     stdout.print(table)
 
 
-def _show_groups(result: SimulationResult, kind: str) -> None:
-    table = new_table("devices", kind, "busy", "waiting a step", title="Who was busy")
+def _show_groups(result: SimulationResult) -> None:
+    table = new_table("group", "devices", "busy", "waiting a step", title="Who was busy")
     for group in result.groups:
         waits = format_seconds(group.bubble_s / len(result.step_s))
         table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
@@ -74,7 +64,7 @@ def _show_rollouts(result: SimulationResult) -> None:
     if not result.num_tokens:
         return
     rate = format_rate(result.num_tokens / result.seconds)
-    _say(
+    say(
         "Rollouts",
         f"{result.num_tokens:,} response tokens ({rate}), {result.num_preemptions:,} preemptions, "
         f"at most {result.kv_use:.0%} of an engine's KV cache in use",
@@ -82,11 +72,7 @@ def _show_rollouts(result: SimulationResult) -> None:
     total = sum(result.token_staleness.values())
     ages = ", ".join(f"{age} old {count / total:.1%}" for age, count in result.token_staleness.items() if total)
     if set(result.token_staleness) != {0}:
-        _say("Staleness of trained tokens, in versions", f"{ages}; {result.mean_staleness:.2f} in the mean")
-
-
-def _say(head: str, text: str) -> None:
-    stdout.print(Text.assemble((f"{head}: ", "bold"), text))
+        say("Staleness of trained tokens, in versions", f"{ages}; {result.mean_staleness:.2f} in the mean")
 
 
 def _count(value: float) -> str:

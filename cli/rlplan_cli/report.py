@@ -1,4 +1,4 @@
-"""`rlplan report RUN_DIR|PLAN`: draw and tabulate what happened against what was predicted, or what is predicted."""
+"""`rlplan report RUN_DIR|PLAN|JOB`: draw what happened against what was predicted, or what is predicted."""
 
 import json
 from pathlib import Path
@@ -15,20 +15,23 @@ NAME = "report"
 
 def command(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR|PLAN", help="A run folder, or a plan (.json).", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|PLAN|JOB", help="A run folder; or a job, a plan or a bundle.", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report, or PLAN-report."),
+        typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report, or beside the plan."),
     ] = None,
     compare: Annotated[
         list[Path] | None, typer.Option("--compare", help="Another run to draw beside it: a seed or a control; repeat.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page with charts and tables of a run or a plan. A run: predicted against measured. A plan: predicted."""
-    is_plan = source.suffix == ".json" or source.is_file()
-    page, summary = (_write_plan if is_plan else _write_run)(source, out, compare)
+    """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
+    is_run = source.is_dir() and not (source / "execution.json").exists()
+    page, summary = (_write_run if is_run else _write_plan)(source, out, compare)
     if as_json:
         print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
     else:
@@ -44,16 +47,19 @@ def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> t
     return files.page, files.summary
 
 
-def _write_plan(plan: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
-    """(page, summary) of a plan's report."""
-    from rlplan.report.plans.write import write_plan_report
+def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
+    """(page, summary) of the report of a job's plan, of a plan, of a bundle or of what `rlplan simulate` wrote."""
+    from rlplan.report.plans.write import write_report_of, write_simulation_report
+    from rlplan_cli.sources import read_question
 
     if compare:
         raise SpecError(
-            f"--compare goes with a run folder, {plan} is a plan",
+            f"--compare goes with a run folder, {source} is none",
             where="command line",
             rule="runs are laid beside runs: their learning is compared",
-            way_out=f"rlplan report {plan}",
+            way_out=f"rlplan report {source}",
         )
-    files = write_plan_report(plan, out or plan.with_name(f"{plan.stem}-report"))
+    folder = out or source.with_name(f"{source.stem}-report")
+    files = write_simulation_report(source, folder) if source.suffix == ".json" else None
+    files = files or write_report_of(read_question(NAME, source, (), {}).answer(), source.name, folder)
     return files.page, files.summary

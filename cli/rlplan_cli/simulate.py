@@ -29,33 +29,25 @@ def command(
     import json
 
     from rlplan.planner.answers.played import play
-    from rlplan.planner.executable import does_not_fit
-    from rlplan.planner.gpu_plan import Verdict
-    from rlplan.planner.played_job import play_job
+    from rlplan.planner.executable import check_fits
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
-    from rlplan_cli.render_simulation import show_job_simulation, show_simulation
+    from rlplan_cli.render_simulation import show_simulation
     from rlplan_cli.sources import read_question
     from rlplan_cli.waiting import waiting
 
     question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
     with waiting("playing"):
-        found, plan = (question.on_gpus(), None) if question.is_on_gpus else (None, question.on_host())
-        if plan is not None:
-            result = play_job(plan, num_steps=steps, seed=seed)
-        elif found is not None and found.verdict is not Verdict.DOES_NOT_FIT:
-            result = play(found, num_steps=steps, seed=seed)
-        else:
-            raise does_not_fit(question.on_gpus())
+        plan = question.answer()
+        check_fits(plan)
+        result = play(plan, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
     if as_json:
         print_json(result.as_json())
-    elif plan is not None:
-        show_job_simulation(plan, result)
-    elif found is not None:
-        show_simulation(found, result)
+    else:
+        show_simulation(plan, result)
     if out is not None:
         note(f"result written to {out}")

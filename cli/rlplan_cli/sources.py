@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import job_from, load_job
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
@@ -26,39 +23,23 @@ KEYS = {"model": "policy", "gpus": "hardware"}
 
 @dataclass(frozen=True)
 class Question:
-    """One of three: asked (a job), gpu_plan (a plan of a job on GPUs, read), plan (one that runs, of a bundle too)."""
+    """A job that is asked about, or a plan that was read: of a file, or of a bundle."""
 
-    asked: JobSpec | None = None
-    gpu_plan: GpuPlan | None = None
+    job: JobSpec
+    """Of a plan the one that it answers."""
     plan: "Plan | None" = None
+    """None where it is still to be found."""
 
-    @property
-    def job(self) -> JobSpec:
-        """The job that it is about."""
-        if self.gpu_plan is not None:
-            return self.gpu_plan.asked
-        if self.plan is not None:
-            return self.plan.job
-        assert self.asked is not None, "one of the three"
-        return self.asked
+    def answer(self, *, with_pareto: bool = False) -> "Plan":
+        """The plan that was read, or the best one, whatever its verdict. Raises: SpecError, NoFeasiblePlanError."""
+        from rlplan.planner.machine import search_of
+        from rlplan.planner.search import best_plan
 
-    @property
-    def is_on_gpus(self) -> bool:
-        """Whether its devices are GPUs. Raises: SpecError for an unknown profile."""
-        return self.job.device_kind == "cuda"
-
-    def on_gpus(self, *, with_pareto: bool = False) -> GpuPlan:
-        """The plan on GPUs that was read, or is found now: of a bundle's job everything is chosen already.
-
-        Raises: SpecError, NoFeasiblePlanError.
-        """
-        return self.gpu_plan or find_gpu_plan(self.job, with_pareto=with_pareto)
-
-    def on_host(self) -> "Plan":
-        """The plan on a CPU host that was read, or is found now. Raises: SpecError, NoFeasiblePlanError."""
-        from rlplan.planner.search import find_plan
-
-        return self.plan or find_plan(self.job)
+        if self.plan is None:
+            return best_plan(self.job, with_pareto=with_pareto)
+        if not with_pareto or self.plan.pareto:
+            return self.plan
+        return self.plan.model_copy(update={"pareto": search_of(self.job).on(self.plan.num_devices).pareto()})
 
 
 def read_question(
@@ -71,46 +52,32 @@ def read_question(
         if not given:
             raise _nothing_asked(verb)
         words = overrides if text is None else (text, *overrides)
-        return Question(asked=job_from(given, words, fetch=fetched))
+        return Question(job_from(given, words, fetch=fetched))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
     if path.is_dir() or path.suffix == ".json":
         _refuse_changes(path, (*overrides, *asks))
-        return _read(path)
-    return Question(asked=load_job(path, (*overrides, *asks), fetch=fetched))
+        plan = _read(path)
+        return Question(plan.asked, plan)
+    return Question(load_job(path, (*overrides, *asks), fetch=fetched))
 
 
-def _read(path: Path) -> Question:
-    """A plan or a bundle. Raises: SpecError, EmitError."""
+def _read(path: Path) -> "Plan":
+    """Of a plan file or a bundle. Raises: SpecError, EmitError."""
     from rlplan.planner.plan import read_plan
 
-    if path.is_dir():
-        from rlplan.emit.bundle import read_bundle
+    if not path.is_dir():
+        return read_plan(path)
+    from rlplan.emit.bundle import read_bundle
 
-        read_bundle(path)
-        return Question(plan=read_plan(path / "plan.json"))
-    return Question(gpu_plan=read_gpu_plan(path)) if is_gpu_plan(path) else Question(plan=read_plan(path))
+    read_bundle(path)
+    return read_plan(path / "plan.json")
 
 
 def executable(verb: str, source: Path, overrides: tuple[str, ...]) -> "Plan":
     """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
-    from rlplan.planner.executable import does_not_fit, executable_plan
+    from rlplan.planner.executable import executable_plan
 
-    question = read_question(verb, source, overrides, {})
-    if question.gpu_plan is None:
-        return question.on_host()
-    if question.gpu_plan.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(question.gpu_plan)
-    return executable_plan(question.gpu_plan)
-
-
-def only_on_gpus(option: str, question: Question) -> SpecError:
-    """Something that only plans for GPUs have was asked of a CPU host."""
-    return SpecError(
-        f"{option} is for jobs on GPUs, job '{question.job.name}' is on {question.job.hardware.profile}",
-        where="command line",
-        rule="a CPU host has a handful of layouts: `rlplan plan` names each and says why it was not taken",
-        way_out="rlplan plan JOB, or name GPUs: hardware=8xH100",
-    )
+    return executable_plan(read_question(verb, source, overrides, {}).answer())
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
@@ -126,8 +93,7 @@ def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
             f"override '{changes[0]}' cannot change the plan {path}",
             where="command line",
             rule="overrides go with a job file; a plan stands as it was made",
-            way_out=f"plan the job again with it; of a job on GPUs, rlplan explain {path} --set {changes[0]} asks what "
-            "the change would bring",
+            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} asks what it would bring",
         )
 
 

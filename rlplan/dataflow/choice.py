@@ -4,7 +4,7 @@ In: nothing. Out: values.
 Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from rlplan.vocabulary import Placement
@@ -123,10 +123,6 @@ class Choice:
         arrangement = self.arrangement
         on_own_device = arrangement.shares_devices and self.way in ("cuda_ipc", "adapter", "delta")
         return self.senders == "each" or (self.senders == "auto" and on_own_device and arrangement.num_training > 1)
-
-    def with_trainer(self, **changes: object) -> "Choice":
-        """The same with another trainer."""
-        return replace(self, trainer=replace(self.trainer, **changes))  # type: ignore[arg-type]
 
 
 NO_ENGINE = EngineChoice(1, 0)

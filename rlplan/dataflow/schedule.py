@@ -4,6 +4,7 @@ In: a StepGraph and the layouts of a candidate. Out: Actions, each with its devi
 Left out: bytes (memory/) and how an action is done (runtime/).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -145,6 +146,19 @@ class Schedule:
             for action in self.step
             if action.id not in left_out
         )
+
+    def with_processes(self, names: Collection[str]) -> "Schedule":
+        """The same with some of its processes alone, such as those that stand for all that are alike."""
+
+        def kept(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+            return tuple(replace(one, processes=tuple(p for p in one.processes if p in names)) for one in actions)
+
+        layouts = tuple(
+            replace(one, devices=tuple(device for process, device in one.processes if process in names))
+            for one in self.layouts
+        )
+        start, step, finish = map(kept, (self.start, self.step, self.finish))
+        return replace(self, layouts=layouts, start=start, step=step, finish=finish)
 
     def layout(self, worker: str, role: Role = Role.POLICY) -> RoleLayout:
         """The layout of a role's worker. Raises: KeyError."""

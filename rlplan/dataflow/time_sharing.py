@@ -54,17 +54,18 @@ def offload_between(graph: StepGraph, roles: tuple[Role, ...]) -> StepGraph:
 
 
 def _start(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:
-    """Everybody else comes up and is offloaded, then the engine: its weights are the start checkpoint's already."""
+    """Roles that stay come up side by side; then those that are offloaded, each gone before the next one comes, so that
+    no two of them lie on a device together; then the engine: its weights are the start checkpoint's already.
+    """
     others = [call for call in calls if call.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER)]
+    chain = [call for call in others if call.role not in sharing.offloaded]
+    before = tuple(call.id for call in chain)
+    for call in (one for one in others if one.role in sharing.offloaded):
+        chain += [replace(call, after=before), replace(_offload(call.role), after=(call.id,))]
+        before = (chain[-1].id,)
     engine = next(call for call in calls if call.kind is ActionKind.START_ENGINE)
-    offloads = [
-        replace(_offload(call.role), after=tuple(other.id for other in others))
-        for call in others
-        if call.role in sharing.offloaded
-    ]
     rest = [call for call in calls if call.kind is ActionKind.EVALUATE]
-    before = tuple(call.id for call in (offloads or others))
-    return (*others, *offloads, replace(engine, after=before), *(replace(call, after=(engine.id,)) for call in rest))
+    return (*chain, replace(engine, after=before), *(replace(call, after=(engine.id,)) for call in rest))
 
 
 def _step(calls: tuple[Call, ...], sharing: TimeSharing) -> tuple[Call, ...]:

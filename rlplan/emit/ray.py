@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
+from rlplan.emit.vllm import NCCL_ALONE
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware import NodeProfile
@@ -54,6 +55,7 @@ _WORKER_ON_GPUS = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        **NCCL_ALONE,
     },
 }
 THREADS_A_GPU = 4

@@ -59,6 +59,15 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
     return arguments
 
 
+NCCL_ALONE = {
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+}
+"""Environment of an engine on GPUs: vLLM's other ways to all-reduce are off, for NCCL's is what was timed
+(timing/engine_step.py) and two of them are on by themselves. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
+
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
 free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for almost none."""
@@ -66,12 +75,14 @@ free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU a
 
 def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
     """What an engine on GPUs is told beside. Its ranks see one GPU each, so their own all-reduce, which opens their
-    peers' memory by device numbers, is left out for NCCL's. Not yet run on a GPU.
+    peers' memory by device numbers, is left out for NCCL's, and so is the one that is fused with a norm (FlashInfer's,
+    on by itself on Hopper and Blackwell). Not yet run on a GPU.
     """
     rollout = job.rollout
     arguments: dict[str, Any] = {
         "gpu_memory_utilization": LEAST_UTILIZATION,
         "disable_custom_all_reduce": True,
+        "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
         "enable_sleep_mode": placement is Placement.COLOCATED,
         "async_scheduling": False,
     }

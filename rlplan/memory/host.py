@@ -4,6 +4,12 @@ In: bytes of tensors, rollouts, parameters. Out: bytes of one host, or on disk. 
 caches, the hub's downloads.
 """
 
+from collections.abc import Mapping
+
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledJob
+from rlplan.vocabulary import Role
+
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
 """A token of a rollout: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2
@@ -42,3 +48,12 @@ def checkpoint_bytes(num_trained: int, weight_bytes: int) -> int:
     14000
     """
     return num_trained * (weight_bytes + STATE_BYTES)
+
+
+def job_checkpoint_bytes(job: SettledJob, models: Mapping[Role, ModelSpec]) -> int:
+    """The same of every trained role of a job. models: by role, the policy's where a role has none of its own."""
+    trained = 0
+    for role in job.trained_roles:
+        parameters, _ = job.trained_parameters(role, models.get(role, models[Role.POLICY]))
+        trained += sum(parameter.numel for parameter in parameters)
+    return checkpoint_bytes(trained, job.training.dtype.num_bytes)

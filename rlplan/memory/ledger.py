@@ -152,6 +152,11 @@ class MemoryLedger:
         peaks = (self.device_peak(device) for device in self.devices)
         return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.moment == "steady"))
 
+    @cached_property
+    def fullest(self) -> Peak:
+        """The worst moment of all: of the device with the least room, or of the fullest host whose memory all share."""
+        return self.host_peak() if self.shares_host_memory else self.fullest_device()
+
     def host_peak(self, only: str = "") -> Peak:
         """The largest total of a host's memory over all moments; on a CPU profile that is every row.
 

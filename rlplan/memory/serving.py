@@ -109,11 +109,6 @@ class EngineMemory:
         return self.weights + self.rope_table
 
     @property
-    def holds_one_sequence(self) -> bool:
-        """Whether a sequence of the largest length fits; vLLM refuses to start where none does."""
-        return self.num_blocks >= self.pool.blocks_of_sequence(self.max_model_len)
-
-    @property
     def max_concurrency(self) -> float:
         """Sequences of the largest length that the cache holds at once."""
         return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len)
@@ -136,7 +131,7 @@ class EngineMemory:
 def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     """What an engine of this model holds on the rank with fewest blocks. Raises: SpecError where sizes do not divide.
 
-    A budget below zero gives no blocks: the caller asks `holds_one_sequence`.
+    A budget below zero gives no blocks.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> settings = EngineSettings(80 << 30, gpu_memory_utilization=0.9, max_model_len=8192)

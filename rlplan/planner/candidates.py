@@ -1,16 +1,16 @@
 """Choices of a resolved job: every layout that it leaves open and the runtime can execute.
 
 In: a ResolvedJob. Out: choices, and those that cannot be built with the reason.
-Left out: time, by which search.py ranks them. Where steps are as fast, or a profile has no rates, this order decides:
-hybrid before disaggregated, for it keeps every device busy in training; colocated last, for its engine starts anew in
-every step; ZeRO-2 before the other stages.
+Left out: time, by which host_search.py ranks them. Where steps are as fast, or a profile has no rates, this order
+decides: hybrid before disaggregated, for it keeps every device busy in training; colocated last, for its engine starts
+anew in every step; ZeRO-2 before the other stages.
 """
 
 from itertools import chain
 
 from rlplan.dataflow.choice import Choice
 from rlplan.planner import rules
-from rlplan.planner.plan import Rejection
+from rlplan.planner.plan_parts import Considered
 from rlplan.planner.resolve import choice_of
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement
@@ -20,21 +20,21 @@ AUTO_ZERO_STAGES = (2, 1, 3, 0)
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
 
 
-def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Rejection, ...]]:
-    """(choices, rejections): what can be built, and what cannot with the reason."""
+def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered, ...]]:
+    """(choices, impossible): what can be built, and what cannot with the reason."""
     wanted = tuple(Placement) if job.placement.placement == "auto" else (Placement(job.placement.placement),)
     stages = AUTO_ZERO_STAGES if job.training.zero_stage == "auto" else (job.training.zero_stage,)
-    choices, rejections = [], []
+    choices, impossible = [], []
     for placement in sorted(wanted, key=ORDER.index):
         first = choice_of(job, placement, stages[0])
         reason = next(chain(rules.of_job(job), rules.of_choice(job, first)), "")
         if reason:  # whatever the stage
-            rejections.append(Rejection(placement=placement, zero_stage=stages[0], reason=reason))
+            impossible.append(Considered(placement, reason))
             continue
         for stage in stages:
             choice = choice_of(job, placement, stage)
             if reason := rules.stage_of(job, choice):
-                rejections.append(Rejection(placement=placement, zero_stage=stage, reason=reason))
+                impossible.append(Considered(placement, reason, stage))
             else:
                 choices.append(choice)
-    return tuple(choices), tuple(rejections)
+    return tuple(choices), tuple(impossible)

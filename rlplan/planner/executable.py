@@ -1,43 +1,46 @@
-"""What a plan needs to be emitted and run, and the plan of a job on GPUs that a bundle is made of.
+"""What a plan needs to be emitted and run.
 
-In: a GpuPlan, a ResolvedJob. Out: a Plan with the same schedule, bytes and seconds; or what is missing, by name.
-Left out: the rules of what can run (rules.py), and which choice is best (gpu/search.py).
+In: a Plan, a ResolvedJob. Out: the plan, or what is in the way: it does not fit, the runtime lacks something, the job
+does not say something. Left out: the rules of what can run (rules.py), and which choice is best (search.py).
 """
 
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
-from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.candidates import list_choices
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
 from rlplan.planner.plan import Plan
-from rlplan.planner.resolve import resolve
-from rlplan.spec.fingerprints import take_fingerprints
+from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Role
 
-
-def find_plan_on_gpus(asked: JobSpec) -> Plan:
-    """The plan for a job on GPUs. Raises: SpecError, NoFeasiblePlanError, EmitError (rules.py)."""
-    found = find_gpu_plan(asked)
-    if found.verdict is Verdict.DOES_NOT_FIT:
-        raise does_not_fit(found)
-    return executable_plan(found)
+MAX_WAYS_OUT = 6
+"""Remedies that a message names; a page has them all."""
+WITHOUT = "estimate, plan, explain and simulate do not"
 
 
-def executable_plan(found: GpuPlan) -> Plan:
-    """The plan that runs what was found: the same schedule, bytes and seconds, of a job with nothing open.
+def check_fits(plan: Plan) -> None:
+    """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
+    for reason in plan.refusals:
+        raise rules.refused(reason)
+    if plan.fit is Verdict.DOES_NOT_FIT:
+        raise does_not_fit(plan)
 
-    Raises: EmitError where rlplan's own runtime does not run it.
+
+def executable_plan(plan: Plan) -> Plan:
+    """The plan itself, where it can run.
+
+    Raises: NoFeasiblePlanError where it does not fit, EmitError where its target or rlplan's own runtime refuses it.
     """
-    for reason in found.refusals:
-        raise _refused(reason)
-    job = resolve(found.job, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
-    plan = Plan(job=job, schedule=found.schedule, ledger=found.ledger, timing=found.timing)
-    return plan.model_copy(update={"fingerprints": take_fingerprints(job)})
+    check_fits(plan)
+    for reason in chain(rules.of_job(plan.job), rules.of_choice(plan.job, plan.choice)):
+        raise rules.refused(reason)  # of a plan for another target
+    return plan
 
 
 def check_executable(job: ResolvedJob, where: str) -> None:
@@ -46,16 +49,20 @@ def check_executable(job: ResolvedJob, where: str) -> None:
         raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
     choices, rejections = list_choices(job)
     if not choices:
-        raise _refused(rejections[0].reason)
+        raise rules.refused(rejections[0].reason)
 
 
 def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
     """(what, key, rule, way out) of everything that a run needs beside a plan and that a job does not say."""
+    for key, path in job.named_models.items():
+        if Path(path).is_file():
+            rule = f"emit and run need a folder with weights; {WITHOUT}"
+            yield f"{key} is a config alone, {path}", key, rule, f"{key}=FOLDER"
     if job.data is None:
         yield (
             "the job says nothing to train on",
             "data",
-            "emit and run need data: {prompts: FILE, heldout: FILE}; estimate, plan, explain and simulate do not",
+            "emit and run need data: {prompts: FILE, heldout: FILE}; " + WITHOUT,
             "data.prompts=train.jsonl data.heldout=heldout.jsonl",
         )
     judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.has_turns
@@ -66,35 +73,26 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
                 "(roles.teacher.path): one of the three is needed"
             ),
             "rewards",
-            "emit and run need what judges a rollout; estimate, plan, explain and simulate do not",
+            "emit and run need what judges a rollout; " + WITHOUT,
             "rewards=[{kind: answer_matcher}]",
         )
 
 
-def does_not_fit(found: GpuPlan) -> NoFeasiblePlanError:
+def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
     """The answer where nothing fits, as an error for people."""
-    of, needed, room = found.shortage or ("a GPU", found.binding.num_bytes, found.binding_capacity)
-    peak = found.ledger.host_peak() if of == "a host's memory" else found.binding
-    others = "" if of != "a host's memory" else " and those like it"
-    process, _, kind, size = peak.rows[0]
-    words = ", ".join(
-        f"{key.partition('.')[2]}={value}" for key, value in choice_words(found.choice, found.job).items()
-    )
+    short = plan.shortage
+    assert short is not None, "what does not fit is short of something"
+    peak, chosen = short.peak, choice_words(plan.choice, plan.job)
+    words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())
+    process, role, kind, size = peak.rows[0]
+    ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_WAYS_OUT])
+    others = f"a smaller model, shorter lengths or {'more memory' if plan.is_on_host else 'larger GPUs'}"
     return NoFeasiblePlanError(
-        f"{found.model_name} needs {format_bytes(needed)} of {of}, {format_bytes(room)} available; the worst moment "
-        f"is {peak.action_id} ({words})",
-        where=f"largest: {kind} of {process}{others}, {format_bytes(size)}",
-        rule="the worst moment of a step fits into a GPU, the host's part into the host, one longest sequence into "
-        "the KV cache",
-        way_out=found.remedies[0].change if found.remedies else "a smaller model, shorter lengths or larger GPUs",
-    )
-
-
-def _refused(reason: str) -> EmitError:
-    key, _, rule = reason.partition(": ")
-    return EmitError(
-        f"{key} is chosen, which the runtime lacks",
-        where=key,
-        rule=rule or reason,
-        way_out="rlplan explain shows what else would fit; docs/job.md says what each key takes",
+        f"{plan.model_name} needs {format_bytes(short.needed_bytes)} of {short.of}, "
+        f"{format_bytes(short.available_bytes)} available; the worst moment is {peak.action_id} "
+        f"({peak.moment}; {words})",
+        where=f"largest: {kind} of {role} in {process}, {format_bytes(size)}",
+        rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
+        "sequence into the KV cache",
+        way_out=f"each of these alone helps: {ways_out}" if ways_out else others,
     )

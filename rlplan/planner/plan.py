@@ -1,83 +1,237 @@
-"""Plan: the schedule that was chosen, its memory ledger, its seconds, and what was rejected and why.
+"""Plan: what was chosen for a job, on a CPU host or on GPUs: its schedule, bytes, seconds and verdict.
 
-In: a ResolvedJob. Out: a frozen, JSON-able Plan. On disk its paths stand relative to its own folder.
-Left out: how candidates are made (candidates.py) and compared (search.py).
+In: what a search found. Out: a frozen, JSON-able Plan, and plan.json, in which paths stand relative to its own folder.
+Left out: how candidates are made and compared (host_search.py, gpu/search.py), what else a page says (answers/).
 """
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from rlplan import __version__
+from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Peak
-from rlplan.spec.base import Spec, read_json, validate, writing
+from rlplan.memory.ledger import MemoryLedger, Peak
+from rlplan.planner.answers.plan_results import results_as_json
+from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy, SearchStats, Shortage, Verdict
+from rlplan.spec.base import Spec, read_json, shorten, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
+from rlplan.spec.job import JobSpec
+from rlplan.spec.models.catalogue import bundled_id
 from rlplan.spec.resolved import ResolvedJob
+from rlplan.timing.cost import Cost
 from rlplan.timing.job import JobTiming
-from rlplan.vocabulary import Placement
 
-PLAN_SCHEMA_VERSION = 2
+PLAN_SCHEMA_VERSION = 3
 MAX_PLAN_BYTES = 1 << 28
-
-
-class Rejection(Spec):
-    """A candidate that was not chosen. needed_bytes against available_bytes on `scope`, or a reason alone."""
-
-    placement: Placement
-    zero_stage: int
-    reason: str
-    scope: str = ""
-    needed_bytes: int = 0
-    available_bytes: int = 0
+AGAIN = "make the plan again with `rlplan plan JOB -o plan.json`"
+_APART = ("schema_version", "digest", "results")
+"""Keys of a plan file that are no fields of a Plan."""
 
 
 class Plan(Spec):
-    """What will run and how much memory it is predicted to need.
+    """What will run, how much memory it is predicted to need and how long a step takes.
 
-    The prediction uses the job, the model's config and the hardware profile, and nothing that runs.
-    timing: seconds of every action; None where the profile has no rates.
-    fingerprints: of the model and the profile that it was made from, so that a run can tell others.
+    The prediction uses the job, the models' configs and the hardware profile, and nothing that runs. A CPU host and
+    GPUs differ in what stands in the ledger (`shares_host_memory`, ranks that stand for all alike), nowhere else.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    schema_version: Literal[2] = 2
     rlplan_version: str = __version__
+    asked: JobSpec
+    """The job as it was asked, its open choices still `auto`."""
     job: ResolvedJob
+    """The same with every choice made."""
+    choice: Choice
+    """What was chosen."""
     schedule: Schedule
+    """The actions that the job and the choice give (dataflow/build.py)."""
     ledger: MemoryLedger
-    rejected: tuple[Rejection, ...] = ()
+    """Bytes of every process in every action."""
+    fit: Verdict
+    """Whether its bytes fit."""
     timing: JobTiming | None = None
+    """Seconds of every action; None where the profile has no rates."""
+    kv: KvReport | None = None
+    """The KV cache of one engine; None where nothing is generated."""
+    oom_risk: float = 0.0
+    """Probability that a step meets a micro-batch too long to fit."""
+    checkpoint_bytes: int = 0
+    """On disk, of one checkpoint to resume from, of every trained role."""
+    swap_bytes: int = 0
+    """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
+    refusals: tuple[str, ...] = ()
+    """Why the job's target does not run it (rules.py); empty where it does."""
+    not_counted: tuple[str, ...] = ()
+    """What of the job these numbers leave out, for people."""
+    runners_up: tuple[Alternative, ...] = ()
+    """The next best candidates."""
+    pareto: tuple[Alternative, ...] = ()
+    """Every trade of time against headroom, where somebody asked for it."""
+    considered: tuple[Considered, ...] = ()
+    """Placements and stages that were not chosen, and why."""
+    remedies: tuple[Remedy, ...] = ()
+    """What would make it fit, where it does not surely fit."""
+    stats: SearchStats = SearchStats()
+    """How much was looked at."""
     fingerprints: Fingerprints | None = None
+    """Of the model and the profile that it was made from, so that a run can tell others."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the bytes; `refused` where the target does not run it, whatever they are."""
+        return Verdict.REFUSED if self.refusals else self.fit
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits at all, and its target runs it."""
+        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
+
+    @property
+    def model_name(self) -> str:
+        """The policy as people name it: its id, or its folder's name."""
+        path = Path(self.asked.policy.path)
+        return bundled_id(str(path)) or (path.parent.name if path.suffix == ".json" else path.name)
+
+    @property
+    def devices(self) -> str:
+        """The devices as they are named: `8x h100-sxm + 8x l40s`, `2x cpu-host`."""
+        hardware, second = self.job.hardware, self.job.hardware.generation
+        if self.is_on_host:
+            return f"{hardware.num_devices}x {hardware.profile}"
+        both = f"{hardware.num_devices}x {self.job.load_gpu().name}"
+        return both if second is None else f"{both} + {second.num_devices}x {self.job.load_gpu('generation').name}"
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the devices are a CPU host's, whose memory they share."""
+        return self.ledger.shares_host_memory
+
+    @property
+    def device_word(self) -> str:
+        """What a device is called: `GPU`, or `device` of a CPU host."""
+        return "device" if self.is_on_host else "GPU"
+
+    @property
+    def num_devices(self) -> int:
+        """All devices that were taken."""
+        return self.job.hardware.all_devices
 
     @property
     def zero_stage(self) -> int:
         """ZeRO stage of the trained policy."""
-        return self.schedule.layout("policy_trainer").zero_stage
+        return self.choice.trainer.zero_stage
 
-    def estimate(self) -> dict[str, Any]:
-        """The ledger with its totals, JSON-able: every row, and the peak of the host, each device and each process."""
+    @property
+    def seconds(self) -> float:
+        """Of a usual step; 0 where they are not known."""
+        return self.timing.step.seconds if self.timing else 0.0
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """Of every action of a step its cost."""
+        return {action.action_id: action.cost for action in self.timing.step.actions} if self.timing else {}
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that are trained on, prompts and responses, per second of wall clock; 0 where that is not known."""
+        workload = self.job.workload
+        response = workload.usual_response_len if self.is_on_host else workload.lengths.mean
+        tokens = workload.num_rollouts_per_step * (workload.usual_prompt_len + response)
+        return tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def gpu_hours_per_million_tokens(self) -> float:
+        """GPU-hours (or hours of a host's devices) that a million trained tokens take."""
+        return self.num_devices / 3600 * 1e6 / self.tokens_per_s if self.tokens_per_s else 0.0
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """What a million trained tokens cost; None without a price."""
+        price = self.job.hardware.price_per_gpu_hour
+        return None if price is None else price * self.gpu_hours_per_million_tokens
+
+    @property
+    def oom_risk_of_run(self) -> float:
+        """Probability that some step of the run meets a micro-batch too long to fit."""
+        return 1.0 - (1.0 - self.oom_risk) ** self.job.workload.num_steps
+
+    @property
+    def binding(self) -> Peak:
+        """The worst moment of the device with the least room, or of the host whose memory all devices share."""
+        return self.ledger.fullest
+
+    @property
+    def binding_capacity(self) -> int:
+        """Bytes of that device or host."""
+        return self._capacity_of(self.binding)
+
+    def _capacity_of(self, peak: Peak) -> int:
         ledger = self.ledger
-        peaks = [
-            ledger.host_peak(),
-            *map(ledger.device_peak, ledger.devices),
-            *map(ledger.process_peak, ledger.processes),
-        ]
-        adapter = TypeAdapter(list[Peak])
-        return {
-            "schema_version": PLAN_SCHEMA_VERSION,
-            "job": self.job.name,
-            "placement": self.schedule.placement.value,
-            "zero_stage": self.zero_stage,
-            "verdict": "fits",
-            "host_capacity_bytes": ledger.host_capacity,
-            "peaks": adapter.dump_python(peaks, mode="json"),
-            "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(ledger.rows, mode="json"),
-        }
+        return ledger.host_capacity_of(peak.scope) if self.is_on_host else ledger.capacity_of(peak.scope)
+
+    @property
+    def host_capacity(self) -> int | None:
+        """Bytes of a host; None where they are not known."""
+        return self.ledger.host_capacity or None
+
+    def interval(self) -> tuple[int, int]:
+        """The peak of the device with the least room at the low and at the high end, in bytes: of all like it."""
+        if self.is_on_host:
+            return self.binding.num_bytes, self.binding.num_bytes
+        ledger, capacity = self.ledger, self.binding_capacity
+        devices = [device for device in ledger.devices if ledger.capacity_of(device) == capacity]
+        low = max(ledger.device_peak(device, "low").num_bytes for device in devices)
+        return low, max(ledger.device_peak(device, "high").num_bytes for device in devices)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """That are left where there is least room, at the high end of the interval; negative where it does not fit."""
+        ledger = self.ledger
+        if self.is_on_host:
+            return self.binding_capacity - self.binding.num_bytes
+        return min(ledger.capacity_of(one) - ledger.device_peak(one, "high").num_bytes for one in ledger.devices)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What is too small; None where it fits at the high end of every interval.
+
+        In this order: the device, a host's memory, the room for one longest sequence in the KV cache, the device at the
+        high end.
+        """
+        peak, capacity, ledger = self.binding, self.binding_capacity, self.ledger
+        if peak.num_bytes > capacity:
+            return Shortage(self._one_device(peak), peak.num_bytes, capacity, peak)
+        for host in ledger.hosts if self.host_capacity is not None else ():
+            if (taken := ledger.host_peak(host)).num_bytes > (room := ledger.host_capacity_of(host)):
+                return Shortage("a host's memory", taken.num_bytes, room, taken)
+        if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
+            what = "the KV cache, which must hold one longest sequence"
+            return Shortage(what, self.kv.least_bytes, self.kv.kv_cache_memory_bytes, peak)
+        highs = [] if self.is_on_host else [ledger.device_peak(device, "high") for device in ledger.devices]
+        for most in sorted(highs, key=lambda one: ledger.capacity_of(one.scope) - one.num_bytes)[:1]:
+            if most.num_bytes > (room := ledger.capacity_of(most.scope)):
+                return Shortage(f"{self._one_device(most)} with the longest lengths", most.num_bytes, room, most)
+        return None
+
+    def _one_device(self, peak: Peak) -> str:
+        """A GPU, named where there are two kinds; or the memory of the host that all devices share."""
+        if self.is_on_host:
+            return "a host's memory"
+        if self.job.hardware.generation is None:
+            return "a GPU"
+        group = next(group.name for group in self.schedule.groups if peak.scope in group.devices)
+        return f"a {self.job.load_gpu(group).name}"
+
+    @property
+    def shown_schedule(self) -> Schedule:
+        """The schedule with the processes that the ledger counts: one for all ranks of a role that are alike."""
+        return self.schedule.with_processes(self.ledger.processes)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -88,27 +242,36 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def dump_plan(plan: Plan, folder: Path) -> str:
-    """JSON of a plan whose paths are relative to `folder`."""
-    return plan.model_copy(update={"job": plan.job.relative_to(folder)}).model_dump_json(indent=1)
+    """JSON of a plan whose paths are relative to `folder`, with its results for people and for other tools."""
+    jobs = {"asked": plan.asked.relative_to(folder), "job": plan.job.relative_to(folder)}
+    stored = {"results": results_as_json(plan)} | plan.model_copy(update=jobs).model_dump(mode="json")
+    return json.dumps({"schema_version": PLAN_SCHEMA_VERSION, "digest": digest_of(stored), **stored}, indent=1)
+
+
+def digest_of(stored: dict[str, Any]) -> str:
+    """SHA-256 of everything in a plan file but its version and the digest itself, with keys in order."""
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a JSON file. Raises: SpecError for another schema version or anything that is no plan."""
+    """The plan in a JSON file, as it was made. Raises: SpecError for another version, or where it was changed."""
     data = read_json(path, "the plan", limit=MAX_PLAN_BYTES)
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(data, dict) and data.get("kind") == "gpu_plan":
+    if type(version) is not int or version != PLAN_SCHEMA_VERSION:
         raise SpecError(
-            f"{path} is a plan for GPUs, not a job's plan",
-            where=f"{path}: kind",
-            rule="a bundle or a run folder holds a job's plan, which `rlplan emit` makes of a plan for GPUs",
-            way_out=f"rlplan emit {path} -o bundle, or rlplan explain {path}",
-        )
-    if version != PLAN_SCHEMA_VERSION:
-        raise SpecError(
-            f"plan schema version is {json.dumps(version)}",
+            f"plan schema version is {shorten(version)}",
             where=f"{path}: schema_version",
             rule=f"this rlplan ({__version__}) reads version {PLAN_SCHEMA_VERSION}",
-            way_out="make the plan again with `rlplan plan JOB -o plan.json`",
+            way_out=AGAIN,
         )
-    plan = validate(Plan, data, file=str(path), way_out="make the plan again with `rlplan plan JOB -o plan.json`")
-    return plan.model_copy(update={"job": plan.job.resolved(path.parent)})
+    fields = {key: value for key, value in data.items() if key not in _APART}
+    plan = validate(Plan, fields, file=str(path), way_out=AGAIN)
+    if data.get("digest") != digest_of({key: data[key] for key in data if key not in _APART[:2]}):
+        raise SpecError(
+            "the plan was changed after it was made",
+            where=f"{path}: digest",
+            rule="a plan stands as the search made it; digest is the SHA-256 of everything else in it",
+            way_out=f"change the job file, and {AGAIN}",
+        )
+    jobs = {"asked": plan.asked.resolved(path.parent), "job": plan.job.resolved(path.parent)}
+    return plan.model_copy(update=jobs)

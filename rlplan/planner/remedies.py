@@ -1,48 +1,181 @@
-"""Remedies: what to change in a job that needs too much memory, each tried before it is named.
+"""Remedies: what to change in a job that does not fit, each tried before it is named.
 
-In: a job, what it needs, and a function that says whether a job fits. Out: overrides that can be typed as they stand.
-Left out: changes that change what is learned, such as the mini-batch size or the lengths.
+In: a JobSpec. Out: changes that can be typed as they stand, the mildest of each kind.
+Left out: what changes the job itself (lengths, batch). Adapters change what is trained, and the list says so.
 """
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterator
+from typing import Any
 
-from rlplan.spec.resolved import ResolvedJob
+from rlplan.errors import RlplanError
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Remedy, Verdict
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.training import LoraSpec
 from rlplan.units import MIB, ceil_div
 
+MORE_GPUS = (2, 4, 8, 16)
+ADAPTER_RANK, SMALL_ADAPTER_RANK = 64, 16
+Kind = list[tuple[str, JobSpec]]
+"""Changes of one kind, the mildest first: as each is typed, and the job with it."""
 
-def list_remedies(job: ResolvedJob, needed_bytes: int, fits: Callable[[ResolvedJob], bool]) -> tuple[str, ...]:
-    """Overrides, each of which makes the job fit by itself: the mildest of its kind."""
-    memory = ceil_div(needed_bytes, MIB)
-    kinds = (
-        [("checkpoints.writes=waiting", _with(job, "checkpoints", writes="waiting"))] if job.checkpoints.every else [],
-        [
-            (f"rollout.kv_cache_memory={size}MiB", _with(job, "rollout", kv_cache_memory=size * MIB))
-            for size in _halves(job.rollout.kv_cache_memory // MIB)
-        ],
-        [
-            (f"workload.micro_batch_size_per_gpu={size}", _with_passes(job, size))
-            for size in _halves(job.workload.micro_batch_size_per_gpu)
-        ],
-        [
-            (f"hardware.num_devices={count}", _with(job, "hardware", num_devices=count))
-            for count in _halves(job.hardware.num_devices)
-        ],
-        [(f"hardware.memory={memory}MiB", _with(job, "hardware", memory=memory * MIB))],
+
+def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
+    """Changes, each of which by itself leads to a better verdict than the plan's; the cheapest first."""
+    found = []
+    for kind in kinds_of_changes(plan.asked, plan.binding.num_bytes):
+        remedies = (_tried(change, other, plan.verdict) for change, other in kind)
+        found += [remedy for remedy in remedies if remedy is not None][:1]
+    return tuple(sorted(found, key=lambda remedy: remedy.order))
+
+
+def _tried(change: str, other: JobSpec, verdict: Verdict) -> Remedy | None:
+    found = better(other, verdict)
+    if found is None:
+        return None
+    price, count = other.hardware.price_per_gpu_hour, found.num_devices
+    dollars = None if price is None else price * count * found.seconds / 3600
+    return Remedy(change, found.binding.num_bytes, found.verdict, found.seconds, count, dollars)
+
+
+def kinds_of_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
+    """What to try, cheapest first; within a kind the mildest first. needed_bytes: that a CPU host would need."""
+    return _on_gpus(spec) if spec.is_on_gpus else _on_a_host(spec, needed_bytes)
+
+
+def _on_a_host(spec: JobSpec, needed_bytes: int) -> Iterator[Kind]:
+    job = on_a_cpu_host(spec)
+    if job.checkpoints.every and job.checkpoints.writes != "waiting":
+        yield [_changed(spec, "checkpoints", writes="waiting")]
+    caches = _halves(job.rollout.kv_cache_memory // MIB)
+    yield [
+        (f"rollout.kv_cache_memory={size}MiB", _changed(spec, "rollout", kv_cache_memory=size * MIB)[1])
+        for size in caches
+    ]
+    yield [_with_passes(spec, size) for size in _halves(job.workload.micro_batch_size_per_gpu)]
+    yield [_changed(spec, "hardware", num_devices=count) for count in _halves(job.hardware.num_devices)]
+    if needed_bytes:
+        memory = ceil_div(needed_bytes, MIB)
+        yield [(f"hardware.memory={memory}MiB", _changed(spec, "hardware", memory=memory * MIB)[1])]
+
+
+def _with_passes(spec: JobSpec, size: int) -> tuple[str, JobSpec]:
+    """With passes of so many of the longest sequences."""
+    words, smaller = _changed(spec, "workload", micro_batch_size_per_gpu=size)
+    if spec.training.max_tokens_per_micro_batch == "auto":
+        return words, smaller
+    tokens, both = _changed(smaller, "training", max_tokens_per_micro_batch=size * spec.workload.max_seq_len)
+    return f"{words} {tokens}", both
+
+
+def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
+    training, rollout, workload = spec.training, spec.rollout, spec.workload
+    if workload.micro_batch_size_per_gpu != "auto":
+        sizes = _halves(int(workload.micro_batch_size_per_gpu))
+        yield [_changed(spec, "workload", micro_batch_size_per_gpu=size) for size in sizes]
+    tried: list[tuple[bool, str, dict[str, Any]]] = [
+        (training.gradient_checkpointing is False, "training", {"gradient_checkpointing": True}),
+        (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
+        (training.logits != "fused" and spec.target != "rlplan", "training", {"logits": "fused"}),
+        (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),
+        (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
+        (rollout.tp != "auto", "rollout", {"tp": "auto"}),
+        (spec.placement.placement != "auto", "placement", {"placement": "auto"}),
+        (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
+        (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
+        (
+            training.offloads_parameters is False and spec.target == "rlplan",
+            "training",
+            {"offloads_parameters": True, "zero_stage": 3},
+        ),
+    ]
+    yield from ([_changed(spec, part, **changes)] for holds, part, changes in tried if holds)
+    if training.ulysses == 1:
+        yield [_changed(spec, "training", ulysses=ways) for ways in (2, 4, 8)]
+    yield from ([_changed(spec, "training", **changes) for changes in kind] for kind in _adapters(spec))
+    more = [_with_gpus(spec, times) for times in MORE_GPUS]
+    yield more
+    words, freed = _freed(spec)
+    if words:
+        yield [(words, freed)]
+        yield [
+            (f"{words} {change}", _with_gpus(freed, times)[1])
+            for times, (change, _) in zip(MORE_GPUS, more, strict=True)
+        ]
+
+
+def _with_gpus(spec: JobSpec, times: int) -> tuple[str, JobSpec]:
+    """So many times the GPUs, of each group, and how that is typed."""
+    hardware, second = spec.hardware, spec.hardware.generation
+    changes: dict[str, Any] = {"num_devices": times * hardware.num_devices}
+    text = f"hardware.num_devices={changes['num_devices']}"
+    if hardware.num_hosts != "auto":
+        changes["num_hosts"] = times * hardware.num_hosts
+        text += f" hardware.num_hosts={changes['num_hosts']}"
+    if second is not None:
+        changes["generation"] = second.model_copy(update={"num_devices": times * second.num_devices})
+        text += f" hardware.generation.num_devices={changes['generation'].num_devices}"
+    return text, spec.model_copy(update={"hardware": hardware.model_copy(update=changes)})
+
+
+def _adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
+    """Adapters in place of the whole policy, and their base in 4 bits (QLoRA), which only rlplan's own runtime has."""
+    training = spec.training
+    sizes = [training.lora] if training.lora else [LoraSpec(rank=rank) for rank in (ADAPTER_RANK, SMALL_ADAPTER_RANK)]
+    if training.lora is None:
+        yield [{"lora": lora} for lora in sizes]
+    if sizes[0].base_dtype != "nf4" and spec.target == "rlplan":
+        beside = {"zero_stage": "auto"} if training.zero_stage == 3 else {}  # packed weights are not partitioned
+        yield [{"lora": lora.model_copy(update={"base_dtype": "nf4"}), **beside} for lora in sizes]
+
+
+def _freed(spec: JobSpec) -> tuple[str, JobSpec]:
+    """Every choice that was made left to the search, and how that is typed; no words where there is none."""
+    keys = (
+        ("training", ("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters")),
+        ("workload", ("micro_batch_size_per_gpu",)),
+        ("rollout", ("tp", "kv_cache_memory")),
+        ("placement", ("placement", "offload")),
     )
-    return tuple(filter(None, (next((text for text, other in kind if fits(other)), "") for kind in kinds)))
+    words = []
+    for part, names in keys:
+        made = [name for name in names if getattr(getattr(spec, part), name) not in ("auto", False, "none")]
+        if made:
+            text, spec = _changed(spec, part, **dict.fromkeys(made, "auto"))
+            words.append(text)
+    return " ".join(words), spec
+
+
+def _changed(spec: JobSpec, part: str, **changes: Any) -> tuple[str, JobSpec]:
+    """A change as it is typed, and the job with it."""
+    other = spec.model_copy(update={part: getattr(spec, part).model_copy(update=changes)})
+    return " ".join(f"{part}.{key}={_typed(value)}" for key, value in changes.items()), other
+
+
+def _typed(value: Any) -> str:
+    if not isinstance(value, LoraSpec):
+        return str(value).lower()
+    given = value.model_dump(mode="json", exclude_defaults=True)
+    return shlex.quote("{" + ", ".join(f"{key}: {_in_yaml(part)}" for key, part in given.items()) + "}")
+
+
+def _in_yaml(value: Any) -> str:
+    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
+
+
+def better(spec: JobSpec, verdict: Verdict) -> Plan | None:
+    """The plan of a job with a better verdict than that; None where it has none, cannot be built, or is refused."""
+    try:
+        found = search_of(spec).better_than(verdict)
+    except RlplanError:
+        return None
+    return None if found is None or found.refusals else found
 
 
 def _halves(value: int) -> Iterator[int]:
     while value > 1:
         value //= 2
         yield value
-
-
-def _with(job: ResolvedJob, part: str, **changes: object) -> ResolvedJob:
-    return job.model_copy(update={part: getattr(job, part).model_copy(update=changes)})
-
-
-def _with_passes(job: ResolvedJob, size: int) -> ResolvedJob:
-    """With passes of so many of the longest sequences."""
-    smaller = _with(job, "workload", micro_batch_size_per_gpu=size)
-    return _with(smaller, "training", max_tokens_per_micro_batch=size * job.workload.max_seq_len)

@@ -7,6 +7,8 @@ is the schedule of (job, choice). Left out: which choice (the searches), whether
 from typing import Any, cast
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, Way
+from rlplan.spec.base import validate
+from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, with_values
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, SyncContent, Transport
@@ -112,6 +114,13 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     placement |= _offload(job, choice) | _transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
     return with_values(_on(job, arrangement), values)
+
+
+def plain(job: JobSpec) -> JobSpec:
+    """A job as a person would ask it, whose open choices may be `auto`; itself where it is one."""
+    if type(job) is JobSpec:
+        return job
+    return validate(JobSpec, job.model_dump(mode="json"), file=job.name)
 
 
 def _offload(job: SettledJob, choice: Choice) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlplan.dataflow.choice import Choice
-from rlplan.errors import SpecError
+from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync import ENGINE_LORA_RANKS
 from rlplan.spec.model import load_model, load_scalar_base
 from rlplan.spec.profiles import find_profile
@@ -49,6 +49,24 @@ def of_choice(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield from _sync_on_a_host(job, choice)
 
 
+def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
+    """Why the target that a job names refuses a choice of it; nothing where it runs.
+
+    What megatron and fsdp2 lack is said before a search (target_checks.py): a plan of theirs is for them, not for emit.
+    """
+    return () if job.target != "rlplan" else (*of_job(job), *of_choice(job, choice))
+
+
+def refused(reason: str) -> EmitError:
+    """A reason as an error for people."""
+    return EmitError(
+        f"refused: {reason}",
+        where=reason.split(maxsplit=1)[0].rstrip(":"),
+        rule="what its target does not run is no plan, however much memory there is (docs/planning.md, Running it)",
+        way_out="another value of the key (docs/job.md); for an estimate alone another target: fsdp2 or megatron",
+    )
+
+
 def stage_of(job: SettledJob, choice: Choice) -> str:
     """Why a trainer's ZeRO stage does not go with the rest of it; empty where it does."""
     trainer = choice.trainer
@@ -64,9 +82,6 @@ def _models(job: SettledJob) -> Iterator[str]:
         return  # its models are read by the same function
     for key, path in job.named_models.items():
         load = load_scalar_base if key in (f"roles.{Role.VALUE}.path", f"roles.{Role.REWARD}.path") else load_model
-        if Path(path).is_file():
-            yield f"{key} {path}: the runtime takes a folder with weights, not a config alone"
-            continue
         try:
             load(Path(path))
         except SpecError as error:

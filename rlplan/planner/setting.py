@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
-from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile
+from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile, Profile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.profiles import find_profile, get_gpu, usual_node
@@ -65,9 +65,24 @@ class GpuSetting:
         """The rates of a device group."""
         return self.pool(group).cluster
 
-    def with_gpu(self, gpu: GpuProfile) -> "GpuSetting":
-        """The same with another profile of the GPU of that name."""
-        return replace(self, pools=tuple(replace(p, gpu=gpu) if p.gpu.name == gpu.name else p for p in self.pools))
+    @property
+    def profiles(self) -> tuple[GpuProfile | NodeProfile, ...]:
+        """Of each kind of GPU, and of the nodes that they sit in."""
+        gpus = {pool.gpu.name: pool.gpu for pool in self.pools}
+        nodes = {pool.node.name: pool.node for pool in self.pools if pool.node is not None}
+        return (*gpus.values(), *nodes.values())
+
+    def with_profile(self, profile: Profile) -> "GpuSetting":
+        """The same with other values of the profile of that name."""
+
+        def changed(pool: GpuPool) -> GpuPool:
+            if isinstance(profile, GpuProfile) and pool.gpu.name == profile.name:
+                return replace(pool, gpu=profile)
+            if isinstance(profile, NodeProfile) and pool.node is not None and pool.node.name == profile.name:
+                return replace(pool, node=profile)
+            return pool
+
+        return replace(self, pools=tuple(map(changed, self.pools)))
 
     def with_gpus(self, num_gpus: int) -> "GpuSetting":
         """The same with fewer GPUs of its one group."""

@@ -55,12 +55,6 @@ def moment_of_step(step: int) -> Moment:
     return named.get(step, "steady")
 
 
-def predicted_memory(run: RunFolder) -> pd.DataFrame:
-    """The ledger's rows as they stand in the plan."""
-    rows = [{**asdict(row), "role": str(row.role), "kind": str(row.kind)} for row in run.plan.ledger.rows]
-    return pd.DataFrame(rows, columns=_PREDICTED_COLUMNS).astype(dict.fromkeys(_BYTES, "Int64"))
-
-
 def held_memory(ledger: MemoryLedger) -> pd.DataFrame:
     """The ledger with what every process holds at every moment, also where it takes no part.
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from rlplan.report import style
 from rlplan.report.evaluations import change_text, missing, value_text
 from rlplan.report.frames import PEAK_TOLERANCE, held_memory
+from rlplan.report.plans.plan_page import others_of
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
 
@@ -48,7 +49,7 @@ def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping
             exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
             workload=_workload(findings),
             schedule=findings.run.plan.schedule,
-            rejected=findings.run.plan.rejected,
+            others=others_of(findings.run.plan),
             commands=_commands(findings),
             evaluations=summary["learning"][0]["evaluations"],
             no_evaluation=missing(findings.run),

@@ -40,11 +40,6 @@ class RunStatus:
     seconds: float | None = None
     """By the clock; None before it ended."""
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run did everything that its plan says."""
-        return self.state == FINISHED
-
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -40,7 +40,7 @@ def looks_like_an_id(name: str) -> bool:
 
 
 def fetch_config(name: str, key: str = "model") -> Path:
-    """The file of a model's `config.json`. key: of the budget, for messages.
+    """The file of a model's `config.json`. key: of the job, for messages.
 
     Raises: SpecError (no such model), HostError (no network).
     """

@@ -24,7 +24,7 @@ class Algorithm(Spec):
     trained_roles: the policy first. min_samples_per_prompt: that its advantage compares. num_baseline_samples: greedy
     rollouts of each prompt beside the sampled ones, rewarded and never trained on. has_rollouts: False where the
     answers are given. trains_pairs: a prompt's rollouts meet in one loss, and so in one pass. sequences_per_sample:
-    that one sample of a budget's batch brings into a pass: two where a chosen and a rejected answer are one sample.
+    that one sample of a job's batch brings into a pass: two where a chosen and a rejected answer are one sample.
     defaults: keys of `algorithm:` that are other than usual where the job leaves them out.
     """
 
@@ -46,11 +46,6 @@ class Algorithm(Spec):
         if roles not in (POLICY_ALONE, (Role.POLICY, Role.VALUE)):
             raise ValueError("the policy is trained, and a value model beside it or none")
         return roles
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether it holds a KL anchor unless told otherwise."""
-        return bool(self.defaults.get("kl_coef", 1))
 
     def num_trained(self, num_rollouts: int, num_samples: int) -> int:
         """Rollouts that are trained on, of so many with `num_samples` of each prompt: of pairs the best and the worst.

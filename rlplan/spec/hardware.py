@@ -2,7 +2,7 @@
 
 In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.profiles`. Out: frozen profiles, told apart by `kind`.
 Peaks stand beside the share of them that work reaches (`efficiencies`, `serving`), so that both can be replaced by what
-was measured on a machine. Left out: prices, which a budget gives.
+was measured on a machine. Left out: prices, which a job gives.
 
 Bytes and rates are integers. A rate has one direction: vendors often print the sum of both. FLOP/s are dense: vendors
 often print the figure with 2:4 sparsity, which is twice that.

@@ -1,6 +1,6 @@
 """Lengths as distributions: how many tokens the responses of a workload have.
 
-In: the `response_lengths:` part of a budget. Out: mean, deviation, probabilities and quantiles in tokens.
+In: the `response_lengths:` part of a job's workload. Out: mean, deviation, probabilities and quantiles in tokens.
 Left out: dependence between lengths (rollouts of one prompt are somewhat alike); prompts, which count at their mean.
 
 Every distribution is cut at the longest allowed response: what would be longer has exactly that length, for the engine

@@ -216,7 +216,8 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
-    """The folder's config; of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`.
+    """The folder's config, or the file itself; of a folder that is not there the bundled one, where its end is an id:
+    `models/ORG/NAME`.
 
     So a job can be planned where its models do not lie. Raises: SpecError.
     """
@@ -226,7 +227,7 @@ def _config_in(folder: Path) -> dict[str, Any]:
         entry = load_catalogue().get("/".join(folder.parts[-2:]))
         if entry is not None:
             return entry.config
-    return read_config(folder / "config.json")
+    return read_config(folder if folder.is_file() else folder / "config.json")
 
 
 def _runnable(config: dict[str, Any], where: str) -> ModelSpec:

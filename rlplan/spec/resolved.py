@@ -116,9 +116,10 @@ class SettledJob(JobSpec):
     rollout: SettledRollout = SettledRollout()
     placement: SettledPlacement = SettledPlacement()
 
-    def load_gpu(self) -> GpuProfile:
-        """The GPU that the job names, by itself or by its node. Raises: SpecError."""
-        return get_gpu(self.hardware.profile, where="hardware.profile")
+    def load_gpu(self, group: str = "training") -> GpuProfile:
+        """The GPU that the job names, by itself or by its node, for a group of its devices. Raises: SpecError."""
+        second = self.hardware.generation if group == "generation" else None
+        return get_gpu(second.profile if second else self.hardware.profile, where="hardware.profile")
 
     def load_profile(self) -> HardwareProfile:
         """The profile of the CPU host that the job names. Raises: SpecError."""

@@ -66,22 +66,6 @@ def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     return min(ring, tree, key=lambda cost: cost.seconds)
 
 
-def broadcast_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
-    """Seconds until every rank has `num_bytes` of one of them.
-
-    Counts: S/B, and l times the less of n-1 and 2 log2 n. Source: Thakur et al. 2005, section 4.3, pipelined.
-
-    >>> from rlplan.spec.profiles import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 8, 8)
-    >>> round(broadcast_cost(8 * link(one, 8).bytes_per_s, 8, one).parts[Resource.DEVICE_LINK], 6)
-    8.0
-    """
-    if num_ranks <= 1 or not num_bytes:
-        return NOTHING
-    way = link(cluster, num_ranks, stride)
-    return _cost(way, num_bytes / way.bytes_per_s, _hops(num_ranks))
-
-
 def all_to_all_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
     """Seconds until every rank has sent each other its part of the `num_bytes` that it holds.
 

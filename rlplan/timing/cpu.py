@@ -22,7 +22,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu_engine import CpuEngine, Requests
-from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of
+from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of, when_tasks_end
 from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
@@ -87,7 +87,7 @@ class CpuTimes:
         if kind is ActionKind.START_ENGINE and part == "step":
             return self.restart_cost()
         if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
-            return self._start(kind)
+            return self._start(action)
         if kind is ActionKind.SYNC_WEIGHTS:
             return self.sync_cost(is_first=part == "start")
         if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
@@ -290,19 +290,22 @@ class CpuTimes:
         cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
         return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
 
-    def _start(self, kind: ActionKind) -> Cost:
-        """Imports of all processes at once, each on one core; then fresh memory for the weights, and reading them."""
+    def _start(self, action: Action) -> Cost:
+        """Imports of all processes that start at once, a core each; then fresh memory for weights, and reading them."""
         latencies = self.host.latencies
         seconds = {
             ActionKind.START_TRAINER: latencies.start_trainer.value,
             ActionKind.START_ENGINE: latencies.start_engine.value,
             ActionKind.START_SCORER: latencies.start_scorer.value,
         }
-        all_processes = [seconds[a.kind] for a in self.schedule.start if a.kind in seconds for _ in a.processes]
-        ends = _share_in_turns(all_processes, self.host.num_cores)
-        share = self.host.share(1, len(all_processes))
+        pairs = [pair for part, *pair in self.schedule.concurrent if part == "start" and action.id in pair]
+        beside = {action.id}.union(*pairs)
+        starts = [one for one in self.schedule.start if one.id in beside and one.kind in seconds]
+        at_once = [seconds[one.kind] for one in starts for _ in one.processes]
+        ends = when_tasks_end(at_once, self.host.num_cores)
+        share = self.host.share(1, len(at_once))
         whole = FLOAT_BYTES * self.model.num_parameters
-        ended = ends[all_processes.index(seconds[kind])]
+        ended = ends[at_once.index(seconds[action.kind])]
         return Cost({Resource.LATENCY: ended}) + share.fresh_cost(2 * whole) + share.touch_cost(2 * whole)
 
     def _passes(self, share: CpuShare, num_rollouts: int, layout: RoleLayout, *, trains: bool) -> Cost:
@@ -390,16 +393,3 @@ class CpuTimes:
 def _fresh(model: ModelSpec) -> float:
     """Bytes of the parameters that are large enough to be mapped anew."""
     return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)
-
-
-def _share_in_turns(seconds: list[float], num_cores: int) -> list[float]:
-    """When each of several single-threaded tasks ends that begin at once and share the cores evenly.
-
-    >>> _share_in_turns([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
-    [3.0, 5.0, 7.0]
-    """
-    now, done, ends = 0.0, 0.0, {}
-    for position, task in enumerate(sorted(range(len(seconds)), key=seconds.__getitem__)):
-        now += (seconds[task] - done) * max(1.0, (len(seconds) - position) / num_cores)
-        done, ends[task] = seconds[task], now
-    return [ends[task] for task in range(len(seconds))]

@@ -106,3 +106,16 @@ def host_of(profile: CpuProfile) -> CpuHost | None:
     return CpuHost(
         cores.value, flops.value, memory.value, fresh.value, sent.value, disk.value, launch.value, profile.latencies
     )
+
+
+def when_tasks_end(seconds: list[float], num_cores: int) -> list[float]:
+    """When each of several single-threaded tasks ends that begin at once and share the cores evenly.
+
+    >>> when_tasks_end([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
+    [3.0, 5.0, 7.0]
+    """
+    now, done, ends = 0.0, 0.0, {}
+    for position, task in enumerate(sorted(range(len(seconds)), key=seconds.__getitem__)):
+        now += (seconds[task] - done) * max(1.0, (len(seconds) - position) / num_cores)
+        done, ends[task] = seconds[task], now
+    return [ends[task] for task in range(len(seconds))]

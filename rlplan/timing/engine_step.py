@@ -35,6 +35,11 @@ LAUNCH = 0.5e-3
 """Seconds that the host takes to launch a layer without a CUDA graph: a step that prefills is larger than captured
 graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
 
+NCCL_LATENCY = 12e-6
+"""Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, to which the profile's latency
+of a collective was fitted. Source: what is left at 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
+6 us on four (vLLM pull request 24532), 19 against 5 on six (24111). Assumes: the same on other GPUs."""
+
 EIGHT_BIT_FORMS = ("fp8", "fp8-channel", "fp8-block")
 _FALLBACKS = (ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16, ComputeDtype.FLOAT32)
 
@@ -77,44 +82,54 @@ def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The link between an engine's ranks. bytes_per_s: that a rank sends. latency_s: of one round of small messages."""
+    """The link between an engine's ranks, and who reduces over it."""
 
     bytes_per_s: float
+    """That a rank sends."""
+
     latency_s: float
+    """Of a small all-reduce."""
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int, *, reads_peers: bool = True) -> float:
-        """Seconds of one all-reduce of a message. reads_peers: vLLM's custom kernels may take one round.
+    reads_peers: bool = True
+    """vLLM's custom kernels reduce; else NCCL."""
 
-        Counts: the shorter of one round, where every rank reads all others' messages, c + (t-1)*S/B, and two, a
-        reduce-scatter and an all-gather, 2*c + 2*(t-1)/t * S/B.
+    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds of one all-reduce of a message.
+
+        Counts: NCCL's reduce-scatter and all-gather in one kernel, c + 2*(t-1)/t * S/B. vLLM's kernels: the shorter of
+        one round, where every rank reads all others' messages, c + (t-1)*S/B, and two, 2*c + 2*(t-1)/t * S/B.
         Source: vLLM 0.32.0 csrc/custom_all_reduce.cuh (one-stage, two-stage); Thakur 2005, section 4.
 
         >>> Wire(100e9, 10e-6).all_reduce_s(1e6, 2), round(Wire(100e9, 10e-6).all_reduce_s(1e6, 8) * 1e6, 2)
         (2e-05, 37.5)
+        >>> round(Wire(100e9, 10e-6, reads_peers=False).all_reduce_s(1e6, 8) * 1e6, 2)
+        27.5
         """
-        one = self.latency_s + (num_ranks - 1) * num_bytes / self.bytes_per_s
-        two = 2 * self.latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
-        return min(one, two) if reads_peers else two
+        transfer = 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
+        if not self.reads_peers:
+            return self.latency_s + transfer
+        one_round = self.latency_s + (num_ranks - 1) * num_bytes / self.bytes_per_s
+        return min(one_round, 2 * self.latency_s + transfer)
 
 
-def wire_of(cluster: Cluster, num_ranks: int) -> Wire:
+def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
     """The link of a tensor-parallel group whose ranks lie side by side.
 
-    Counts: the device link inside a host, PCIe where there is none, the slowest rank's share of the network beyond.
-    Raises: SpecError where the profiles lack what is needed.
+    Counts: the device link inside a host, PCIe where there is none, the slowest rank's share of the network beyond;
+    NCCL_LATENCY where vLLM's own kernels are off. Raises: SpecError where the profiles lack what is needed.
     """
-    gpu, small = cluster.gpu, cluster.serving.collective.value
+    gpu, small = cluster.gpu, cluster.serving.collective.value + (0.0 if reads_peers else NCCL_LATENCY)
     reach = cluster.gpus_in_link_domain
     if num_ranks > reach and cluster.node is not None:
         shares = cluster.node_efficiencies
         rate = cluster.node.network_bytes_per_s.value * shares.network.value / cluster.gpus_per_host
-        return Wire(rate, small + 2 * shares.network_latency.value)
+        return Wire(rate, small + 2 * shares.network_latency.value, reads_peers)
     share = cluster.efficiencies.device_link
     pairs_only = cluster.node is not None and cluster.node.topology == "nvlink_pairs" and num_ranks > 2
     if gpu.device_link is not None and share is not None and not pairs_only:
-        return Wire(gpu.device_link.bytes_per_s.value * share.value, small)
+        return Wire(gpu.device_link.bytes_per_s.value * share.value, small, reads_peers)
     host = gpu.host_link.bytes_per_s.value if gpu.host_link else 16e9
-    return Wire(host * cluster.efficiencies.host_link.value, small)
+    return Wire(host * cluster.efficiencies.host_link.value, small, reads_peers)
 
 
 class EngineRates:
@@ -159,8 +174,8 @@ class EngineRates:
         ]
         self._token = counts.elementwise_bytes / self._bytes_per_s
         self._sequence_state = counts.state_bytes / self._bytes_per_s
-        self._wire = wire_of(cluster, counts.ranks) if counts.num_collectives else None
-        self._reads_peers = has_custom_all_reduce
+        has_wire = counts.num_collectives > 0
+        self._wire = wire_of(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
         self._launches = counts.num_layers * LAUNCH
         is_inside = counts.ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
@@ -190,7 +205,7 @@ class EngineRates:
         if self._wire is not None:
             counts = self._counts
             size = tokens * counts.message_bytes
-            whole = self._wire.all_reduce_s(size, counts.ranks, reads_peers=self._reads_peers)
+            whole = self._wire.all_reduce_s(size, counts.ranks)
             latency += counts.num_collectives * self._wire.latency_s
             link = counts.num_collectives * (whole - self._wire.latency_s)
         host = load.num_seqs * SEQUENCE

@@ -77,10 +77,6 @@ class EngineSpeed:
         """Seconds of a step in which `num_seqs` sequences decode. context_tokens: cached, of all of them together."""
         return self.rates.seconds(Load(num_seqs, context_tokens))
 
-    def decode_cost(self, num_seqs: float, context_tokens: float) -> Cost:
-        """The same by resource."""
-        return self.rates.cost(Load(num_seqs, context_tokens))
-
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
         """Seconds to prefill a prompt of `num_tokens` behind `context_tokens` that are cached, and nothing else."""
         return self.rates.seconds(Load(0, 0, num_tokens, num_tokens * (context_tokens + num_tokens / 2), 1))

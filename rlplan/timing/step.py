@@ -44,13 +44,6 @@ class StepTiming:
         """Duration of a steady step."""
         return max((action.end_s for action in self.actions), default=0.0)
 
-    def phase_seconds(self) -> dict[Phase, float]:
-        """Seconds of each phase; in an asynchronous step they overlap."""
-        seconds: dict[Phase, float] = {}
-        for action in self.actions:
-            seconds[action.phase] = seconds.get(action.phase, 0.0) + action.cost.seconds
-        return seconds
-
     def spans(self, schedule: Schedule) -> tuple[Span, ...]:
         """The step as spans of a trace, one for each process of each action."""
         devices = dict(schedule.processes)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,6 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("workload.max_response_len=500", 2, ("may reach 508 tokens, the model's limit is 256",)),
     ("rollout.kv_cache_memory=1KiB", 2, ("holds 0 blocks of 32 tokens", "rollout.kv_cache_memory=1MiB")),
     ("workload.mini_batch_size=100", 2, ("= 256 must be a multiple of mini_batch_size = 100",)),
-    ("hardware.memory=1GiB", 1, ("1.00 GiB available", "largest:", "hardware.memory=")),
     ("placement={max_staleness: 1, placement: colocated}", 1, ("no layout can be built", "devices of its own")),
     ("hardware.num_devices=7", 1, ("no layout can be built", "does not divide by the 7 training device(s)")),
     ("num_steps", 2, ("override 'num_steps' is not KEY=VALUE", "command line")),
@@ -65,6 +65,13 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("override", "code", "words"), OVERRIDES, ids=lambda value: str(value)[:40])
 def test_a_wrong_override_is_one_message(rlplan: Call, override: str, code: int, words: tuple[str, ...]) -> None:
     check(rlplan("estimate", QUICKSTART, override), code, *words)
+
+
+def test_what_does_not_fit_is_a_page_and_then_one_message(rlplan: Call) -> None:
+    answer = rlplan("estimate", QUICKSTART, "hardware.memory=1GiB")
+    assert answer.out.startswith("does not fit  sorter, grpo, 2x cpu-host: ")
+    assert "Each of these lines alone helps" in answer.out
+    check(replace(answer, out=""), 1, "1.00 GiB available", "largest:", "hardware.memory=")
 
 
 FILES: dict[str, tuple[bytes | None, tuple[str, ...]]] = {
@@ -124,7 +131,7 @@ def plan_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["estimate", "plan", "run"])
 def test_a_plan_of_another_version_is_one_message(rlplan: Call, plan_file: Path, command: str) -> None:
     plan_file.write_text(json.dumps(json.loads(plan_file.read_text()) | {"schema_version": 99}))
-    check(rlplan(command, plan_file), 2, "plan schema version is 99", "reads version 2", "rlplan plan JOB")
+    check(rlplan(command, plan_file), 2, "plan schema version is 99", "reads version 3", "rlplan plan JOB")
 
 
 @pytest.mark.parametrize("command", ["estimate", "plan", "run"])

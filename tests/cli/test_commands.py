@@ -17,13 +17,14 @@ from rlplan_cli.app import app
 from rlplan_cli.doctor import show_findings
 
 from rlplan.emit.bundle import read_bundle
+from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.plan import read_plan
-from rlplan.planner.search import find_plan
+from rlplan.planner.search import best_plan, find_plan
 from rlplan.runtime.doctor import Finding
 from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.job_file import load_job
 from rlplan.spec.profiles import get_profile, load_profiles
-from rlplan.units import format_bytes
+from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
@@ -85,8 +86,8 @@ def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:
 
 def test_estimate_prints_the_library_s_value(rlplan: Call) -> None:
     value = json_of(rlplan("estimate", QUICKSTART, "--json"))
-    assert value == json.loads(json.dumps(find_plan(load_job(QUICKSTART)).estimate()))
-    assert value["schema_version"] == 2
+    assert value == json.loads(json.dumps(estimate_as_json(best_plan(load_job(QUICKSTART)))))
+    assert value["schema_version"] == 3
 
 
 def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: Path) -> None:
@@ -94,7 +95,8 @@ def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: 
     answer = rlplan("plan", QUICKSTART, "workload.num_steps=4", "-o", path, "--json")
     expected = find_plan(load_job(QUICKSTART, ["workload.num_steps=4"]))
     assert read_plan(path) == expected
-    assert answer.err == f"plan written to {path}; run it with `rlplan run {path}`\n"
+    assert answer.err.startswith(f"plan written to {path}; `rlplan explain {path}` says why")
+    assert answer.err.endswith(f"`rlplan run {path}` runs it\n")
     (tmp_path / "printed.json").write_text(json.dumps(json_of(answer)))
     assert json_of(answer)["schedule"] == json.loads(path.read_text())["schedule"]
 
@@ -154,8 +156,8 @@ def test_the_estimate_s_tables_say_what_the_ledger_says(rlplan: Call) -> None:
     plan = find_plan(load_job(QUICKSTART))
     out = rlplan("estimate", QUICKSTART).out
     peak = plan.ledger.host_peak()
-    assert out.startswith(f"fits  quickstart: {format_bytes(peak.num_bytes)} of 8.00 GiB (")
-    assert f"in {peak.action_id} (" in out.splitlines()[0]
+    assert out.startswith(f"fits  sorter, grpo, 2x cpu-host: {format_bytes(peak.num_bytes)} of 8.00 GiB (")
+    assert f"in {peak.action_id}" in out.splitlines()[0]
     for process in plan.ledger.processes:
         (line,) = [line for line in out.splitlines() if line.startswith(f" {process} ")][:1]
         assert format_bytes(plan.ledger.process_peak(process).num_bytes) in line
@@ -164,16 +166,15 @@ def test_the_estimate_s_tables_say_what_the_ledger_says(rlplan: Call) -> None:
             assert action.id in out
 
 
-def test_the_plan_s_tables_name_every_action_and_every_rejection(rlplan: Call) -> None:
+def test_the_plan_s_tables_name_every_action_and_every_placement(rlplan: Call) -> None:
     plan = find_plan(load_job(QUICKSTART))
-    out = rlplan("plan", QUICKSTART).out
+    out = rlplan("plan", QUICKSTART, "--top", 100).out
     assert all(action.id in out for action in plan.schedule.step)
     assert "evaluate, every 10" in out
-    for rejection in plan.rejected:
-        assert f"{rejection.placement}, ZeRO-{rejection.zero_stage}" in out
-    chosen, stage = plan.schedule.placement, plan.schedule.layout("policy_trainer").zero_stage
-    assert {rejection.placement for rejection in plan.rejected} | {chosen} == set(Placement)
-    assert (chosen, stage) not in {(rejection.placement, rejection.zero_stage) for rejection in plan.rejected}
+    for one in plan.considered:
+        assert f"Not {one.name}: {one.reason}" in out
+    assert {one.placement for one in plan.considered} | {plan.schedule.placement} == set(Placement)
+    assert all(format_seconds(one.seconds) in out for one in plan.runners_up)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +291,12 @@ def test_the_version_is_the_package_s(rlplan: Call) -> None:
 def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> None:
     answer = rlplan("simulate", ROOT / "examples" / "maturity" / "5-async.yaml", "--steps", 4)
     assert (answer.exit_code, answer.err) == (0, "")
-    for words in ("5-async: disaggregated, 2 devices", "in the mean of 4 simulated steps", "Who was busy", "1 old"):
+    for words in (
+        "sorter, grpo, 2x cpu-host: ",
+        "disaggregated: ",
+        "in the mean of 4 simulated steps",
+        "Who was busy",
+        "1 old",
+    ):
         assert words in answer.out
     assert rlplan("simulate", ROOT / "examples" / "quickstart.yaml", "--steps", 0).exit_code == 2

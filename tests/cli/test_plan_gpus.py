@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlplan.emit.bundle import write_bundle
-from rlplan.planner.answers.plan_file import read_gpu_plan, results_as_json
-from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.plan import read_plan
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import load_job
-from rlplan.units import format_bytes
 from tests.cli.conftest import Answer, Call, start
-from tests.factories import EXAMPLES, QUICKSTART
+from tests.factories import EXAMPLES
 
 SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")
 ASKED = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", *SHORT)
@@ -45,28 +42,22 @@ def test_a_plan_is_a_page_that_says_what_a_step_takes_and_what_binds(rlplan: Cal
 def test_json_is_the_plan_file(rlplan: Call, plan: Path) -> None:
     printed = data_of(rlplan("plan", *ASKED, "--json"))
     written = json.loads(plan.read_text())
-    assert {**printed, "asked": 0, "digest": 0} == {**written, "asked": 0, "digest": 0}  # but for the paths' folder
-    assert (printed["schema_version"], printed["kind"]) == (2, "gpu_plan")
+    paths = {"asked": 0, "job": 0, "digest": 0}  # but for the paths' folder
+    assert {**printed, **paths} == {**written, **paths}
 
 
 def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     answer = rlplan("plan", *ASKED, "-o", path)
-    assert (
-        answer.err == f"plan written to {path}; `rlplan explain {path}` says why, `rlplan simulate {path}` plays it\n"
+    assert answer.err == (
+        f"plan written to {path}; `rlplan explain {path}` says why, `rlplan simulate {path}` plays it, "
+        f"`rlplan run {path}` runs it\n"
     )
-
-
-@pytest.mark.parametrize("option", [("--pareto",), ("--top", "5")])
-def test_what_goes_with_gpus_is_refused_for_a_job(rlplan: Call, option: tuple[str, ...]) -> None:
-    answer = rlplan("plan", QUICKSTART, *option)
-    assert (answer.exit_code, answer.out) == (2, "")
-    assert "is for jobs on GPUs" in answer.err
 
 
 def test_a_file_asks_the_same_as_the_library(rlplan: Call) -> None:
     results = data_of(rlplan("plan", EXAMPLE, "--json"))["results"]
-    assert results == json.loads(json.dumps(results_as_json(find_gpu_plan(load_job(EXAMPLE)))))
+    assert results == json.loads(json.dumps(results_as_json(best_plan(load_job(EXAMPLE)))))
 
 
 def test_a_plan_is_shown_and_estimated_as_the_budget_it_was_made_of(rlplan: Call, plan: Path) -> None:
@@ -125,12 +116,6 @@ def test_a_plan_takes_no_changes(rlplan: Call, plan: Path, verb: str) -> None:
     assert "cannot change the plan" in answer.err
 
 
-def test_a_job_s_few_layouts_are_not_explained(rlplan: Call) -> None:
-    answer = rlplan("explain", QUICKSTART)
-    assert (answer.exit_code, answer.out) == (2, "")
-    assert "explain is for jobs on GPUs" in answer.err
-
-
 # ---------------------------------------------------------------------------------------------------------- explain
 
 
@@ -163,7 +148,7 @@ def test_what_ifs_are_asked_by_themselves_and_together(rlplan: Call, plan: Path)
 
 def test_more_gpus_are_asked_for(rlplan: Call, plan: Path) -> None:
     asked = data_of(rlplan("explain", plan, "--more-gpus", "--json"))["asked"]
-    assert [one["num_gpus"] for one in asked] == [4, 8, 16, 32]
+    assert [one["num_devices"] for one in asked] == [4, 8, 16, 32]
 
 
 @pytest.mark.parametrize("change", ["zero_stage=3", "training.zero_stage=9", "x", "workload.num_steps=200"])
@@ -203,7 +188,7 @@ def test_the_same_seed_draws_the_same(rlplan: Call, plan: Path) -> None:
 
 
 def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None:
-    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT)
+    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT, "target=fsdp2")
     simulated = data_of(rlplan("simulate", *asked, "--steps", 2, "--json"))
     seconds = data_of(rlplan("plan", *asked, "--json"))["results"]["step"]["seconds"]
     assert simulated["mean_step_s"] == pytest.approx(seconds)
@@ -212,6 +197,29 @@ def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None
 def test_what_does_not_fit_is_not_simulated(rlplan: Call) -> None:
     answer = rlplan("simulate", *TOO_SMALL)
     assert (answer.exit_code, answer.out) == (1, "")
+
+
+REFUSED = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "training.optimizer=muon")
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan"])
+def test_what_the_target_refuses_is_shown_with_the_reason_and_ends_with_3(rlplan: Call, verb: str) -> None:
+    answer = rlplan(verb, *REFUSED)
+    assert answer.exit_code == 3
+    assert answer.out.startswith("refused  Qwen/Qwen2.5-0.5B")
+    assert "training.optimizer muon: the runtime has AdamW" in answer.out
+    assert answer.err.startswith("error: refused: training.optimizer muon")
+    assert len(answer.err.splitlines()) == 4
+    data = json.loads(rlplan(verb, *REFUSED, "--json").out)
+    assert (data if verb == "estimate" else data["results"])["verdict"] == "refused"
+
+
+def test_what_the_target_refuses_is_neither_written_nor_simulated(rlplan: Call, tmp_path: Path) -> None:
+    assert rlplan("plan", *REFUSED, "-o", tmp_path / "plan.json").exit_code == 3
+    assert not (tmp_path / "plan.json").exists()
+    answer = rlplan("simulate", *REFUSED)
+    assert (answer.exit_code, answer.out) == (3, "")
+    assert "refused: training.optimizer muon" in answer.err
 
 
 @pytest.mark.parametrize("count", [0, 20_000, "many"])
@@ -231,10 +239,6 @@ def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
     assert not loaded & {"rich", "rlplan.planner", "rlplan.spec.job", "simpy", "ruamel.yaml"}
 
 
-def test_a_plan_that_is_read_is_the_plan_that_was_made(plan: Path) -> None:
-    assert read_gpu_plan(plan).seconds == json.loads(plan.read_text())["totals"]["step_s"]
-
-
 def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     answer = rlplan("plan", *ASKED, "--pareto", "-o", path)
@@ -242,56 +246,15 @@ def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_
     front = json.loads(path.read_text())["results"]["pareto"]
     rooms = [point["headroom_bytes"] for point in front]
     assert rooms == sorted(rooms)
-    assert [point.timing.seconds for point in read_gpu_plan(path).pareto] == [point["seconds"] for point in front]
+    assert [point.timing.seconds for point in read_plan(path).pareto] == [point["seconds"] for point in front]
 
 
-@pytest.fixture(scope="module")
-def job_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plan of a bundle for GPUs: of a job, with every choice fixed."""
-    folder = tmp_path_factory.mktemp("bundle")
-    write_bundle(executable_plan(find_gpu_plan(load_job(EXAMPLE))), folder)
-    return folder / "plan.json"
-
-
-@pytest.mark.parametrize("command", ["plan", "estimate"])
-def test_the_plan_of_a_job_on_gpus_is_a_page_about_gpus(rlplan: Call, job_plan: Path, command: str) -> None:
-    answer = rlplan(command, job_plan)
-    assert (answer.exit_code, answer.err) == (0, "")
-    ledger = read_plan(job_plan).ledger
-    peak, capacity = ledger.fullest_device(), ledger.capacity_of("cuda:0")
-    words = f"{format_bytes(peak.num_bytes)} of {format_bytes(capacity)} ({peak.num_bytes / capacity:.0%})"
-    assert f"{words} " in answer.out
-    assert f"in {peak.action_id}" in answer.out
-
-
-def test_the_step_of_a_job_on_gpus_is_said_in_what_gpus_wait_for(rlplan: Call, job_plan: Path) -> None:
-    out = rlplan("plan", job_plan).out
-    for words in ("device link", "device memory", "compute", "host link"):
-        assert words in out
-    assert "rollout_engine/3" not in out
-
-
-def test_rows_of_a_job_on_gpus_are_bytes_of_a_gpu(rlplan: Call, job_plan: Path) -> None:
-    """The host's pinned copies lie elsewhere: no row may pass what the fullest GPU holds."""
-    out = rlplan("estimate", job_plan).out
-    peak = read_plan(job_plan).ledger.process_peak("policy_trainer/0")
-    (row,) = [line for line in out.splitlines() if line.startswith(f" {peak.action_id} < ")]
-    assert format_bytes(peak.num_bytes) in row
-
-
-def test_a_job_file_on_gpus_is_planned_as_its_bundle_is(rlplan: Call, job_plan: Path, tmp_path: Path) -> None:
-    job = read_plan(job_plan).job.model_dump(mode="json", exclude_defaults=True)
+def test_a_job_with_everything_chosen_is_planned_as_it_was_chosen(rlplan: Call, plan: Path, tmp_path: Path) -> None:
+    job = read_plan(plan).job.model_dump(mode="json", exclude_defaults=True)
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(job))  # JSON is YAML
-    assert rlplan("plan", path).out.splitlines()[0] == rlplan("plan", job_plan).out.splitlines()[0]
-
-
-def test_a_job_that_fits_on_no_gpu_is_refused_with_what_it_needs(rlplan: Call, job_plan: Path, tmp_path: Path) -> None:
-    job = read_plan(job_plan).job.model_dump(mode="json", exclude_defaults=True)
-    path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(job))
-    answer = rlplan("plan", path, "hardware.memory=20GiB")
+    assert rlplan("plan", path).out.splitlines()[0] == rlplan("plan", plan).out.splitlines()[0]
+    answer = rlplan("plan", path, "hardware.memory=2GiB")
     assert answer.exit_code == 1
     assert answer.err.startswith("error: ")
-    assert "20.0 GiB available" in answer.err
-    assert "makes it fit: ," not in answer.err
+    assert "2.00 GiB available" in answer.err

@@ -59,16 +59,31 @@ def test_everything_is_one_chain_but_for_what_needs_no_device(sleeps: bool, offl
     assert "verify" in beside["compute_advantages"]
 
 
-def test_the_engine_comes_up_last_and_the_policy_is_written_without_it() -> None:
+def test_an_offloaded_role_is_gone_before_the_next_one_comes_up() -> None:
     start = made(offloaded=ALL).start
     assert [call.id for call in start] == [
         "start_trainer",
-        "start_scorer/reference",
         "offload_role/policy",
+        "start_scorer/reference",
         "offload_role/reference",
         "start_engine",
         "evaluate",
     ]
+    for before, call in itertools.pairwise(start):
+        assert call.after == (before.id,)
+
+
+def test_roles_that_stay_come_up_side_by_side_before_those_that_go() -> None:
+    calls = {call.id: call.after for call in made(offloaded=(Role.REFERENCE,)).start}
+    assert calls["start_trainer"] == ()
+    assert calls["start_scorer/reference"] == ("start_trainer",)
+    assert calls["start_engine"] == ("offload_role/reference",)
+    both = {call.id: call.after for call in made().start}
+    assert both["start_trainer"] == both["start_scorer/reference"] == ()
+    assert both["start_engine"] == ("start_trainer", "start_scorer/reference")
+
+
+def test_the_policy_is_written_without_the_engine() -> None:
     assert [call.id for call in made(offloaded=ALL).finish] == [
         "evaluate",
         "stop_engine",

@@ -13,7 +13,7 @@ from rlplan.emit.bundle import LAUNCH_SCRIPT, read_bundle, write_bundle
 from rlplan.emit.editable import EDITABLE, JOB_KEYS, Editable, Number, find_editable, job_key_of
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import EmitError, SpecError
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan, digest_of, read_plan
 from tests.cli.conftest import Call, rlplan
 from tests.documentation import keys_of
 from tests.factories import make_job, make_plan
@@ -154,11 +154,15 @@ def value_at(data: Any, key: str) -> Any:
 
 
 def edit(path: Path, key: str, value: Any) -> None:
-    """Set a dotted key in a file, or make it."""
+    """Set a dotted key in a file, or make it; a plan as whoever changes it would, with a digest of its own."""
     data = json.loads(path.read_text())
     *parents, last = key.split(".")
     part = value_at(data, ".".join(parents)) if parents else data
     part[int(last) if isinstance(part, list) else last] = value
+    if path.name == "plan.json":
+        data["digest"] = digest_of(
+            {key: value for key, value in data.items() if key not in ("schema_version", "digest")}
+        )
     path.write_text(json.dumps(data))
 
 

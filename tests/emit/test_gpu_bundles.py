@@ -13,8 +13,8 @@ from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.memory.gpu.states import zero_settings
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import load_job
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import ActionKind
@@ -24,7 +24,7 @@ NAMES = ("grpo-7b-8xh100", "ppo-70b-64xh100")
 
 
 def plan_of(name: str, *overrides: str) -> Plan:
-    return executable_plan(find_gpu_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
+    return executable_plan(best_plan(load_job(EXAMPLES / f"{name}.yaml", overrides)))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -77,6 +77,7 @@ def test_vllm_reads_its_arguments(bundle: ExecutionSpec) -> None:
     assert read.tensor_parallel_size == bundle.job.rollout.tp
     assert read.kv_cache_memory_bytes == bundle.job.rollout.kv_cache_memory
     assert read.enforce_eager is False
+    assert read.compilation_config.pass_config.fuse_allreduce_rms is False
 
 
 def test_every_gpu_is_a_bundle_whose_processes_take_all_of_it_and_no_more(bundle: ExecutionSpec) -> None:

@@ -53,7 +53,7 @@ def test_the_cache_grows_and_shrinks_as_it_must(change: dict[str, object], sign:
 
 def test_the_cache_does_not_fit_beside_weights_that_are_too_large() -> None:
     memory = memory_of("meta-llama/Llama-3.1-70B", total=80 * GIB)
-    assert (memory.kv_budget, memory.num_blocks, memory.holds_one_sequence) == (0, 0, False)
+    assert (memory.kv_budget, memory.num_blocks) == (0, 0)
 
 
 def test_the_rank_with_fewest_blocks_decides() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.planner.candidates import list_choices
-from rlplan.planner.plan import Rejection
+from rlplan.planner.plan_parts import Considered
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement, Transport
 from tests.factories import make_job
@@ -12,7 +12,7 @@ STAGE_2 = {"training.zero_stage": 2}
 DISAGGREGATED = ((Placement.DISAGGREGATED, 2),)
 
 
-def list_layouts(job: ResolvedJob) -> tuple[tuple[tuple[Placement, int], ...], tuple[Rejection, ...]]:
+def list_layouts(job: ResolvedJob) -> tuple[tuple[tuple[Placement, int], ...], tuple[Considered, ...]]:
     """(placement, ZeRO stage) of every choice, and what is rejected."""
     choices, rejections = list_choices(job)
     return tuple((one.arrangement.placement, one.trainer.zero_stage) for one in choices), rejections

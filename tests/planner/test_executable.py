@@ -8,9 +8,8 @@ import pytest
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
 from rlplan.planner.candidates import list_choices
 from rlplan.planner.executable import check_executable, executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import job_from, load_job
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Transport
 from tests.factories import EXAMPLES
@@ -31,11 +30,11 @@ SMALL = {
 }
 
 
-def budget(**parts: Any) -> GpuPlan:
+def budget(**parts: Any) -> Plan:
     data: dict[str, Any] = dict(SMALL)
     for key, part in parts.items():
         data[key] = {**data.get(key, {}), **part} if isinstance(part, dict) else part
-    return find_gpu_plan(job_from(data))
+    return best_plan(job_from(data))
 
 
 def kinds(plan: Plan) -> list[ActionKind]:
@@ -80,7 +79,7 @@ def test_the_job_s_plan_is_where_the_budget_put_it_and_holds_as_much(parts: dict
 
 
 def test_an_example_holds_to_the_byte_what_its_budget_says() -> None:
-    chosen = find_gpu_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
+    chosen = best_plan(load_job(EXAMPLES / "ppo-70b-64xh100.yaml"))
     plan = executable_plan(chosen)
     peak = plan.ledger.device_peak("cuda:0")
     assert (peak.num_bytes, peak.action_id) == (chosen.binding.num_bytes, "train_forward_backward/0")

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.plan_file import write_gpu_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.answers.plan_results import estimate_as_json, results_as_json
 from rlplan.planner.plan import Plan, dump_plan, read_plan, write_plan
-from rlplan.planner.search import find_plan
-from rlplan.spec.job_file import load_job
-from tests.factories import EXAMPLES, QUICKSTART, gpu_job, make_plan
+from rlplan.planner.search import best_plan, find_plan
+from rlplan.spec.job_file import job_from, load_job
+from tests.factories import EXAMPLES, QUICKSTART, make_plan
 
 PLANS: dict[str, Callable[[], Plan]] = {
     "small": make_plan,
@@ -23,7 +22,20 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "no reference": lambda: make_plan(**{"algorithm.kl_coef": 0}),
     "quickstart": lambda: find_plan(load_job(QUICKSTART)),
     "memory-bound": lambda: find_plan(load_job(EXAMPLES / "memory-bound.yaml")),
+    "does not fit a host": lambda: best_plan(load_job(QUICKSTART, ["hardware.memory=1GiB"])),
+    "two GPUs": lambda: on_gpus(),
+    "ppo": lambda: on_gpus("workload.mini_batch_size=256", algorithm="ppo"),
+    "dpo": lambda: on_gpus(algorithm="dpo"),
+    "lengths": lambda: on_gpus("workload.response_lengths={kind: lognormal, median: 500, sigma: 0.7}"),
+    "adapters": lambda: on_gpus("training.lora={rank: 8, target_modules: [q_proj]}", "rollout.kv_cache_memory=2GiB"),
+    "two kinds": lambda: on_gpus(hardware="2xH100 + 2xL40S"),
+    "megatron": lambda: on_gpus(target="megatron"),
+    "does not fit GPUs": lambda: on_gpus("training.zero_stage=2", policy="Qwen/Qwen2.5-7B", hardware="1xRTX4090"),
 }
+
+
+def on_gpus(*overrides: str, **parts: str) -> Plan:
+    return best_plan(job_from({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100"} | parts, overrides))
 
 
 @cache
@@ -44,24 +56,30 @@ plans = pytest.mark.parametrize("plan", PLANS, indirect=True)
 def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "plan.json"
     write_plan(plan, path)
-    assert read_plan(path) == plan
+    again = read_plan(path)
+    assert again == plan
+    assert results_as_json(again) == results_as_json(plan)
+    assert dump_plan(again, path.parent) + "\n" == path.read_text()
 
 
 @plans
 def test_a_written_plan_names_no_place_of_the_machine(plan: Plan) -> None:
-    text = dump_plan(plan, EXAMPLES)
-    assert str(EXAMPLES.parent) not in text
-    assert json.loads(text)["job"]["policy"]["path"].startswith("models/")
-    assert json.loads(text)["schema_version"] == 2
+    data = json.loads(dump_plan(plan, EXAMPLES))
+    assert str(EXAMPLES.parent) not in json.dumps(data["results"])
+    assert not data["job"]["policy"]["path"].startswith("/")
+    assert not data["asked"]["policy"]["path"].startswith("/")
+    assert data["schema_version"] == 3
 
 
-def test_a_plan_for_gpus_in_the_place_of_a_jobs_plan_is_told_how_it_becomes_one(tmp_path: Path) -> None:
-    budget = find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "1xH100"}))
-    write_gpu_plan(budget, tmp_path / "plan.json")
-    with pytest.raises(SpecError, match="is a plan for GPUs, not a job's plan") as caught:
-        read_plan(tmp_path / "plan.json")
-    assert caught.value.way_out.startswith(f"rlplan emit {tmp_path / 'plan.json'} -o bundle")
-    assert "yet" not in str(caught.value)
+@plans
+def test_a_plan_tells_people_and_other_tools_what_they_ask_first(plan: Plan) -> None:
+    results = json.loads(dump_plan(plan, EXAMPLES))["results"]
+    assert results["verdict"] == plan.verdict.value
+    assert results["peak_bytes"]["low"] <= results["peak_bytes"]["expected"] <= results["peak_bytes"]["high"]
+    step = results["step"]
+    assert step["seconds"] == pytest.approx(plan.seconds)
+    for phase in step["phases"].values():
+        assert phase["bound_by"] in phase["parts"]
 
 
 def test_a_plan_moved_with_its_tree_still_finds_its_files(tmp_path: Path) -> None:
@@ -111,12 +129,15 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
         ("ledger.rows.0.kind", "dust"),
         ("ledger.rows.0.resident_bytes", 1.5),
         ("ledger.rows.0.colour", "blue"),
-        ("rejected.0.reason", None),
+        ("considered.0.reason", None),
+        ("choice.trainer.zero_stage", "2"),
+        ("choice.trainer.colour", "blue"),
+        ("verdict", "fits well"),
         ("extra", 1),
     ],
 )
 def test_a_plan_that_was_damaged_is_refused_at_its_key(tmp_path: Path, key: str, value: Any) -> None:
-    data = json.loads(dump_plan(planned("small"), tmp_path))
+    data = json.loads(dump_plan(planned("quickstart"), tmp_path))
     *parents, last = key.split(".")
     part: Any = data
     for parent in parents:
@@ -128,14 +149,55 @@ def test_a_plan_that_was_damaged_is_refused_at_its_key(tmp_path: Path, key: str,
     assert caught.value.where == f"{tmp_path / 'plan.json'}: {key}"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("asked.hardware.num_devices", 4),
+        ("job.seed", 7),
+        ("choice.trainer.zero_stage", 0),
+        ("choice.arrangement.num_training", 1),
+        ("ledger.rows.0.resident_bytes", 1),
+        ("results.verdict", "does not fit"),
+        ("digest", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["small", "two GPUs"])
+def test_a_plan_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, key: str, value: Any) -> None:
+    data = json.loads(dump_plan(planned(name), tmp_path))
+    *parents, last = key.split(".")
+    part: Any = data
+    for parent in parents:
+        part = part[int(parent) if parent.isdigit() else parent]
+    part[last] = value
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(SpecError, match="changed after it was made") as caught:
+        read_plan(tmp_path / "plan.json")
+    assert "rlplan plan JOB" in caught.value.way_out
+
+
+def test_a_plan_whose_text_is_laid_out_anew_is_the_same(tmp_path: Path) -> None:
+    write_plan(planned("small"), tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(dict(reversed(data.items()))))
+    assert read_plan(tmp_path / "plan.json") == planned("small")
+
+
+def test_a_plan_that_was_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    text = dump_plan(planned("small"), tmp_path)
+    for end in range(0, len(text) - 2, max(1, len(text) // 20)):
+        (tmp_path / "plan.json").write_text(text[:end])
+        with pytest.raises(SpecError):
+            read_plan(tmp_path / "plan.json")
+
+
 @plans
 def test_an_estimate_is_json_with_every_row_and_its_totals(plan: Plan) -> None:
-    estimate = json.loads(json.dumps(plan.estimate()))
-    assert (estimate["schema_version"], estimate["job"], estimate["verdict"]) == (2, plan.job.name, "fits")
+    estimate = json.loads(json.dumps(estimate_as_json(plan)))
+    assert (estimate["schema_version"], estimate["verdict"]) == (3, plan.verdict.value)
     assert len(estimate["rows"]) == len(plan.ledger.rows)
-    scopes = [peak["scope"] for peak in estimate["peaks"]]
-    assert scopes == ["host", *plan.ledger.devices, *plan.ledger.processes]
-    assert estimate["peaks"][0]["num_bytes"] == plan.ledger.host_peak().num_bytes <= estimate["host_capacity_bytes"]
+    scopes = {peak["scope"] for peak in estimate["peaks"]}
+    assert scopes >= {*plan.ledger.devices, *plan.ledger.processes}
+    assert estimate["peaks"][0]["num_bytes"] == plan.ledger.host_peak().num_bytes
     for row in estimate["rows"]:
         assert row["source"]
         assert row["provenance"] in ("measured", "datasheet", "derived", "assumed")

@@ -12,10 +12,9 @@ from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import Verdict
 from rlplan.planner.plan import Plan, read_plan
-from rlplan.planner.search import find_plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan, find_plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import job_from, load_job
 from rlplan.timing.job import JobTiming
@@ -58,7 +57,7 @@ def check(asked: JobSpec, folder: Path) -> None:
     except NoFeasiblePlanError:
         return
     if asked.device_kind == "cuda":
-        found = find_gpu_plan(asked)
+        found = best_plan(asked)
         assert said(found.schedule, found.ledger, found.timing) == _of(planned), "the page says what is emitted"
         planned = executable_plan(found)
     write_bundle(planned, folder)
@@ -124,7 +123,7 @@ def test_each_of_many_random_jobs_that_fits_is_emitted(first: int, tmp_path: Pat
     for seed in range(first, first + 50):
         asked = random_job(seed)
         try:
-            found = find_gpu_plan(asked)
+            found = best_plan(asked)
         except NoFeasiblePlanError:
             continue
         if found.verdict is Verdict.FITS:

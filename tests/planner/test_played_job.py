@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from rlplan.planner.played_job import job_setting, play_job
+from rlplan.planner.answers.played import play, setting_of
 from rlplan.planner.search import find_plan
 from rlplan.simulate.result import SimulationResult
 from rlplan.spec.job_file import load_job
@@ -13,7 +13,7 @@ from tests.factories import EXAMPLES
 
 def played(staleness: int, *overrides: str, seed: int = 1) -> SimulationResult:
     job = load_job(EXAMPLES / "maturity" / "5-async.yaml", [f"placement.max_staleness={staleness}", *overrides])
-    return play_job(find_plan(job), num_steps=12, seed=seed)
+    return play(find_plan(job), num_steps=12, seed=seed)
 
 
 def test_running_ahead_is_worth_more_than_a_third_where_lengths_have_a_long_tail() -> None:
@@ -34,7 +34,7 @@ def test_no_rollout_is_older_than_allowed(staleness: int, partial: str, seed: in
 
 def test_a_synchronous_job_is_played_without_asynchrony() -> None:
     job = load_job(EXAMPLES / "quickstart.yaml")
-    setting = job_setting(find_plan(job), 3)
+    setting = setting_of(find_plan(job), 3)
     assert setting.asynchrony is None
-    result = play_job(find_plan(job), num_steps=3)
+    result = play(find_plan(job), num_steps=3)
     assert set(result.token_staleness) == {0}

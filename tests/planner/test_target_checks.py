@@ -3,8 +3,8 @@
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu_checks import check_job
+from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
@@ -112,8 +112,8 @@ def test_preferences_need_no_second_group_of_gpus() -> None:
 
 
 def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
-    answer = find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100 + 2xL40S", "algorithm": "grpo"}))
-    step, ledger, setting = answer.choice.arrangement, answer.ledger, answer.setting
+    answer = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "2xH100 + 2xL40S", "algorithm": "grpo"}))
+    step, ledger, setting = answer.choice.arrangement, answer.ledger, read_setting(answer.job)
     assert step.placement is Placement.DISAGGREGATED
     assert (step.num_training + step.num_scoring, step.num_generation) == (2, 2)
     training, generation = (next(iter(g.devices)) for g in answer.schedule.groups if g.name != "scoring")
@@ -129,8 +129,8 @@ def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
     spec = gpu_job(
         {"policy": "Qwen/Qwen2.5-14B", "hardware": "8xH200 + 1xrtx-4090", "algorithm": "grpo"}, ("rollout.tp=1",)
     )
-    answer = find_gpu_plan(spec)
+    answer = best_plan(spec)
     assert answer.shortage is not None
-    assert answer.shortage[0] == "a rtx-4090"
-    assert answer.shortage[2] == answer.setting.pools[1].capacity
+    assert answer.shortage.of == "a rtx-4090"
+    assert answer.shortage.available_bytes == read_setting(answer.job).pools[1].capacity
     assert answer.binding.scope in answer.schedule.groups[1].devices

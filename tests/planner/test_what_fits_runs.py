@@ -8,9 +8,9 @@ import pytest
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import Verdict
 from rlplan.planner.plan import read_plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.spec.job_file import job_from
 from tests.factories import EXAMPLES
 
@@ -49,7 +49,7 @@ def _check(model: str, algorithm: str, gpus: str, folder: Path) -> None:
     data = {"prompts": DATA["train"], "heldout": DATA["heldout"]}
     rewards = [{"kind": "answer_matcher"}]
     asked = {"policy": model, "algorithm": algorithm, "hardware": gpus, "data": data, "rewards": rewards}
-    budget = find_gpu_plan(job_from(asked))
+    budget = best_plan(job_from(asked))
     if budget.verdict is not Verdict.FITS:
         assert gpus.startswith(("1x", "2x")) or "32B" in model, "none of the larger ones is too small"
         return

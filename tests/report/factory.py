@@ -14,6 +14,7 @@ from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
 from rlplan.planner.plan import Plan, write_plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.resolve import choice_of
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import on_a_cpu_host
@@ -146,8 +147,10 @@ def make_plan(shape: RunShape, folder: Path) -> Plan:
     )
     job = on_a_cpu_host(asked)
     placement = Placement.DISAGGREGATED if shape.num_devices > 1 else Placement.HYBRID
-    schedule = build_schedule(job, choice_of(job, placement, 2))
-    return Plan(job=job, schedule=schedule, ledger=_ledger(schedule, shape))
+    choice = choice_of(job, placement, 2)
+    schedule = build_schedule(job, choice)
+    ledger = _ledger(schedule, shape)
+    return Plan(asked=asked, job=job, choice=choice, schedule=schedule, ledger=ledger, fit=Verdict.FITS)
 
 
 def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:

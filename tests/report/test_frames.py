@@ -43,13 +43,6 @@ def _change_trace(folder: Path, change: dict[str, object], **wanted: object) -> 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_predicted_memory_is_the_ledger_row_for_row(run: RunFolder) -> None:
-    frame = frames.predicted_memory(run)
-    assert len(frame) == len(run.plan.ledger.rows)
-    assert frame["peak_bytes"].sum() == sum(row.peak_bytes for row in run.plan.ledger.rows)
-    assert set(frame["kind"]) >= {"weights", "kv_cache", "process"}
-
-
 def test_a_process_that_takes_no_part_keeps_what_it_held(run: RunFolder) -> None:
     held = frames.held_memory(run.plan.ledger)
     row = _only(held, moment="first", action_id="train_forward_backward", process="scorer/reference/0", kind="weights")

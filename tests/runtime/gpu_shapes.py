@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.search import best_plan
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import load_job
@@ -35,7 +35,7 @@ WORKLOAD = {
 
 def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> ResolvedJob:
     """The job of an example, small. overrides: choices of the budget that are not left to the search."""
-    budget = find_gpu_plan(load_job(EXAMPLES / example, overrides))
+    budget = best_plan(load_job(EXAMPLES / example, overrides))
     data: dict[str, Any] = executable_plan(budget).job.model_dump(mode="json")
     data["policy"]["path"] = SORTER
     data["hardware"] = {"profile": "cpu-host", "num_devices": num_devices, "memory": "16GiB"}

@@ -121,10 +121,11 @@ from rlplan.errors import RunError
 RUN = (
     FILL
     + """
-from rlplan.planner.search import plan_from_file
+from rlplan.planner.search import find_plan
 from rlplan.runtime.claim import claimed
 from rlplan.runtime.launch import prepare_run_folder, ready_to_run, run_task
-plan, run = plan_from_file(Path(sys.argv[2]), ()), disk / "run"
+from rlplan.spec.job_file import load_job
+plan, run = find_plan(load_job(Path(sys.argv[2]))), disk / "run"
 with claimed(run), ready_to_run(plan) as task:
     task = prepare_run_folder(task, run, keeps_bundle=True)
     try:

@@ -11,7 +11,7 @@ from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
+from rlplan.planner.search import best_plan
 from rlplan.runtime.cluster import Cluster
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.runtime.machine_speed import scaled
@@ -23,7 +23,7 @@ GPUS_PER_HOST = 8
 
 def placement(name: str, folder: Path) -> RayPlacement:
     """What the example's bundle reserves."""
-    write_bundle(executable_plan(find_gpu_plan(load_job(EXAMPLES / name))), folder)
+    write_bundle(executable_plan(best_plan(load_job(EXAMPLES / name))), folder)
     return read_bundle(folder).ray
 
 

@@ -74,13 +74,10 @@ def test_a_rung_keeps_placement_and_stage() -> None:
 
 @pytest.mark.engine
 def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(tmp_path: Path) -> None:
-    """The plan's own capacity is edited to less than the processes take, which the rehearsal is the first to see."""
+    """The plan's own capacity is made less than the processes take, which the rehearsal is the first to see."""
     plan = make_plan(**{"workload.num_steps": 2, "workload.num_heldout_prompts": 8})
-    write_bundle(plan, tmp_path / "bundle")
-    file = tmp_path / "bundle" / "plan.json"
-    data = json.loads(file.read_text())
-    data["ledger"]["host_capacity"] = 1 * GIB
-    file.write_text(json.dumps(data))
+    small = replace(plan.ledger, host_capacity=1 * GIB)
+    write_bundle(plan.model_copy(update={"ledger": small}), tmp_path / "bundle")
     run = finish(start("run", str(tmp_path / "bundle"), "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
     (alarm,) = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]

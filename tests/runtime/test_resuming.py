@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
-from rlplan.runtime.checkpoints.identity import MAY_CHANGE, check_identity, identity_of
+from rlplan.runtime.checkpoints.identity import MAY_CHANGE, compare, identity_of
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.resuming import (
@@ -120,21 +120,21 @@ def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resum
 )
 def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str, overrides: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=f"another job: {key} is"):
-        check_identity(make_job(**overrides), identity_of(make_job()), Path("x"))
+        compare(identity_of(make_job(**overrides)), identity_of(make_job()), Path("x"))
     same = make_job(**{"algorithm.learning_rate": 1e-3, "workload.num_steps": 99, "hardware.num_devices": 1})
-    check_identity(same, identity_of(make_job()), Path("x"))
+    compare(identity_of(same), identity_of(make_job()), Path("x"))
     older = {key: value for key, value in identity_of(make_job()).items() if not key.startswith("training.")}
-    check_identity(same, {**older, "training.lora": "none"}, Path("x"))
+    compare(identity_of(same), {**older, "training.lora": "none"}, Path("x"))
 
 
 def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
     other = make_job(**{"workload.temperature": 0.5, "algorithm.name": "rloo", "algorithm.learning_rate": 1e-3})
-    assert check_identity(other, identity_of(make_job()), Path("x")) == [
+    assert compare(identity_of(other), identity_of(make_job()), Path("x")) == [
         "algorithm is rloo from here on, and was grpo",
         "workload.temperature is 0.5 from here on, and was 1.0",
     ]
     older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
-    assert check_identity(other, older, Path("x")) == []
+    assert compare(identity_of(other), older, Path("x")) == []
 
 
 def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
     before = identity_of(job)
     (rows / "train.jsonl").write_bytes(source.replace(b"1", b"2", 1))
     with pytest.raises(SpecError, match=r"another job: data\.prompts"):
-        check_identity(job, before, Path("x"))
+        compare(identity_of(job), before, Path("x"))
 
 
 def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:

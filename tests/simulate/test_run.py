@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.plain_schedule import plain_schedule
 from rlplan.errors import SpecError
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_setting
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
@@ -161,7 +161,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_does_not(asynchrony: A
     assert simulate(setting, 5).step_s != simulate(setting, 6).step_s
 
 
-def small_budget(placement: str) -> GpuPlan:
+def small_budget(placement: str) -> Plan:
     budget = gpu_job(
         {
             "policy": "Qwen/Qwen2.5-0.5B",

@@ -189,12 +189,18 @@ def test_nesting_just_below_what_the_parser_takes_is_refused_too(tmp_path: Path,
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["absent", "file", "config.json is a folder", "loop"])
+def test_a_file_in_place_of_a_folder_is_read_as_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "model"
+    file.write_text("x")
+    with pytest.raises(SpecError, match=r"config\.json is not JSON") as caught:
+        load_model(file)
+    assert caught.value.where == str(file)
+
+
+@pytest.mark.parametrize("place", ["absent", "config.json is a folder", "loop"])
 def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, place: str) -> None:
     folder = tmp_path / "model"
-    if place == "file":
-        folder.write_text("x")
-    elif place == "config.json is a folder":
+    if place == "config.json is a folder":
         (folder / "config.json").mkdir(parents=True)
     elif place == "loop":
         folder.symlink_to(folder)

@@ -64,7 +64,7 @@ def test_windows_and_states_are_those_of_the_models() -> None:
     assert [(cache.kind, cache.window) for cache in oss[:2]] == [("sliding", 128), ("full", None)]
     gemma = layer_caches(find_model("google/gemma-3-27b-it"))
     assert [cache.kind for cache in gemma].count("full") == 10  # 62 layers, each sixth
-    assert gemma[0].kept_tokens(100_000) == 1024
+    assert gemma[0].window == 1024
     qwen = layer_caches(find_model("Qwen/Qwen3.5-27B"), tp=2)
     assert [cache.kind for cache in qwen[:4]] == ["linear", "linear", "linear", "full"]
     # 48 value heads of 128 by 128, 3 past inputs of 2*16*128 + 48*128 channels; over two ranks.

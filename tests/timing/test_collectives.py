@@ -15,7 +15,6 @@ MANY = [
     collectives.all_gather_cost,
     collectives.reduce_scatter_cost,
     collectives.all_reduce_cost,
-    collectives.broadcast_cost,
     collectives.all_to_all_cost,
 ]
 

@@ -149,6 +149,19 @@ def test_scores_and_rewards_overlap_in_a_step() -> None:
     assert at["compute_advantages"].start_s == max(at["verify"].end_s, at["score/reference"].end_s)
 
 
+def test_a_process_that_starts_by_itself_starts_sooner_than_beside_others() -> None:
+    memory = {"policy.path": str(EXAMPLES / "models" / "decoder-160m"), "policy.init": "random"}
+    room = {"hardware.memory": "16GiB"}
+    seconds = {}
+    for offload in ("none", "disk"):
+        timing = make_plan(**memory, **room, placement={"placement": "colocated", "offload": offload}).timing
+        assert timing is not None
+        cost = timing.cost("start", "start_scorer/reference")
+        assert cost is not None
+        seconds[offload] = cost.seconds
+    assert seconds["disk"] < seconds["none"]
+
+
 def test_a_profile_without_rates_gives_no_times() -> None:
     plan = make_plan()
     assert predict_job(plan.job, plan.job.load_model(), make_profile(), plan.schedule) is None

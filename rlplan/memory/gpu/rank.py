@@ -143,7 +143,7 @@ def work_of(trained: Trained, stage: Stage, fixed: FixedParts) -> Work:
 
 
 def loss_of(trained: Trained) -> Loss:
-    """How the loss is taken: as the budget says, where the vocabulary is not cut; else each trainer's own.
+    """How the loss is taken: as the job says, where the vocabulary is not cut; else each trainer's own.
 
     Source: Megatron-Core 0.14 tensor_parallel/cross_entropy.py; torch 2.13 distributed/tensor/parallel/loss.py.
     """

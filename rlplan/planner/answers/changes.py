@@ -11,8 +11,10 @@ from itertools import islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan.planner.gpu.remedies import better, kinds_of_changes, search_of
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.remedies import better, kinds_of_changes
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import WAY_OUT
@@ -38,32 +40,36 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a change leads to. verdict, seconds, headroom_bytes: None where it cannot be built.
-
-    headroom_bytes: of the fullest GPU at the high end; negative where it does not fit. why: what is in the way.
-    way_out: the first further change that would make it fit. budget: the whole answer.
-    """
+    """What a change leads to. verdict, seconds, headroom_bytes: None where it cannot be built."""
 
     change: Change
-    num_gpus: int | None = None
+    """What is asked."""
+    num_devices: int | None = None
+    """That it takes."""
     verdict: Verdict | None = None
+    """On the best plan of the changed job."""
     seconds: float | None = None
+    """Of its step; 0 where they are not known."""
     headroom_bytes: int | None = None
+    """Where there is least room, at the high end; negative where it does not fit."""
     why: str = ""
+    """What is in the way."""
     way_out: str = ""
-    budget: GpuPlan | None = field(default=None, repr=False, compare=False)
+    """The first further change that would make it fit."""
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+    """The whole answer."""
 
     @property
     def fits(self) -> bool:
-        """Whether it fits at all."""
-        return self.verdict not in (None, Verdict.DOES_NOT_FIT)
+        """Whether it fits at all, and its target runs it."""
+        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the whole answer."""
         return {
             "change": self.change.typed,
             "words": self.change.words,
-            "num_gpus": self.num_gpus,
+            "num_devices": self.num_devices,
             "verdict": self.verdict and self.verdict.value,
             "seconds": self.seconds,
             "headroom_bytes": self.headroom_bytes,
@@ -82,31 +88,19 @@ def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     return validate(JobSpec, data, file="command line", way_out=WAY_OUT)
 
 
-def headroom(budget: GpuPlan) -> int:
-    """Bytes that are left on the GPU with the least room at the high end of the interval."""
-    ledger = budget.ledger
-    return min(ledger.capacity_of(one) - ledger.device_peak(one, "high").num_bytes for one in ledger.devices)
-
-
 def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:
     """What a change leads to. What is wrong in it is said in the outcome."""
     try:
         other = changed(spec, change.overrides)
-        budget = search(other)
+        plan = search_of(other).run(with_others=False)
     except RlplanError as error:
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
-    if budget.verdict is not Verdict.FITS:
-        why = what_binds(budget)
-    if budget.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
-        way_out = _first_way_out(other, change, budget.verdict)
-    count = budget.setting.num_gpus
-    return Outcome(change, count, budget.verdict, budget.seconds, headroom(budget), why, way_out, budget)
-
-
-def search(spec: JobSpec) -> GpuPlan:
-    """The best budget of a spec, with nothing said about others. Raises: SpecError, NoFeasiblePlanError."""
-    return search_of(spec).run(with_others=False)
+    if plan.verdict is not Verdict.FITS:
+        why = next(iter(plan.refusals), "") or what_binds(plan)
+    if plan.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
+        way_out = _first_way_out(plan, change)
+    return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
 
 
 def check_change(spec: JobSpec, change: Change) -> None:
@@ -122,26 +116,26 @@ def check_change(spec: JobSpec, change: Change) -> None:
         )
 
 
-def what_binds(budget: GpuPlan) -> str:
+def what_binds(plan: Plan) -> str:
     """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
-    if budget.shortage is None:
+    short = plan.shortage
+    if short is None:
         return ""
-    of, needed, room = budget.shortage
-    peak = budget.ledger.host_peak() if of == "a host's memory" else budget.binding
-    process, _, kind, size = peak.rows[0]
+    process, _, kind, size = short.peak.rows[0]
+    needed, room = short.needed_bytes, short.available_bytes
     return (
-        f"{format_bytes(needed - room)} too much for {of} in {peak.action_id}: {format_bytes(needed)} needed, "
-        f"{format_bytes(room)} available; largest: {kind} of {process}, {format_bytes(size)}"
+        f"{format_bytes(needed - room)} too much for {short.of} in {short.peak.action_id}: {format_bytes(needed)} "
+        f"needed, {format_bytes(room)} available; largest: {kind} of {process}, {format_bytes(size)}"
     )
 
 
-def _first_way_out(spec: JobSpec, change: Change, verdict: Verdict) -> str:
+def _first_way_out(plan: Plan, change: Change) -> str:
     """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
-    remedies = (remedy for kind in kinds_of_changes(spec) for remedy in kind)
+    remedies = (remedy for kind in kinds_of_changes(plan.asked, plan.binding.num_bytes) for remedy in kind)
     apart = (one for one in remedies if not keys & {word.partition("=")[0] for word in one[0].split()})
     for words, other in islice(apart, MAX_WAYS_OUT):
-        found = better(other, verdict)
+        found = better(other, plan.verdict)
         if found is not None and found.verdict is Verdict.FITS:
             return words
     return ""

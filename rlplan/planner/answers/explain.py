@@ -1,19 +1,26 @@
 """Explanation: why a plan is as it is, what came next, what was left aside, and what would change it.
 
-In: a GpuPlan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
+In: a Plan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, headroom, what_binds
-from rlplan.planner.answers.families import list_families, list_more_gpus, list_what_ifs
+from rlplan import __version__
+from rlplan.errors import SpecError
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, what_binds
+from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
-from rlplan.planner.gpu_plan import Alternative, GpuPlan, Verdict
+from rlplan.planner.machine import Search, search_of
+from rlplan.planner.plan import AGAIN, Plan
+from rlplan.planner.plan_parts import Alternative, Verdict
+from rlplan.spec.base import shorten
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost
+from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
 
 EXPLANATION_SCHEMA_VERSION = 1
@@ -42,20 +49,26 @@ class PhaseWhy:
 
 @dataclass(frozen=True)
 class MemoryWhy:
-    """The fullest moment. headroom_bytes: left on the fullest GPU at the high end of the interval.
-
-    largest: kind and process of its largest row. host_headroom_bytes: None where the host is not known.
-    """
+    """The fullest moment."""
 
     device: str
+    """Or the host whose memory the devices share."""
     action_id: str
+    """In which it happens."""
     num_bytes: int
+    """As expected."""
     capacity_bytes: int
+    """Of it."""
     headroom_bytes: int
+    """Left where there is least room, at the high end of the interval."""
     largest: str
+    """Kind and process of its largest row."""
     largest_bytes: int
+    """Of that row."""
     host_bytes: int
+    """Of the fullest host."""
     host_headroom_bytes: int | None
+    """Left there; None where the host is not known, or is what binds."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +125,16 @@ class Explanation:
 
 
 def explain(
-    budget: GpuPlan, asked: Sequence[Change] = (), *, more_gpus: bool = False, listen: Listener | None = None
+    plan: Plan, asked: Sequence[Change] = (), *, more_devices: bool = False, listen: Listener | None = None
 ) -> Explanation:
-    """Why a plan is as it is. asked: changes to try beside the usual ones; more_gpus: and multiples of the GPUs.
+    """Why a plan is as it is. asked: changes to try beside the usual ones; more_devices: and multiples of the GPUs.
 
     Every change is a search of its own; listen hears of each.
     """
-    spec = _as_chosen(budget)
-    families, what_ifs = list(list_families(budget)), list(list_what_ifs(budget))
-    questions = [*asked, *(list_more_gpus(budget) if more_gpus else ())]
+    spec, search = _as_chosen(plan), search_of(plan.asked).on(plan.num_devices)
+    _check_current(plan, search)
+    families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
+    questions = [*asked, *(list_more_devices(plan) if more_devices else ())]
     total, done = len(families) + len(what_ifs) + len(questions), 0
 
     def answer(changes: Sequence[Change], *, finds_way_out: bool = False) -> tuple[Outcome, ...]:
@@ -135,32 +149,50 @@ def explain(
 
     of_families = answer(families, finds_way_out=True)
     return Explanation(
-        verdict=budget.verdict,
-        seconds=budget.seconds,
-        chosen=choice_words(budget.choice, budget.job),
+        verdict=plan.verdict,
+        seconds=plan.seconds,
+        chosen=choice_words(plan.choice, plan.job),
         phases=tuple(
-            _phase(phase.value, cost, budget.seconds) for phase, cost in phase_costs(budget.timing.step).items()
+            _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
         ),
-        memory=_memory(budget),
-        why_not=what_binds(budget),
-        runners_up=tuple(_runner_up(one, budget) for one in budget.runners_up),
+        memory=_memory(plan),
+        why_not=next(iter(plan.refusals), "") or what_binds(plan),
+        runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
         families=of_families,
         what_ifs=answer(what_ifs),
         asked=answer(questions),
-        sensitivities=list_sensitivities(budget, _rivals(budget, of_families)),
+        sensitivities=list_sensitivities(plan, search, _rivals(plan, of_families)) if plan.timing else (),
     )
 
 
-def _as_chosen(budget: GpuPlan) -> JobSpec:
+def _as_chosen(plan: Plan) -> JobSpec:
     """The job that changes are asked of: where the objective took some of the GPUs, these are all there are."""
-    setting, asked = budget.setting, budget.asked
-    if asked.objective not in ("gpus", "cost") or setting.has_pools:
+    asked = plan.asked
+    if asked.objective not in ("gpus", "cost") or asked.hardware.generation is not None:
         return asked
     changes: dict[str, object] = {"objective": "step_time"}
-    if asked.hardware.num_devices != setting.num_gpus:
-        fewer = {"num_devices": setting.num_gpus, "num_hosts": "auto"}
+    if asked.hardware.num_devices != plan.num_devices:
+        fewer = {"num_devices": plan.num_devices, "num_hosts": "auto"}
         changes["hardware"] = asked.hardware.model_copy(update=fewer)
     return asked.model_copy(update=changes)
+
+
+def _check_current(plan: Plan, search: Search) -> None:
+    """What changes would bring is worked out now. Raises: SpecError where the plan's own step is another by now."""
+    now = search.step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
+    if not math.isclose(now, plan.seconds, rel_tol=1e-6):
+        raise SpecError(
+            f"the plan says that a step takes {format_seconds(plan.seconds)}, it is {format_seconds(now)} now",
+            where="the plan: timing",
+            rule=f"the plan is of rlplan {shorten(plan.rlplan_version)}, this is {__version__}: a formula, a profile "
+            "or a model's shape is another now",
+            way_out=AGAIN,
+        )
+
+
+def _costs(timing: StepTiming | None) -> dict[str, Cost]:
+    """The cost of each phase by name; none where no seconds are known."""
+    return {} if timing is None else {phase.value: cost for phase, cost in phase_costs(timing).items()}
 
 
 def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
@@ -170,57 +202,58 @@ def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
     return PhaseWhy(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 
-def _memory(budget: GpuPlan) -> MemoryWhy:
-    peak, ledger = budget.binding, budget.ledger
-    host = ledger.host_peak()
-    room = None if budget.setting.host_capacity is None else ledger.host_capacity_of(host.scope)
+def _memory(plan: Plan) -> MemoryWhy:
+    peak, host = plan.binding, plan.ledger.host_peak()
+    is_apart = plan.host_capacity is not None and not plan.is_on_host
     process, _, kind, size = peak.rows[0]
     return MemoryWhy(
         device=peak.scope,
         action_id=peak.action_id,
         num_bytes=peak.num_bytes,
-        capacity_bytes=budget.binding_capacity,
-        headroom_bytes=headroom(budget),
+        capacity_bytes=plan.binding_capacity,
+        headroom_bytes=plan.headroom_bytes,
         largest=f"{kind} of {process}",
         largest_bytes=size,
         host_bytes=host.num_bytes,
-        host_headroom_bytes=None if room is None else room - host.num_bytes,
+        host_headroom_bytes=plan.ledger.host_capacity_of(host.scope) - host.num_bytes if is_apart else None,
     )
 
 
-def _runner_up(one: Alternative, budget: GpuPlan) -> RunnerUp:
-    mine = {phase.value: cost.seconds for phase, cost in phase_costs(budget.timing.step).items()}
-    other = {phase.value: cost.seconds for phase, cost in phase_costs(one.timing).items()}
-    phases = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in dict.fromkeys((*mine, *other))}
-    slower = one.timing.seconds - budget.seconds
+def _runner_up(one: Alternative, plan: Plan) -> RunnerUp:
+    mine, other = _costs(plan.timing.step if plan.timing else None), _costs(one.timing)
+    phases = {
+        name: (other[name].seconds if name in other else 0.0) - (mine[name].seconds if name in mine else 0.0)
+        for name in dict.fromkeys((*mine, *other))
+    }
+    slower = one.seconds - plan.seconds
     return RunnerUp(
-        differs=differences(one.choice, budget.choice, budget.job),
-        seconds=one.timing.seconds,
+        differs=differences(one.choice, plan.choice, plan.job),
+        seconds=one.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},
         headroom_bytes=one.headroom_bytes,
         verdict=one.verdict,
-        why=_why_it_lost(one, budget, slower, phases),
+        why=_why_it_lost(one, plan, slower, phases),
     )
 
 
-def _why_it_lost(one: Alternative, budget: GpuPlan, slower: float, phases: dict[str, float]) -> str:
-    if one.verdict.rank > budget.verdict.rank:
+def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, float]) -> str:
+    if one.verdict.rank > plan.fit.rank:
         lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
         return f"{one.verdict.value}{lack}"
-    name, most = max(phases.items(), key=lambda item: item[1])
+    name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
     if slower <= 0 or most <= 0:
-        return "as good; the simpler one is taken"
+        return "as good; the one that holds less or is simpler is taken"
     less = sum(seconds for seconds in phases.values() if seconds < 0)
     saved = f", {format_seconds(-less)} less elsewhere" if less < -0.01 * most else ""
     return f"{name} takes {format_seconds(most)} more{saved}"
 
 
-def _rivals(budget: GpuPlan, families: Sequence[Outcome]) -> list[Layout]:
+def _rivals(plan: Plan, families: Sequence[Outcome]) -> list[Layout]:
     """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
-    rivals = [(one.choice, one.kv_cache) for one in budget.runners_up if one.verdict.rank <= budget.verdict.rank]
+    rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.fit.rank]
     for one in families:
-        if one.budget is not None and one.budget.verdict.rank <= budget.verdict.rank:
-            kv = one.budget.kv
-            rivals.append((one.budget.choice, kv.kv_cache_memory_bytes if kv else 0))
+        if one.plan is not None and one.plan.fit.rank <= plan.fit.rank:
+            kv = one.plan.kv
+            rivals.append((one.plan.choice, kv.kv_cache_memory_bytes if kv else 0))
     return rivals

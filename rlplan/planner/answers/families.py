@@ -1,6 +1,6 @@
 """Families: the changes that are worth a question: what the search left aside, and what one would ask for next.
 
-In: a GpuPlan. Out: Changes. Left out: their outcomes (changes.py).
+In: a Plan. Out: Changes. Left out: their outcomes (changes.py).
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
-from rlplan.planner.gpu.remedies import ADAPTER_RANK
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
+from rlplan.planner.remedies import ADAPTER_RANK
 from rlplan.planner.target_checks import AXES
 from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.job import JobSpec
@@ -52,32 +52,32 @@ def next_gpu(name: str) -> str | None:
     return None
 
 
-def list_families(budget: GpuPlan) -> Iterator[Change]:
+def list_families(plan: Plan) -> Iterator[Change]:
     """Every choice that was left to the search, taken the other way."""
-    spec, words = budget.asked, choice_words(budget.choice, budget.job)
+    spec, words = plan.asked, choice_words(plan.choice, plan.job)
     if spec.has_rollouts and spec.placement.placement == "auto":
         for placement in Placement:
-            if placement is not budget.choice.arrangement.placement:
+            if placement is not plan.choice.arrangement.placement:
                 yield Change((f"placement.placement={placement}",), placement.value)
-    yield from _switches(spec, budget, words)
-    yield from _passes(budget)
+    yield from _switches(spec, plan, words)
+    yield from _passes(plan)
     for name in AXES[spec.target]:
         if getattr(spec.training, name) == "auto":
-            most = min(budget.setting.num_gpus, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
-            yield from _neighbours(f"training.{name}", getattr(budget.choice.trainer, name), most)
+            most = min(plan.num_devices, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
+            yield from _neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
     if spec.has_rollouts and spec.rollout.tp == "auto":
-        most = min(ENGINE_TP, budget.choice.arrangement.num_generation)
-        yield from _neighbours("rollout.tp", budget.choice.engine.tp, most)
-    yield from _of_engine(budget)
+        most = min(ENGINE_TP, plan.choice.arrangement.num_generation)
+        yield from _neighbours("rollout.tp", plan.choice.engine.tp, most)
+    yield from _of_engine(plan)
 
 
-def _passes(budget: GpuPlan) -> Iterator[Change]:
+def _passes(plan: Plan) -> Iterator[Change]:
     """Passes of other sizes, where these were left open."""
-    workload, trainer = budget.asked.workload, budget.choice.trainer
-    if workload.micro_batch_size_per_gpu != "auto" or budget.asked.training.max_tokens_per_micro_batch != "auto":
+    workload, trainer = plan.asked.workload, plan.choice.trainer
+    if workload.micro_batch_size_per_gpu != "auto" or plan.asked.training.max_tokens_per_micro_batch != "auto":
         return
-    least, ways = budget.asked.sequences_per_unit * workload.max_seq_len, trainer.ranks_per_sequence
-    share = workload.rollouts_per_mini_batch * ways // budget.choice.arrangement.num_training
+    least, ways = plan.asked.sequences_per_unit * workload.max_seq_len, trainer.ranks_per_sequence
+    share = workload.rollouts_per_mini_batch * ways // plan.choice.arrangement.num_training
     most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // workload.max_seq_len))
     if trainer.max_tokens:
         key = "training.max_tokens_per_micro_batch"
@@ -86,9 +86,9 @@ def _passes(budget: GpuPlan) -> Iterator[Change]:
         yield from _neighbours("workload.micro_batch_size_per_gpu", trainer.micro_batch, most)
 
 
-def _of_engine(budget: GpuPlan) -> Iterator[Change]:
+def _of_engine(plan: Plan) -> Iterator[Change]:
     """How the engine sleeps, how many sequences it has at once, and in how many bits."""
-    spec, engine = budget.asked, budget.choice.engine
+    spec, engine = plan.asked, plan.choice.engine
     if not spec.has_rollouts:
         return
     if spec.rollout.sleep_level == "auto" and engine.sleep_level:
@@ -96,16 +96,16 @@ def _of_engine(budget: GpuPlan) -> Iterator[Change]:
         yield Change((f"rollout.sleep_level={other}",), "weights kept" if other == 1 else "weights dropped")
     if spec.rollout.max_num_seqs == "auto":
         yield from _neighbours("rollout.max_num_seqs", engine.max_num_seqs, MAX_AUTO_SEQS)
-    if spec.rollout.quantization == "auto":
-        for word in quantizations(budget.job, budget.setting.pools[-1].gpu):
+    if spec.rollout.quantization == "auto" and not plan.is_on_host:
+        for word in quantizations(spec, plan.job.load_gpu("generation")):
             if word != engine.quantization:
                 yield Change((f"rollout.quantization={word or 'none'}",), word or "as loaded")
 
 
-def _switches(spec: JobSpec, budget: GpuPlan, words: dict[str, str]) -> Iterator[Change]:
-    training, trainer = spec.training, budget.choice.trainer
+def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:
+    training, trainer = spec.training, plan.choice.trainer
     if training.zero_stage == "auto":
-        for stage in zero_stages(budget.job, budget.choice.arrangement.num_training):
+        for stage in zero_stages(spec, plan.choice.arrangement.num_training):
             has_it = spec.target != "rlplan" or not any(training.combination(stage).contradictions())
             if stage != trainer.zero_stage and has_it:
                 yield Change((f"training.zero_stage={stage}",), f"ZeRO-{stage}")
@@ -117,10 +117,14 @@ def _switches(spec: JobSpec, budget: GpuPlan, words: dict[str, str]) -> Iterator
         if value == "auto":
             is_on = words.get(key, "false") != "false"
             yield Change((f"{key}={str(not is_on).lower()}",), f"without {what}" if is_on else what)
-    if spec.placement.offload == "auto" and budget.choice.arrangement.placement is Placement.COLOCATED:
-        is_on = budget.choice.arrangement.offloaded == "all"
-        overrides = ("placement.offload=none",) if is_on else ("placement.offload=host", "placement.offload_roles=all")
-        yield Change(overrides, "without waiting roles on the host" if is_on else "waiting roles on the host")
+    if spec.placement.offload == "auto" and plan.choice.arrangement.placement is Placement.COLOCATED:
+        is_on = plan.choice.arrangement.offloaded == "all"
+        where = "disk" if plan.is_on_host else "host"
+        overrides = (f"placement.offload={where}", "placement.offload_roles=all")
+        if is_on:
+            yield Change(("placement.offload=none",), f"without waiting roles on the {where}")
+        else:
+            yield Change(overrides, f"waiting roles on the {where}")
 
 
 def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
@@ -130,53 +134,54 @@ def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Cha
         yield Change((f"{key}={2 * value}",), "double")
 
 
-def list_what_ifs(budget: GpuPlan) -> Iterator[Change]:
-    """What one would ask for next: more or fewer GPUs, newer ones, adapters, cheaper rollouts, overlap."""
-    spec, gpu = budget.asked, budget.setting.gpu
-    yield from _other_gpus(budget)
+def list_what_ifs(plan: Plan) -> Iterator[Change]:
+    """What one would ask for next: more or fewer devices, newer ones, adapters, cheaper rollouts, overlap."""
+    spec = plan.asked
+    yield from _other_devices(plan)
     if spec.training.lora is None:
         yield Change((f"training.lora={{rank: {ADAPTER_RANK}}}",), "adapters only: trains less")
     if not spec.has_rollouts:
         return
-    if spec.rollout.quantization == "none" and ComputeDtype.FLOAT8 in gpu.dense_flops_per_s:
+    multiplies_fp8 = not plan.is_on_host and ComputeDtype.FLOAT8 in plan.job.load_gpu().dense_flops_per_s
+    if spec.rollout.quantization == "none" and multiplies_fp8:
         yield Change(("rollout.quantization=fp8",), "rollouts in 8 bits: rounds weights")
-    if spec.placement.max_staleness == 0 and budget.setting.num_gpus > 1:
+    if spec.placement.max_staleness == 0 and plan.num_devices > 1:
         placement = () if spec.placement.placement in ("auto", "disaggregated") else ("placement.placement=auto",)
         yield Change(("placement.max_staleness=1", *placement), "rollouts one version behind")
     if spec.roles.reward.path is not None:
         yield Change(("roles.reward.path=null",), "a rule as reward")
 
 
-def _other_gpus(budget: GpuPlan) -> Iterator[Change]:
-    """One host or GPU more, half of them, and as many of the next kind."""
-    if budget.setting.has_pools:
+def _other_devices(plan: Plan) -> Iterator[Change]:
+    """One host or device more, half of them, and as many of the next GPU."""
+    hardware, word = plan.job.hardware, plan.device_word
+    if hardware.generation is not None:
         return  # which of the two groups grows is the user's to say
-    setting = budget.setting
-    count, host = setting.num_gpus, setting.gpus_per_host
-    more = host if count >= host > 1 else 1
-    if setting.num_hosts > FEW_HOSTS:
-        yield _with_gpus(budget, 2 * count, "twice as many")
+    count, host = hardware.num_devices, hardware.devices_per_host
+    more = 1 if plan.is_on_host or not count >= host > 1 else host
+    if hardware.num_hosts > FEW_HOSTS:
+        yield _with_devices(plan, 2 * count, "twice as many")
     else:
-        yield _with_gpus(budget, count + more, "one host more" if more > 1 else "one GPU more")
+        yield _with_devices(plan, count + more, "one host more" if more > 1 else f"one {word} more")
     if count > 1:
-        yield _with_gpus(budget, count // 2, "half of them")
-    newer = next_gpu(setting.gpu.name)
+        yield _with_devices(plan, count // 2, "half of them")
+    newer = None if plan.is_on_host else next_gpu(plan.job.load_gpu().name)
     if newer is not None:
         overrides = [f"hardware.profile={newer}"]
-        if budget.asked.hardware.num_devices != count:
+        if plan.asked.hardware.num_devices != count:
             overrides.append(f"hardware.num_devices={count}")
         yield Change(tuple(overrides), "the next GPU")
 
 
-def _with_gpus(budget: GpuPlan, count: int, words: str) -> Change:
-    """So many GPUs, on as many hosts as these fill."""
+def _with_devices(plan: Plan, count: int, words: str) -> Change:
+    """So many devices, on as many hosts as these fill."""
     overrides = [f"hardware.num_devices={count}"]
-    if budget.asked.hardware.num_hosts != "auto":
+    if plan.asked.hardware.num_hosts != "auto":
         overrides.append("hardware.num_hosts=auto")
     return Change(tuple(overrides), words)
 
 
-def list_more_gpus(budget: GpuPlan, doublings: int = 4) -> Iterator[Change]:
-    """The same job on two, four, eight and sixteen times the GPUs."""
+def list_more_devices(plan: Plan, doublings: int = 4) -> Iterator[Change]:
+    """The same job on two, four, eight and sixteen times the devices."""
     for times in (2**power for power in range(1, doublings + 1)):
-        yield _with_gpus(budget, times * budget.setting.num_gpus, f"{times} times the GPUs")
+        yield _with_devices(plan, times * plan.num_devices, f"{times} times the {plan.device_word}s")

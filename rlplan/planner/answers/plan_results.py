@@ -1,20 +1,26 @@
 """Results of a plan as JSON: the step in seconds, phase by phase and action by action, and what else was rated.
 
-In: a GpuPlan. Out: dicts for plan files, `--json` and other tools. Left out: the ledger (memory/ledger.py).
+In: a Plan. Out: dicts for plan files, `--json` and other tools. Left out: reading them again: a plan file holds the
+values themselves beside these (plan.py).
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from rlplan.dataflow.choice import Choice
-from rlplan.planner.gpu_plan import Alternative, GpuPlan
+from rlplan.memory.ledger import LedgerRow, Peak
+from rlplan.planner.plan_parts import Alternative
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Phase
 
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
+
+ESTIMATE_SCHEMA_VERSION = 3
 CHOICES = ("arrangement", "trainer", "engine")
 WAYS = ("ulysses", "tp", "pp", "cp", "ep")
 DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
@@ -57,7 +63,8 @@ def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
     words |= {f"training.{name}": getattr(trainer, name) for name in WAYS}
     words["placement.num_scoring_devices"] = arrangement.num_scoring
     if arrangement.offloaded != "none":
-        words |= {"placement.offload": "host", "placement.offload_roles": arrangement.offloaded}
+        where = job.placement.offload if job.placement.offload in ("host", "disk") else "host"
+        words |= {"placement.offload": where, "placement.offload_roles": arrangement.offloaded}
     if choice.way:
         words |= _engine_words(choice, job)
     typed = {key: str(value).lower() for key, value in words.items()}
@@ -118,7 +125,7 @@ def alternative_as_json(one: Alternative) -> dict[str, Any]:
     """Another candidate, with what it would take."""
     return {
         "choice": choice_as_json(one.choice),
-        "seconds": one.timing.seconds,
+        "seconds": one.seconds,
         "kv_cache_memory_bytes": one.kv_cache,
         "peak_bytes": one.peak_bytes,
         "headroom_bytes": one.headroom_bytes,
@@ -126,16 +133,58 @@ def alternative_as_json(one: Alternative) -> dict[str, Any]:
     }
 
 
-def speed_as_json(budget: GpuPlan) -> dict[str, Any]:
-    """The step and what follows from it."""
-    price = budget.job.hardware.price_per_gpu_hour
-    hours = budget.gpu_hours_per_million_tokens
+def results_as_json(plan: "Plan") -> dict[str, Any]:
+    """What is asked of a plan first: the step and what follows from it, bytes, what else was rated."""
+    hours, step = plan.gpu_hours_per_million_tokens, plan.timing.step if plan.timing else None
     return {
-        "step": timing_as_json(budget.timing.step),
-        "tokens_per_s": budget.tokens_per_s,
+        "step": None if step is None else timing_as_json(step),
+        "tokens_per_s": plan.tokens_per_s,
         "gpu_hours_per_million_tokens": hours,
-        "dollars_per_million_tokens": None if price is None else hours * price,
-        "runners_up": list(map(alternative_as_json, budget.runners_up)),
-        "pareto": list(map(alternative_as_json, budget.pareto)),
-        "stats": asdict(budget.stats),
+        "dollars_per_million_tokens": plan.dollars_per_million_tokens,
+        "runners_up": list(map(alternative_as_json, plan.runners_up)),
+        "pareto": list(map(alternative_as_json, plan.pareto)),
+        "stats": asdict(plan.stats),
+        **_bytes_as_json(plan),
+    }
+
+
+def estimate_as_json(plan: "Plan") -> dict[str, Any]:
+    """The ledger with its totals: every row, and the peak of the host, each device and each process."""
+    return {
+        "schema_version": ESTIMATE_SCHEMA_VERSION,
+        **_bytes_as_json(plan),
+        "job": plan.asked.model_dump(mode="json"),
+        "rows": TypeAdapter(tuple[LedgerRow, ...]).dump_python(plan.ledger.rows, mode="json"),
+    }
+
+
+def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
+    """What it needs and what there is, what was chosen, and what was not."""
+    (low, high), short, ledger = plan.interval(), plan.shortage, plan.ledger
+    peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices)]
+    peaks += map(ledger.process_peak, ledger.processes)
+    return {
+        "verdict": plan.verdict.value,
+        "refusals": list(plan.refusals),
+        "shortage": short
+        and {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes},
+        "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
+        "binding": {
+            "device": plan.binding.scope,
+            "moment": plan.binding.moment,
+            "action_id": plan.binding.action_id,
+        },
+        "capacity_bytes": plan.binding_capacity,
+        "host_capacity_bytes": plan.host_capacity,
+        "oom_risk_per_step": plan.oom_risk,
+        "oom_risk_of_run": plan.oom_risk_of_run,
+        "devices": plan.devices,
+        "num_devices": plan.num_devices,
+        "chosen": choice_words(plan.choice, plan.job),
+        "kv_cache": None if plan.kv is None else asdict(plan.kv),
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "swap_bytes_per_host": plan.swap_bytes,
+        "considered": [{"placement": one.name, "reason": one.reason} for one in plan.considered],
+        "remedies": [{**asdict(remedy), "verdict": remedy.verdict.value} for remedy in plan.remedies],
+        "peaks": TypeAdapter(list[Peak]).dump_python(peaks, mode="json"),
     }

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rlplan.errors import SpecError
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.spec.training import Combination, cannot_share
@@ -112,7 +113,7 @@ def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) ->
             yield axes
 
 
-def zero_stages(job: SettledJob, training: int) -> tuple[int, ...]:
+def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
     """ZeRO stages: FSDP2 shards everything, Megatron's distributed optimizer its states.
 
     Alone a rank shards nothing: stage 3 is there for what can be offloaded.
@@ -156,7 +157,7 @@ def _can_hold(model: ModelSpec, tp: int, *, has_experts: bool) -> bool:
     return True
 
 
-def quantizations(job: SettledJob, gpu: GpuProfile) -> tuple[str | None, ...]:
+def quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
     """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
     wanted = job.rollout.quantization
     if wanted != "auto":

@@ -24,6 +24,7 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
@@ -37,14 +38,6 @@ MIN_AUTO_SEQS = 16
 LEAST_SCORING, MOST_SCORING = 16, 4
 """A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
 gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
-
-
-@dataclass(frozen=True)
-class Impossible:
-    """A placement that cannot be built, and why."""
-
-    placement: Placement
-    reason: str
 
 
 Lean = tuple[bool, bool, bool]
@@ -76,10 +69,10 @@ class GpuSpace:
         return tuple(frame for placement in self._placements for frame in self._of_placement(placement))
 
     @cached_property
-    def impossible(self) -> tuple[Impossible, ...]:
+    def impossible(self) -> tuple[Considered, ...]:
         """Placements without a frame."""
         there = {frame.placement for frame in self.frames}
-        return tuple(Impossible(one, self._reason(one)) for one in self._placements if one not in there)
+        return tuple(Considered(one, self._reason(one)) for one in self._placements if one not in there)
 
     @cached_property
     def num_candidates(self) -> int:

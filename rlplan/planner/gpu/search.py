@@ -1,6 +1,6 @@
 """Search on GPUs: the best candidate whose every moment fits, with its whole ledger, and what else there was.
 
-In: a SettledJob and its setting. Out: a GpuPlan: what was chosen, ledger, verdict, seconds, runners-up and risks, or
+In: a SettledJob and its setting. Out: a Plan: what was chosen, ledger, verdict, seconds, runners-up and risks, or
 the nearest that does not fit. Left out: the order in which candidates are looked at (best_first.py).
 
 Where every candidate has all GPUs, seconds of a step, tokens per second and dollars per token are one order. The
@@ -13,20 +13,25 @@ from itertools import islice
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
-from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
+from rlplan.memory.gpu.states import fixed_parts, zero_settings
+from rlplan.memory.host import job_checkpoint_bytes
 from rlplan.memory.ledger import MemoryLedger
+from rlplan.memory.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.gpu.best_first import BestFirst, FrameFront
-from rlplan.planner.gpu.candidates import GpuSpace, Impossible
+from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.rated import Rated, Rater
-from rlplan.planner.gpu_plan import Alternative, Considered, GpuPlan, KvReport, SearchStats, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
+from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
+from rlplan.spec.hardware import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, Role
 
 NUM_RUNNERS_UP = 5
 SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -40,13 +45,13 @@ class GpuSearch:
     """One search of a job."""
 
     def __init__(self, job: SettledJob, setting: GpuSetting, asked: JobSpec | None = None) -> None:
-        self.job, self.setting, self.asked = job, setting, asked or job
+        self.job, self.setting, self.asked = job, setting, plain(asked or job)
         self.rater = Rater(job, setting)
         self.roles, self.times = self.rater.roles, self.rater.times
         self.space = GpuSpace(job, setting)
         self._fronts: dict[tuple[Arrangement, int], FrameFront] = {}
 
-    def run(self, *, with_others: bool = True) -> GpuPlan:
+    def run(self, *, with_others: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
         placements would need.
 
@@ -65,42 +70,43 @@ class GpuSearch:
             else GpuSearch(self.job, self.setting.with_gpus(num_gpus), self.asked)
         )
 
-    def _run(self, *, with_others: bool) -> GpuPlan:
+    def _run(self, *, with_others: bool) -> Plan:
         if not self.space.frames:
-            raise _nothing_possible(self.space.impossible)
+            raise nothing_possible(self.space.impossible)
         best, stream, num_rated = self.best()
         others = self._others(best, stream) if with_others and stream is not None else ()
         num_rated += stream.num_rated if stream is not None else 0
-        best = best.with_alternatives(others, (), SearchStats(self.space.num_candidates, num_rated))
+        stats = SearchStats(self.space.num_candidates, num_rated)
+        best = best.model_copy(update={"runners_up": others, "stats": stats})
         if not with_others:
             return best
-        considered = [Considered(item.placement, None, item.reason) for item in self.space.impossible]
         there = dict.fromkeys(frame.placement for frame in self.space.frames)
         rest = (placement for placement in there if placement is not best.choice.arrangement.placement)
-        return best.with_considered((*considered, *(self._other(placement, best.seconds) for placement in rest)))
+        considered = (*self.space.impossible, *(self._other(placement, best.seconds) for placement in rest))
+        return best.model_copy(update={"considered": considered})
 
-    def better_than(self, verdict: Verdict) -> GpuPlan | None:
+    def better_than(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan
         return None
 
-    def best(self) -> "tuple[GpuPlan, BestFirst | None, int]":
+    def best(self) -> "tuple[Plan, BestFirst | None, int]":
         """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
         num_rated = 0
         for rank in (0, 1):
             stream = self.stream(rank)
             for one in stream:
                 plan = self.whole(one)
-                if plan.verdict.rank <= rank:
+                if plan.fit.rank <= rank:
                     return plan, stream, num_rated
             num_rated += stream.num_rated
         nearest = self.nearest()
         if isinstance(nearest, str):
-            raise _nothing_possible((Impossible(self.space.frames[0].placement, nearest),))
+            raise nothing_possible((Considered(self.space.frames[0].placement, nearest),))
         return self.whole(nearest), None, num_rated
 
     def pareto(self) -> tuple[Alternative, ...]:
@@ -109,10 +115,10 @@ class GpuSearch:
         """
         found: list[Alternative] = []
         for share in SPARED:
-            spared = GpuSearch(self.job, self.setting.with_capacity(1 - share))
+            spared = GpuSearch(self.job, self.setting.with_capacity(1 - share), self.asked)
             for one in islice(spared.stream(0), 1):
                 here = self.alternative(one)
-                lost = [there for there in found if there.timing.seconds >= here.timing.seconds * (1 - 1e-9)]
+                lost = [there for there in found if there.seconds >= here.seconds * (1 - 1e-9)]
                 found = [there for there in found if there not in lost]
                 found.append(here)
         return tuple(found)
@@ -124,6 +130,19 @@ class GpuSearch:
             if (frame, rank) not in self._fronts:
                 self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
         return BestFirst([self._fronts[frame, rank] for frame in frames])
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """Of the GPUs and their nodes."""
+        return self.setting.profiles
+
+    def with_profile(self, profile: Profile) -> "GpuSearch":
+        """The same with other values of the profile of that name."""
+        return GpuSearch(self.job, self.setting.with_profile(profile), self.asked)
+
+    def step_s(self, choice: Choice, kv_cache: int) -> float:
+        """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
+        return self.times.timing(choice, kv_cache).seconds
 
     def rate(self, candidate: Choice) -> Rated:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
@@ -151,8 +170,8 @@ class GpuSearch:
                             found.append((self.rater.excess(candidate), len(found), candidate))
         return self.rate(min(found)[2]) if found else reason
 
-    def whole(self, one: Rated) -> GpuPlan:
-        """The budget of a rated candidate, with its whole ledger."""
+    def whole(self, one: Rated) -> Plan:
+        """The plan of a rated candidate, with its whole ledger."""
         candidate = one.choice
         schedule = build_schedule(self.job, candidate)
         ledger = self._ledger(one, schedule)
@@ -161,21 +180,34 @@ class GpuSearch:
         if self.job.has_rollouts:
             demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
             kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
-        verdict = Verdict.of(
-            ledger, self.setting.host_capacity, at_least=one.rank, shares_memory=self.setting.gpu.shares_host_memory
+        fit = Verdict.of(ledger, at_least=one.rank, takes_from_host=self.setting.gpu.shares_host_memory)
+        return Plan(
+            asked=self.asked,
+            job=resolve(self.job, candidate, one.kv_cache),
+            choice=candidate,
+            schedule=schedule,
+            ledger=ledger,
+            fit=fit,
+            timing=timing,
+            kv=kv,
+            oom_risk=0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
+            checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
+            swap_bytes=self._swap_bytes(candidate),
+            refusals=rules.of_target(self.job, candidate),
+            not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
         )
-        return GpuPlan(
-            self.asked,
-            self.job,
-            self.setting,
-            candidate,
-            schedule,
-            ledger,
-            verdict,
-            kv,
-            0.0 if verdict is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
-            timing,
-        )
+
+    def _swap_bytes(self, choice: Choice) -> int:
+        """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
+        training, trainer, setting = self.job.training, choice.trainer, self.setting
+        if training.offload_device != "nvme" or not trainer.offloads_optimizer:
+            return 0
+        settings = zero_settings(training, trainer, choice.arrangement.num_training)
+        ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
+        lora = {Role.POLICY: training.lora}
+        models = {role: setting.model_of(role) for role in self.job.trained_roles}
+        parts = (fixed_parts(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
+        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
@@ -190,7 +222,7 @@ class GpuSearch:
         others = self.roles.other_capacities(schedule)
         return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
-    def _others(self, best: GpuPlan, stream: BestFirst) -> tuple[Alternative, ...]:
+    def _others(self, best: Plan, stream: BestFirst) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
         families: set[tuple[object, ...]] = {_family(best.choice)}
         found: list[Alternative] = []
@@ -220,11 +252,11 @@ class GpuSearch:
             words = "nothing of it that fits is faster"
             if least[0] > chosen_s:
                 words = f"takes at least {format_seconds(least[0])} a step"
-            return Considered(placement, None, words)
+            return Considered(placement, words)
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         one = found or self.nearest(placement)
-        return Considered(placement, None, one) if isinstance(one, str) else self._considered(one)
+        return Considered(placement, one) if isinstance(one, str) else self._considered(one)
 
     def _considered(self, one: Rated) -> Considered:
         capacity = self.setting.capacity
@@ -232,31 +264,19 @@ class GpuSearch:
         if one.need.slack_host < 0:
             needed = format_bytes(one.need.host)
             room = format_bytes(self.setting.host_capacity or 0)
-            return Considered(
-                one.choice.arrangement.placement, one, f"needs {needed} of a host's memory, {room} available"
-            )
+            return Considered(one.choice.arrangement.placement, f"needs {needed} of a host's memory, {room} available")
         if one.rank == 2 and one.need.expected <= capacity:
-            return Considered(one.choice.arrangement.placement, one, f"no room for a KV cache: {where}")
+            return Considered(one.choice.arrangement.placement, f"no room for a KV cache: {where}")
         if one.rank == 2:
-            return Considered(one.choice.arrangement.placement, one, f"needs {where}")
+            return Considered(one.choice.arrangement.placement, f"needs {where}")
         seconds = format_seconds(one.timing.seconds)
         words = (
             f"would fit too, {seconds} a step" if one.rank == 0 else f"would fit in expectation only, {seconds} a step"
         )
-        return Considered(one.choice.arrangement.placement, one, f"{words} ({where})")
+        return Considered(one.choice.arrangement.placement, f"{words} ({where})")
 
 
 def _family(candidate: Choice) -> tuple[object, ...]:
     """What a candidate has in common with those that differ in sizes of batches and in how they hand over alone."""
     trainer = replace(candidate.trainer, micro_batch=0, max_tokens=0)
     return candidate.arrangement, trainer, replace(candidate.engine, max_num_seqs=0)
-
-
-def _nothing_possible(impossible: tuple[Impossible, ...]) -> NoFeasiblePlanError:
-    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
-    return NoFeasiblePlanError(
-        "no layout can be built for this job",
-        where="placement, training, hardware",
-        rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
-        way_out="leave the choices on auto, or change the number of GPUs",
-    )

@@ -1,6 +1,6 @@
 """Forecast: a plan on a clock, so that it is drawn by the same hands as a run.
 
-In: a GpuPlan (a plan for GPUs) or a Plan (of a job). Out: a Course whose spans are predicted, and the windows to draw.
+In: a Plan. Out: a Course whose spans are predicted, and the windows to draw.
 Left out: drawing. Simulated plans bring their own trace.
 
 A plan tells seconds of a steady step alone, so the first step is drawn with the same, and what comes before and after
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.gpu_plan import GpuPlan
 from rlplan.planner.plan import Plan
 from rlplan.report.timeline import Window
 from rlplan.timing.step import StepTiming
@@ -48,14 +47,10 @@ class Forecast:
         return _forecast(self.name, self.ledger, self.schedule, None)
 
 
-def forecast_gpus(plan: GpuPlan, name: str) -> Forecast:
-    """A plan for GPUs, in the seconds of its steady step."""
-    return _forecast(name, plan.ledger, plan.shown_schedule, plan.timing.step if plan.seconds else None)
-
-
-def forecast_job(plan: Plan, name: str) -> Forecast:
-    """A job's plan: its actions in order."""
-    return _forecast(name, plan.ledger, plan.schedule, None)
+def forecast(plan: Plan, name: str) -> Forecast:
+    """A plan in the seconds of its steady step, or its actions in order where none are known."""
+    step = plan.timing.step if plan.timing is not None and plan.seconds else None
+    return _forecast(name, plan.ledger, plan.shown_schedule, step)
 
 
 def _forecast(name: str, ledger: MemoryLedger, schedule: Schedule, timing: StepTiming | None) -> Forecast:

@@ -13,14 +13,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rlplan import __version__
-from rlplan.planner.answers.plan_file import is_gpu_plan, read_gpu_plan
-from rlplan.planner.plan import read_plan
+from rlplan.planner.plan import Plan, read_plan
 from rlplan.report import charts, html, style
-from rlplan.report.plans.forecast import Forecast, forecast_gpus, forecast_job
+from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import gantt
-from rlplan.report.plans.gpu_page import gpu_page
-from rlplan.report.plans.job_page import job_page
 from rlplan.report.plans.page import Page
+from rlplan.report.plans.plan_page import plan_page
 from rlplan.report.plans.simulated import Played, is_simulation, read_played, simulation_page, staleness_chart
 from rlplan.spec.base import read_json, writing
 
@@ -58,17 +56,25 @@ class PlanFiles:
 
 
 def write_plan_report(path: Path, out_dir: Path) -> PlanFiles:
-    """Write the report of a plan. Raises: SpecError where the file is none, or where nothing can be written."""
+    """Write the report of a plan file. Raises: SpecError where the file is none, or where nothing can be written."""
+    return write_simulation_report(path, out_dir) or write_report_of(read_plan(path), path.name, out_dir)
+
+
+def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
+    """Write the report of what `rlplan simulate` wrote; nothing, and None, where the file is something else.
+
+    Raises: SpecError where it is no JSON, or where nothing can be written.
+    """
     data = read_json(path, "the plan", limit=MAX_BYTES)
-    if is_simulation(data):
-        played = read_played(data, path)
-        return _write(draw_played(played), simulation_page(played), path.name, out_dir)
-    return write_report_of(*read_forecast(path), out_dir)
+    if not is_simulation(data):
+        return None
+    played = read_played(data, path)
+    return _write(draw_played(played), simulation_page(played), path.name, out_dir)
 
 
-def write_report_of(forecast: Forecast, page: Page, out_dir: Path) -> PlanFiles:
-    """Write the report of what is foretold. Raises: SpecError where nothing can be written."""
-    return _write(draw(forecast), page, forecast.name, out_dir)
+def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
+    """Write the report of a plan. name: what it was read from. Raises: SpecError where nothing can be written."""
+    return _write(draw(forecast(plan, name)), plan_page(plan), name, out_dir)
 
 
 def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) -> PlanFiles:
@@ -84,24 +90,15 @@ def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) 
     return files
 
 
-def read_forecast(path: Path) -> tuple[Forecast, Page]:
-    """What a file foretells, and what its page says. Raises: SpecError."""
-    if is_gpu_plan(path):
-        on_gpus = read_gpu_plan(path)
-        return forecast_gpus(on_gpus, path.name), gpu_page(on_gpus)
-    plan = read_plan(path)
-    return forecast_job(plan, path.name), job_page(plan)
-
-
-def draw(forecast: Forecast) -> dict[str, Figure]:
+def draw(told: Forecast) -> dict[str, Figure]:
     """`timeline`, `gantt`, and `actions` where the timeline has seconds, in which short actions are too thin to see."""
-    memory = charts.memory_timeline if forecast.ledger.shares_host_memory else charts.memory_by_device
-    figures = {"timeline": memory(forecast, forecast.windows)}
-    if forecast.timing is not None:
-        others = forecast.in_order()
+    memory = charts.memory_timeline if told.ledger.shares_host_memory else charts.memory_by_device
+    figures = {"timeline": memory(told, told.windows)}
+    if told.timing is not None:
+        others = told.in_order()
         figures["actions"] = memory(others, others.windows)
-    timed = tuple(window for window in forecast.windows if window.is_timed)
-    figures["gantt"] = gantt(forecast, timed[-1:] or forecast.windows, forecast.timing)
+    timed = tuple(window for window in told.windows if window.is_timed)
+    figures["gantt"] = gantt(told, timed[-1:] or told.windows, told.timing)
     return figures
 
 

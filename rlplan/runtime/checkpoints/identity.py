@@ -42,11 +42,6 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
     }
 
 
-def check_identity(job: ResolvedJob, found: dict[str, str], where: Path) -> list[str]:
-    """`compare` of a job's identity. Raises: SpecError."""
-    return compare(identity_of(job), found, where)
-
-
 def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) -> list[str]:
     """Texts on what is not as it was and may be otherwise.
 

@@ -18,4 +18,4 @@ ALGORITHMS: dict[str, Algorithm] = _declared()
 """Every declared algorithm by name."""
 
 DEFAULT = "grpo"
-"""What a job or a budget that names none is trained by."""
+"""What a job that names none is trained by."""

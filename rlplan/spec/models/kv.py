@@ -29,14 +29,6 @@ class LayerCache:
     recurrent_elements: int = 0
     conv_elements: int = 0
 
-    def kept_tokens(self, num_tokens: int) -> int:
-        """Tokens of a sequence of `num_tokens` that the layer still needs.
-
-        >>> LayerCache("sliding", elements_per_token=256, window=128).kept_tokens(1000)
-        128
-        """
-        return num_tokens if self.window is None else min(num_tokens, self.window)
-
 
 def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
     """The cache of every layer on a rank of `tp`.

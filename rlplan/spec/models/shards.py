@@ -61,8 +61,3 @@ def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
     True
     """
     return tuple(sum(tensor.numel for tensor in stage_tensors(model, layout, stage)) for stage in range(layout.pp))
-
-
-def largest_stage_parameters(model: ModelSpec, layout: Layout) -> int:
-    """Numbers stored by the rank that holds most: it decides whether a layout fits."""
-    return max(stage_parameters(model, layout))

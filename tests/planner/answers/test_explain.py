@@ -9,16 +9,17 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, ask, changed, check_change
 from rlplan.planner.answers.explain import Explanation, explain
-from rlplan.planner.answers.families import LADDERS, list_families, list_more_gpus, list_what_ifs, next_gpu
+from rlplan.planner.answers.families import LADDERS, list_families, list_more_devices, list_what_ifs, next_gpu
 from rlplan.planner.answers.plan_results import DEFAULTS, choice_words, differences
-from rlplan.planner.answers.sensitivity import FACTORS, constants, with_constant
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
-from rlplan.planner.setting import read_setting
+from rlplan.planner.answers.sensitivity import FACTORS, constants
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
+from rlplan.spec.hardware import GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_file import job_from
 from rlplan.spec.profiles import get_gpu
-from rlplan.spec.resolved import settle
 from rlplan.vocabulary import Provenance
 from tests.documentation import keys_of
 
@@ -34,15 +35,15 @@ CASES = {
     "grpo": asked(),
     "a node": asked(model="Qwen/Qwen2.5-7B", gpus="8xH100"),
     "ppo": asked("roles.reward.path=Qwen/Qwen2.5-0.5B", algorithm="ppo"),
-    "dpo": asked(algorithm="dpo"),
+    "dpo": asked("target=fsdp2", algorithm="dpo"),
     "too small": asked(model="Qwen/Qwen2.5-7B", gpus="1xRTX4090"),
 }
 
 
 @cache
-def found(name: str) -> GpuPlan:
+def found(name: str) -> Plan:
     """A case's answer; searched for when a test asks, not while tests are collected."""
-    return find_gpu_plan(CASES[name])
+    return best_plan(CASES[name])
 
 
 @cache
@@ -94,8 +95,8 @@ def test_a_family_takes_the_choice_the_other_way_and_is_answered_by_a_whole_sear
     for one in explained(name).families:
         key, _, value = one.change.overrides[-1].partition("=")
         assert choice_words(budget.choice, budget.job).get(key, DEFAULTS.get(key)) != value
-        if one.budget is not None:
-            again = find_gpu_plan(changed(budget.asked, one.change.overrides))
+        if one.plan is not None:
+            again = best_plan(changed(budget.asked, one.change.overrides))
             assert again.seconds == pytest.approx(one.seconds)
             assert choice_words(again.choice, again.job).get(key, DEFAULTS.get(key)) == value
 
@@ -108,7 +109,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would_help(name: str) -> No
             assert "too much for" in one.why
             assert "largest: " in one.why
         if one.way_out and "'" not in one.way_out:
-            helped = find_gpu_plan(changed(spec, (*one.change.overrides, *one.way_out.split())))
+            helped = best_plan(changed(spec, (*one.change.overrides, *one.way_out.split())))
             assert helped.verdict is Verdict.FITS
 
 
@@ -150,10 +151,10 @@ def test_the_usual_what_ifs_are_asked() -> None:
 
 
 def test_nodes_stay_nodes_so_that_their_hosts_are_the_same() -> None:
-    budget = find_gpu_plan(asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
+    budget = best_plan(asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
     typed = [change.typed for change in list_what_ifs(budget)]
     assert typed[:3] == ["hardware.num_devices=16", "hardware.num_devices=4", "hardware.profile=h200-sxm"]
-    assert [change.typed for change in list_more_gpus(budget)] == [
+    assert [change.typed for change in list_more_devices(budget)] == [
         f"hardware.num_devices={8 * count}" for count in (2, 4, 8, 16)
     ]
 
@@ -161,10 +162,10 @@ def test_nodes_stay_nodes_so_that_their_hosts_are_the_same() -> None:
 def test_what_is_asked_is_answered_beside_the_rest() -> None:
     budget = found("grpo")
     change = Change(("training.zero_stage=3", "workload.micro_batch_size_per_gpu=1"))
-    why = explain(budget, [change], more_gpus=True)
-    expected = find_gpu_plan(changed(budget.asked, change.overrides))
+    why = explain(budget, [change], more_devices=True)
+    expected = best_plan(changed(budget.asked, change.overrides))
     assert why.asked[0].seconds == expected.seconds
-    assert [one.num_gpus for one in why.asked[1:]] == [4, 8, 16, 32]
+    assert [one.num_devices for one in why.asked[1:]] == [4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(
@@ -221,32 +222,37 @@ def test_constants_are_ordered_by_how_much_they_move_the_step(name: str) -> None
 def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
     budget, why = found("grpo"), explained("grpo")
     row = next(one for one in why.sensitivities if one.constant == "h100-sxm: efficiencies.matmul")
-    constant = next(one for one in constants(budget.setting) if one.name == row.constant)
-    setting = with_constant(budget.setting, constant, row.value * FACTORS[0])
-    assert setting.gpu.efficiencies is not None
-    assert setting.gpu.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
-    from rlplan.planner.gpu.search import GpuSearch
+    search = search_of(budget.asked)
+    constant = next(one for one in constants(search.profiles) if one.name == row.constant)
+    profile = constant.times(FACTORS[0])
+    assert isinstance(profile, GpuProfile)
+    assert profile.efficiencies is not None
+    assert profile.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
+    assert budget.kv is not None
+    seconds = search.with_profile(profile).step_s(budget.choice, budget.kv.kv_cache_memory_bytes)
+    assert seconds == pytest.approx(row.seconds[0])
 
-    again = GpuSearch(budget.job, setting).rate(budget.choice)
-    assert again.timing.seconds == pytest.approx(row.seconds[0])
+
+def h100() -> GpuProfile:
+    return get_gpu("h100-sxm", where="test")
 
 
 def test_what_was_measured_is_not_uncertain() -> None:
-    setting = read_setting(settle(asked()))
-    names = {one.name for one in constants(setting)}
-    assert setting.gpu.efficiencies is not None
-    share = setting.gpu.efficiencies.matmul.model_copy(update={"provenance": Provenance.MEASURED})
-    efficiencies = setting.gpu.efficiencies.model_copy(update={"matmul": share})
-    measured = setting.with_gpu(setting.gpu.model_copy(update={"efficiencies": efficiencies}))
-    assert {one.name for one in constants(measured)} == names - {"h100-sxm: efficiencies.matmul"}
+    gpu = h100()
+    names = {one.name for one in constants([gpu])}
+    assert gpu.efficiencies is not None
+    share = gpu.efficiencies.matmul.model_copy(update={"provenance": Provenance.MEASURED})
+    efficiencies = gpu.efficiencies.model_copy(update={"matmul": share})
+    measured = gpu.model_copy(update={"efficiencies": efficiencies})
+    assert {one.name for one in constants([measured])} == names - {"h100-sxm: efficiencies.matmul"}
 
 
 def test_a_share_of_a_peak_stays_a_share() -> None:
-    before = read_setting(settle(asked()))
-    constant = next(one for one in constants(before) if one.name == "h100-sxm: efficiencies.memory")
-    setting = with_constant(before, constant, 1.3)
-    assert setting.gpu.efficiencies is not None
-    assert setting.gpu.efficiencies.memory.value == 1.0
+    constant = next(one for one in constants([h100()]) if one.name == "h100-sxm: efficiencies.memory")
+    profile = constant.times(1.3 / constant.value)
+    assert isinstance(profile, GpuProfile)
+    assert profile.efficiencies is not None
+    assert profile.efficiencies.memory.value == 1.0
 
 
 # ------------------------------------------------------------------------------------------------------------ words
@@ -254,19 +260,19 @@ def test_a_share_of_a_peak_stays_a_share() -> None:
 
 @cases
 def test_the_words_of_a_choice_are_keys_that_lead_to_it(name: str) -> None:
-    budget: GpuPlan = found(name)
+    budget: Plan = found(name)
     words = choice_words(budget.choice, budget.job)
     assert set(words) <= set(keys_of(JobSpec))
     typed = [f"{key}={value}" for key, value in words.items()]
-    again = find_gpu_plan(changed(budget.asked, typed))
+    again = best_plan(changed(budget.asked, typed))
     assert again.choice == budget.choice
     assert again.timing == budget.timing
 
 
 def test_differences_name_what_one_has_and_the_other_has_not() -> None:
     job = asked("training.zero_stage=3", "placement.placement=hybrid")
-    one = find_gpu_plan(job).choice
-    other = find_gpu_plan(asked("training.zero_stage=2", "placement.placement=disaggregated")).choice
+    one = best_plan(job).choice
+    other = best_plan(asked("training.zero_stage=2", "placement.placement=disaggregated")).choice
     words = dict(word.split("=") for word in differences(one, other, job).split())
     assert words["training.zero_stage"] == "3"
     assert words["placement.placement"] == "hybrid"
@@ -282,14 +288,14 @@ def test_the_explanation_hears_of_every_question_in_order() -> None:
 
 
 def test_families_are_choices_that_were_left_open() -> None:
-    fixed = find_gpu_plan(asked("training.zero_stage=2", "placement.placement=hybrid", "rollout.tp=1"))
+    fixed = best_plan(asked("training.zero_stage=2", "placement.placement=hybrid", "rollout.tp=1"))
     keys = {change.typed.partition("=")[0] for change in list_families(fixed)}
     assert not keys & {"training.zero_stage", "placement.placement", "rollout.tp"}
 
 
 @pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
 def test_frozen_roles_alone_can_be_offloaded_by_what_is_typed(placement: str) -> None:
-    budget = find_gpu_plan(
+    budget = best_plan(
         asked(f"placement.placement={placement}", "placement.offload=host", "placement.offload_roles=frozen")
     )
     assert choice_words(budget.choice, budget.job)["placement.offload_roles"] == "frozen"
@@ -297,10 +303,10 @@ def test_frozen_roles_alone_can_be_offloaded_by_what_is_typed(placement: str) ->
 
 
 def test_where_the_objective_takes_some_of_the_gpus_changes_are_asked_of_these() -> None:
-    budget = find_gpu_plan(asked("objective=gpus", gpus="8xH100"))
-    assert budget.setting.num_gpus < 8
+    budget = best_plan(asked("objective=gpus", gpus="8xH100"))
+    assert budget.num_devices < 8
     why = explain(budget)
-    assert {one.num_gpus for one in why.families if one.num_gpus} == {budget.setting.num_gpus}
+    assert {one.num_devices for one in why.families if one.num_devices} == {budget.num_devices}
     for one in why.families:
         if one.verdict is Verdict.FITS and one.seconds is not None:
             assert one.seconds >= budget.seconds * (1 - 1e-9)

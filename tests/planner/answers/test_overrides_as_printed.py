@@ -14,9 +14,10 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import changed
 from rlplan.planner.answers.explain import explain
 from rlplan.planner.answers.plan_results import choice_words, differences
-from rlplan.planner.gpu.remedies import find_gpu_plan, kinds_of_changes
 from rlplan.planner.gpu_checks import check_job
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
+from rlplan.planner.remedies import kinds_of_changes
+from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
@@ -58,15 +59,15 @@ BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "experts": ("Qwen/Qwen3-30B-A3B", "grpo", "16xH100", ("rollout.quantization=auto",)),
     "preferences": ("meta-llama/Llama-3.1-8B", "dpo", "8xA100", ()),
 }
-FOUND: dict[str, GpuPlan] = {}
+FOUND: dict[str, Plan] = {}
 
 
-def found(name: str) -> GpuPlan:
+def found(name: str) -> Plan:
     """The budget of a case, found once."""
     if name not in FOUND:
         model, algorithm, gpus, overrides = BUDGETS[name]
         asked = {"policy": model, "algorithm": algorithm, "hardware": gpus}
-        FOUND[name] = find_gpu_plan(job_from(asked, overrides), with_pareto=name == "one host")
+        FOUND[name] = best_plan(job_from(asked, overrides), with_pareto=name == "one host")
     return FOUND[name]
 
 
@@ -84,7 +85,7 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
     budget = found(name)
     for one in (budget, *budget.runners_up, *budget.pareto):
         whole = changed(budget.asked, shlex.split(words_of(choice_words(one.choice, budget.job))))
-        check_job(settle(whole), budget.setting)
+        check_job(settle(whole), read_setting(settle(whole)))
     for other in (*budget.runners_up, *budget.pareto):
         changed(budget.asked, shlex.split(differences(other.choice, budget.choice, budget.job)))
 
@@ -106,7 +107,7 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
 @pytest.mark.parametrize("name", ["too small a card", "all fixed", "apart"])
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     budget = found(name)
-    explanation = explain(budget, more_gpus=True)
+    explanation = explain(budget, more_devices=True)
     for one in (*explanation.families, *explanation.what_ifs, *explanation.asked):
         typed = shlex.split(one.change.typed)
         changed(budget.asked, typed)

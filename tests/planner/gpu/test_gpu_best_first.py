@@ -12,9 +12,9 @@ from rlplan.dataflow.choice import Choice
 from rlplan.planner.gpu.candidates import Chain
 from rlplan.planner.gpu.counts import gpu_counts
 from rlplan.planner.gpu.rated import simplicity
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu_plan import Verdict
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
@@ -152,7 +152,7 @@ def test_candidates_come_in_order_and_each_once(index: int) -> None:
 
 def test_the_answer_is_the_same_every_time() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", *OPEN)
-    one, other = find_gpu_plan(spec), find_gpu_plan(spec)
+    one, other = best_plan(spec), best_plan(spec)
     assert one.choice == other.choice
     assert [a.choice for a in one.runners_up] == [a.choice for a in other.runners_up]
 
@@ -191,28 +191,28 @@ def test_a_group_is_its_size_however_many_gpus_it_has() -> None:
 
 def test_the_fewest_gpus_are_the_fewest_on_which_it_fits() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=gpus", *KEPT)
-    answer = find_gpu_plan(spec)
+    answer = best_plan(spec)
     assert answer.verdict is Verdict.FITS
-    assert answer.choice.arrangement.num_devices == answer.setting.num_gpus
-    for count in (count for count in gpu_counts(read_setting(spec)) if count < answer.setting.num_gpus):
-        fewer = find_gpu_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
+    assert answer.choice.arrangement.num_devices == answer.num_devices
+    for count in (count for count in gpu_counts(read_setting(spec)) if count < answer.num_devices):
+        fewer = best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         assert fewer.verdict is not Verdict.FITS
 
 
 def test_the_cheapest_number_of_gpus_costs_no_more_than_any_other() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "objective=cost", "hardware.price_per_gpu_hour=2", *KEPT)
-    answer = find_gpu_plan(spec)
+    answer = best_plan(spec)
     assert answer.dollars_per_million_tokens == pytest.approx(2 * answer.gpu_hours_per_million_tokens)
     for count in gpu_counts(read_setting(spec)):
-        other = find_gpu_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
+        other = best_plan(budget("Qwen/Qwen2.5-7B", f"{count}xH100", "grpo", *KEPT))
         if other.verdict is Verdict.FITS:
             assert answer.gpu_hours_per_million_tokens <= other.gpu_hours_per_million_tokens * (1 + 1e-9)
 
 
 def test_tokens_per_second_and_seconds_of_a_step_are_one_order() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100")
-    fastest = find_gpu_plan(spec.model_copy(update={"objective": "tokens_per_s"}))
-    assert fastest.choice == find_gpu_plan(spec).choice
+    fastest = best_plan(spec.model_copy(update={"objective": "tokens_per_s"}))
+    assert fastest.choice == best_plan(spec).choice
     assert fastest.tokens_per_s == pytest.approx(1024 * 4096 / fastest.seconds)
 
 
@@ -222,23 +222,23 @@ def test_numbers_of_gpus_are_powers_divisors_and_whole_hosts() -> None:
 
 
 def test_on_the_front_more_headroom_costs_time() -> None:
-    front = find_gpu_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True).pareto
+    front = best_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True).pareto
     assert len(front) > 1
     for one, other in pairwise(front):
         assert other.timing.seconds > one.timing.seconds
         assert other.headroom_bytes > one.headroom_bytes
-    assert front[0].choice == find_gpu_plan(budget("Qwen/Qwen2.5-7B", "8xH100")).choice
+    assert front[0].choice == best_plan(budget("Qwen/Qwen2.5-7B", "8xH100")).choice
 
 
 def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:
     spec = budget(
         "meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2", "hardware.price_per_gpu_hour=3"
     )
-    remedies = find_gpu_plan(spec).remedies
+    remedies = best_plan(spec).remedies
     assert remedies
     assert [one.order for one in remedies] == sorted(one.order for one in remedies)
     for one in remedies:
-        assert one.dollars == pytest.approx(3 * one.num_gpus * one.seconds / 3600)
+        assert one.dollars == pytest.approx(3 * one.num_devices * one.seconds / 3600)
 
 
 def test_a_candidate_counts_the_gpus_of_its_groups() -> None:

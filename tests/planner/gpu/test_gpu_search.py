@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from rlplan.planner.gpu.remedies import find_gpu_plan
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import load_job
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import MemoryKind, Placement, Provenance, Role
-from tests.factories import gpu_job
+from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Provenance, Role
+from tests.factories import EXAMPLES, gpu_job
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 
@@ -27,8 +29,8 @@ def search(spec: SettledJob) -> GpuSearch:
     return GpuSearch(spec, read_setting(spec))
 
 
-def found(*arguments: str) -> GpuPlan:
-    return find_gpu_plan(budget(*arguments))
+def found(*arguments: str) -> Plan:
+    return best_plan(budget(*arguments))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
@@ -68,19 +70,30 @@ def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
     answer = found("Qwen/Qwen2.5-7B", "8xH100", "ppo")
     low, high = answer.interval()
     assert answer.verdict is Verdict.FITS
-    assert low <= answer.binding.num_bytes <= high <= answer.setting.capacity
+    assert low <= answer.binding.num_bytes <= high <= answer.binding_capacity
     assert answer.kv is not None
     assert answer.kv.kv_cache_memory_bytes > 0
     assert {row.role for row in answer.ledger.rows} >= {Role.POLICY, Role.VALUE, Role.REFERENCE}
 
 
+def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_the_first_is_offloaded() -> None:
+    answer = best_plan(load_job(EXAMPLES / "exercises" / "ppo-7b.yaml", ["training.optimizer=adamw_8bit"]))
+    assert (answer.verdict, answer.choice.arrangement.offloaded) == (Verdict.FITS, "all")
+    starts = [row for row in answer.ledger.rows if row.action_id.startswith("start_trainer")]
+    both = sum(row.resident_bytes for row in starts if row.space == "device")
+    totals = answer.ledger.device_totals("cuda:0")
+    for action in answer.schedule.start:
+        if action.kind in (ActionKind.START_TRAINER, ActionKind.START_SCORER, ActionKind.OFFLOAD_ROLE):
+            assert totals["start", action.id] < both, action.id
+
+
 def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
     spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
-    answer = find_gpu_plan(spec)
+    answer = best_plan(spec)
     assert answer.verdict is Verdict.DOES_NOT_FIT
     assert answer.remedies
     change = answer.remedies[0].change.split()
-    assert find_gpu_plan(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
+    assert best_plan(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
 
 
 def _changed(spec: SettledJob, *changes: str) -> SettledJob:
@@ -151,8 +164,8 @@ def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
 def test_a_host_counts_every_process_that_runs_on_it() -> None:
     parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.offload=host", "placement.placement=colocated")
     host = parked.ledger.host_peak()
-    assert host.num_bytes > 8 * 2 * parked.setting.policy.num_parameters / 8 * 2  # policy and value of eight ranks
-    assert parked.setting.host_capacity == 2 << 40
+    assert host.num_bytes > 8 * 2 * parked.job.load_model().num_parameters / 8 * 2  # policy and value of eight ranks
+    assert parked.host_capacity == 2 << 40
 
 
 def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
@@ -174,7 +187,7 @@ def test_states_on_disk_leave_buffers_and_gradients_on_the_host() -> None:
     on_disk = found("meta-llama/Llama-3.1-70B", "8xH200", "grpo", *fixed, "training.offload_device=nvme")
     assert on_disk.ledger.host_peak().num_bytes < on_host.ledger.host_peak().num_bytes
     assert on_host.swap_bytes == 0
-    assert on_disk.swap_bytes == pytest.approx(12 * on_disk.setting.policy.num_parameters, rel=0.01)
+    assert on_disk.swap_bytes == pytest.approx(12 * on_disk.job.load_model().num_parameters, rel=0.01)
 
 
 def test_master_weights_in_sixteen_bits_halve_the_states() -> None:
@@ -213,9 +226,9 @@ def test_memory_that_gpu_and_host_share_is_counted_once() -> None:
     answer = found("Qwen/Qwen2.5-1.5B", "1xgb10", "grpo", "training.lora={rank: 16}")
     high = answer.interval()[1]
     assert answer.verdict is Verdict.FITS
-    assert high + answer.ledger.host_peak().num_bytes <= answer.setting.capacity
+    assert high + answer.ledger.host_peak().num_bytes <= answer.binding_capacity
 
 
 def test_hosts_are_as_they_are_said_to_be() -> None:
     answer = found("Qwen/Qwen2.5-7B", "8xRTX4090", "grpo", "hardware.host_memory=512GiB", "hardware.num_hosts=1")
-    assert (answer.setting.host_capacity, answer.setting.gpus_per_host) == (512 << 30, 8)
+    assert (answer.host_capacity, answer.job.hardware.devices_per_host) == (512 << 30, 8)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlplan.memory.ledger import Bound
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
 from rlplan.report import timeline
-from rlplan.report.plans.forecast import Forecast, forecast_gpus, forecast_job
+from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.run_folder import read_run_folder
 from rlplan.spec.job_file import load_job
@@ -23,32 +23,32 @@ SPLIT = "placement.placement=disaggregated"
 
 
 @cache
-def example(name: str) -> GpuPlan:
-    return find_gpu_plan(load_job(EXAMPLES / f"{name}.yaml", ()))
+def example(name: str) -> Plan:
+    return best_plan(load_job(EXAMPLES / f"{name}.yaml", ()))
 
 
 @cache
-def split() -> GpuPlan:
-    return find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, (SPLIT,)))
+def split() -> Plan:
+    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, (SPLIT,)))
 
 
-def every_budget() -> list[GpuPlan]:
+def every_budget() -> list[Plan]:
     return [*map(example, GPU_EXAMPLES), split()]
 
 
 @pytest.mark.parametrize("bound", ["low", "expected", "high"])
 def test_a_device_holds_at_most_the_peak_that_its_ledger_states(bound: Bound) -> None:
     for budget in every_budget():
-        forecast = forecast_gpus(budget, "plan.json")
+        told = forecast(budget, "plan.json")
         for device in budget.ledger.devices:
-            levels = timeline.predicted_levels(forecast, ("device",), bound, device)
+            levels = timeline.predicted_levels(told, ("device",), bound, device)
             assert levels.total(levels.processes).max() == budget.ledger.device_peak(device, bound).num_bytes
 
 
 def test_a_host_holds_at_most_the_peak_that_its_ledger_states() -> None:
     for budget in every_budget():
         levels = [
-            timeline.predicted_levels(forecast_gpus(budget, "plan.json"), ("host",), device=host)
+            timeline.predicted_levels(forecast(budget, "plan.json"), ("host",), device=host)
             for host in budget.ledger.hosts
         ]
         assert max(one.total(one.processes).max() for one in levels) == budget.ledger.host_peak().num_bytes
@@ -56,10 +56,10 @@ def test_a_host_holds_at_most_the_peak_that_its_ledger_states() -> None:
 
 def test_a_steady_step_begins_at_zero_and_lasts_as_long_as_it_is_timed() -> None:
     for budget in every_budget():
-        forecast = forecast_gpus(budget, "plan.json")
-        steady = next(window for window in forecast.windows if window.title == "Every later step")
+        told = forecast(budget, "plan.json")
+        steady = next(window for window in told.windows if window.title == "Every later step")
         assert (steady.start_s, steady.end_s, steady.is_timed) == (0.0, budget.seconds, True)
-        times = {span.action_id: (span.start_s, span.end_s) for span in forecast.trace.spans if span.step == 2}
+        times = {span.action_id: (span.start_s, span.end_s) for span in told.trace.spans if span.step == 2}
         rare = {action.id: 2 * (budget.seconds,) for action in budget.schedule.step if action.every > 1}
         timed = {action.action_id: (action.start_s, action.end_s) for action in budget.timing.step.actions}
         assert times == rare | timed
@@ -67,38 +67,38 @@ def test_a_steady_step_begins_at_zero_and_lasts_as_long_as_it_is_timed() -> None
 
 def test_a_moment_that_binds_is_among_the_windows() -> None:
     for budget in every_budget():
-        titles = {window.title for window in forecast_gpus(budget, "plan.json").windows}
+        titles = {window.title for window in forecast(budget, "plan.json").windows}
         wanted = {"start": "Start", "first": "First step", "steady": "Every later step", "finish": "Finish"}
         assert wanted[budget.binding.moment] in titles
         assert wanted[budget.ledger.host_peak().moment] in titles
 
 
 def test_in_order_every_action_is_as_long_as_any_other() -> None:
-    forecast = forecast_gpus(example("grpo-7b-8xh100"), "plan.json").in_order()
-    assert {span.end_s - span.start_s for span in forecast.trace.spans} == {1.0}
-    assert not any(window.is_timed for window in forecast.windows)
+    told = forecast(example("grpo-7b-8xh100"), "plan.json").in_order()
+    assert {span.end_s - span.start_s for span in told.trace.spans} == {1.0}
+    assert not any(window.is_timed for window in told.windows)
     beside = 1  # rewards are judged while the reference scores
-    assert forecast.windows[1].end_s == len(example("grpo-7b-8xh100").schedule.step) - beside
+    assert told.windows[1].end_s == len(example("grpo-7b-8xh100").schedule.step) - beside
 
 
 def test_no_process_does_two_things_at_once() -> None:
     for budget in every_budget():
-        forecast = forecast_gpus(budget, "plan.json")
-        for lane in lanes_of(forecast, forecast.windows):
+        told = forecast(budget, "plan.json")
+        for lane in lanes_of(told, told.windows):
             ordered = sorted(lane.bars, key=lambda bar: bar[1:])
             assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(ordered))
 
 
 def test_lanes_of_one_group_lie_together() -> None:
-    forecast = forecast_gpus(split(), "plan.json")
-    groups = [lane.group for lane in lanes_of(forecast, forecast.windows)]
+    told = forecast(split(), "plan.json")
+    groups = [lane.group for lane in lanes_of(told, told.windows)]
     assert groups == sorted(groups, key=["training", "generation", "host"].index)
     assert set(groups) == {"training", "generation", "host"}
 
 
 @pytest.fixture(name="job")
 def _job(tmp_path: Path) -> Forecast:
-    return forecast_job(read_run_folder(make_run(tmp_path / "run", RunShape())).plan, "plan.json")
+    return forecast(read_run_folder(make_run(tmp_path / "run", RunShape())).plan, "plan.json")
 
 
 def test_actions_of_a_job_that_wait_for_the_same_share_a_place(job: Forecast) -> None:

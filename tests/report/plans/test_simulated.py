@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan
-from rlplan.planner.played_job import without_evaluation
+from rlplan.planner.answers.played import without_evaluation
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
 from rlplan.report import timeline
 from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.plans.simulated import Played, phase_of, read_played, simulation_page, staleness_chart
@@ -25,12 +25,12 @@ DISAGGREGATED = ("placement.placement=disaggregated", "rollout.tp=1", "placement
 
 
 @pytest.fixture(name="budget", scope="module")
-def _budget() -> GpuPlan:
-    return find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, DISAGGREGATED))
+def _budget() -> Plan:
+    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, DISAGGREGATED))
 
 
 @pytest.fixture(name="result", scope="module")
-def _result(budget: GpuPlan) -> SimulationResult:
+def _result(budget: Plan) -> SimulationResult:
     engines = budget.choice.arrangement.num_generation
     work = budget.asked.workload
     rollouts = RolloutWork(16, 8, work.usual_prompt_len, work.lengths, engines, EngineLimits(256, 1 << 16, 16))
@@ -50,7 +50,7 @@ def played(result: SimulationResult) -> Played:
     return read_played(json.loads(json.dumps(result.as_json())), Path("result.json"))
 
 
-def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, budget: GpuPlan) -> None:
+def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, budget: Plan) -> None:
     again = played(result)
     lanes = lanes_of(again, again.windows)
     engines = [lane for lane in lanes if lane.process.startswith("rollout_engine/")]
@@ -65,7 +65,7 @@ def test_rollouts_that_run_ahead_of_the_first_step_are_drawn(result: SimulationR
     assert drawn == len(result.trace.spans)
 
 
-def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, budget: GpuPlan) -> None:
+def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, budget: Plan) -> None:
     again = played(result)
     for device in budget.ledger.devices:
         levels = timeline.predicted_levels(again, ("device",), device=device)
@@ -110,7 +110,7 @@ def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Pat
         write_plan_report(tmp_path / "result.json", tmp_path / "report")
 
 
-def test_every_kind_of_action_has_a_phase(budget: GpuPlan) -> None:
+def test_every_kind_of_action_has_a_phase(budget: Plan) -> None:
     for action in budget.schedule.step:
         assert phase_of(action.id) is action.phase
     assert phase_of(ActionKind.SLEEP_ENGINE) is Phase.SWITCH

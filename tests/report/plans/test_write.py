@@ -9,14 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.plan_file import write_gpu_plan
-from rlplan.planner.gpu.remedies import find_gpu_plan
-from rlplan.planner.gpu_plan import GpuPlan, Verdict
+from rlplan.planner.plan import Plan, write_plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.report import style
-from rlplan.report.plans.forecast import forecast_gpus
-from rlplan.report.plans.gpu_page import gpu_page
-from rlplan.report.plans.job_page import job_page
-from rlplan.report.plans.write import draw, read_forecast, render, write_plan_report, write_report_of
+from rlplan.report.plans.forecast import forecast
+from rlplan.report.plans.plan_page import plan_page
+from rlplan.report.plans.write import draw, render, write_plan_report, write_report_of
 from rlplan.report.run_folder import read_run_folder
 from rlplan.units import format_bytes, format_seconds
 from tests.factories import gpu_job
@@ -24,8 +23,8 @@ from tests.report.factory import RunShape, make_run
 
 
 @cache
-def budget(*overrides: str, gpus: str = "2xH100") -> GpuPlan:
-    return find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus}, overrides))
+def budget(*overrides: str, gpus: str = "2xH100") -> Plan:
+    return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus}, overrides))
 
 
 def words(figure: Figure) -> str:
@@ -34,7 +33,7 @@ def words(figure: Figure) -> str:
 
 
 def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> None:
-    write_gpu_plan(budget(), tmp_path / "plan.json")
+    write_plan(budget(), tmp_path / "plan.json")
     files = write_plan_report(tmp_path / "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
     assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png"]
@@ -45,13 +44,13 @@ def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> No
 def test_a_job_without_seconds_has_no_second_picture_of_its_memory(tmp_path: Path) -> None:
     make_run(tmp_path / "run", RunShape())
     out = tmp_path / "report"
-    write_report_of(forecast_gpus(budget(), "plan.json"), gpu_page(budget()), out)
+    write_report_of(budget(), "plan.json", out)
     write_plan_report(tmp_path / "run" / "plan.json", out)
     assert sorted(path.name for path in out.iterdir()) == ["gantt.png", "report.html", "report.json", "timeline.png"]
 
 
 def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
-    write_gpu_plan(budget(), tmp_path / "plan.json")
+    write_plan(budget(), tmp_path / "plan.json")
     page = write_plan_report(tmp_path / "plan.json", tmp_path / "report").page.read_text()
     assert str(tmp_path) not in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
@@ -60,54 +59,54 @@ def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path)
 
 
 def test_pictures_say_what_binds_and_how_much_there_is() -> None:
-    figures = draw(forecast_gpus(budget(), "plan.json"))
+    figures = draw(forecast(budget(), "plan.json"))
     shown = words(figures["timeline"])
     peak = budget().ledger.device_peak("cuda:0").num_bytes
     assert f"predicted peak {format_bytes(peak)}" in shown
-    assert f"capacity {format_bytes(budget().setting.capacity)}" in shown
+    assert f"capacity {format_bytes(budget().binding_capacity)}" in shown
     longest = max(budget().timing.step.actions, key=lambda action: action.cost.seconds)
     assert f"{format_seconds(longest.cost.seconds)}, {longest.cost.bound_by}-bound" in words(figures["gantt"])
     assert "What a steady step waits for" in words(figures["gantt"])
 
 
 def test_the_legend_beside_a_picture_holds_every_kind_that_is_drawn() -> None:
-    large = find_gpu_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
+    large = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
     held = {
         row.kind for row in large.ledger.rows if row.space == "device" and row.peak_bytes and row.moment == "steady"
     }
     peak = {kind for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
     assert held - peak, "the question is only put where the peak does not hold every kind"
-    figures = draw(forecast_gpus(large, "plan.json"))
+    figures = draw(forecast(large, "plan.json"))
     for name in ("timeline", "actions"):
         shown = words(figures[name]).split(" | ")
         assert {style.name_of(str(kind)) for kind in held} <= set(shown), name
 
 
 def test_every_phase_and_resource_of_a_gantt_chart_has_a_legend_entry() -> None:
-    figure = draw(forecast_gpus(budget(), "plan.json"))["gantt"]
+    figure = draw(forecast(budget(), "plan.json"))["gantt"]
     shown = set(words(figure).split(" | "))
     drawn = {action.phase for action in budget().schedule.step}
-    waits = {name for row in gpu_page(budget()).phases for name, seconds in row.parts.items() if seconds}
+    waits = {name for row in plan_page(budget()).phases for name, seconds in row.parts.items() if seconds}
     legends = {text.get_text() for text in figure.legends[0].get_texts()}
     assert legends == {str(phase) for phase in drawn}
     assert {style.name_of(name) for name in waits} <= shown
 
 
 def test_a_step_of_several_groups_has_a_picture_of_each() -> None:
-    shown = words(draw(forecast_gpus(budget("placement.placement=disaggregated"), "plan.json"))["timeline"])
+    shown = words(draw(forecast(budget("placement.placement=disaggregated"), "plan.json"))["timeline"])
     assert "The GPU, training" in shown
     assert "The GPU, generation" in shown
 
 
 def test_seconds_of_the_phases_add_up_to_the_step() -> None:
-    page = gpu_page(budget())
+    page = plan_page(budget())
     assert sum(row.seconds for row in page.phases) == pytest.approx(budget().seconds)
     assert sum(row.share for row in page.phases) == pytest.approx(1.0)
     assert all(sum(row.parts.values()) == pytest.approx(row.seconds, rel=0.01) for row in page.phases)
 
 
 def test_the_table_of_actions_reaches_the_ledgers_steady_peak() -> None:
-    page = gpu_page(budget())
+    page = plan_page(budget())
     fullest = max(row.device_bytes or 0 for row in page.actions)
     steady = {key: size for key, size in budget().ledger.device_totals("cuda:0").items() if key[0] == "steady"}
     assert fullest == max(steady.values())
@@ -115,14 +114,14 @@ def test_the_table_of_actions_reaches_the_ledgers_steady_peak() -> None:
 
 
 def test_bytes_by_kind_add_up_to_their_place() -> None:
-    for place in gpu_page(budget()).places:
+    for place in plan_page(budget()).places:
         assert sum(row.num_bytes for row in place.kinds) == place.num_bytes
         assert all(row.provenance for row in place.kinds)
 
 
 def test_a_plan_that_does_not_fit_says_what_is_too_small_and_what_would_help() -> None:
     small = budget("training.zero_stage=2", "hardware.memory=4GiB", gpus="1xRTX4090")
-    page = gpu_page(small)
+    page = plan_page(small)
     assert small.verdict is Verdict.DOES_NOT_FIT
     assert page.state[0] == "bad"
     assert "Too small: a GPU" in page.state[1]
@@ -131,11 +130,10 @@ def test_a_plan_that_does_not_fit_says_what_is_too_small_and_what_would_help() -
 
 def test_a_jobs_page_has_bytes_of_every_process(tmp_path: Path) -> None:
     plan = read_run_folder(make_run(tmp_path / "run", RunShape())).plan
-    page = job_page(plan)
-    assert {place.name for place in page.places} == {"The host", *plan.ledger.processes}
-    forecast, _ = read_forecast(tmp_path / "run" / "plan.json")
-    assert "in order, not in seconds" in words(draw(forecast)["gantt"])
-    assert "Where the time went" not in render(page, draw(forecast), "plan.json")
+    page = plan_page(plan)
+    assert {place.name for place in page.places} == {"The fullest host", *plan.ledger.processes}
+    assert "in order, not in seconds" in words(draw(forecast(plan, "plan.json"))["gantt"])
+    assert "Where the time went" not in render(page, draw(forecast(plan, "plan.json")), "plan.json")
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:

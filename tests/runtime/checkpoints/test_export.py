@@ -1,6 +1,5 @@
 """Export: whole tensors out of what ranks saved of them."""
 
-import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 
 from rlplan.errors import SpecError
 from rlplan.memory.gpu.states import autotp_parameters
-from rlplan.planner.plan import write_plan
+from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
@@ -129,9 +128,9 @@ def test_a_run_without_a_policy_to_export_is_one_message(
 ) -> None:
     out = tmp_path / "out"
     refused([str(tmp_path / "nowhere"), str(out)], capsys, "nowhere does not exist")
-    plan = json.loads((run / "plan.json").read_text())
-    plan["job"]["policy"]["path"] = "moved/away"
-    (run / "plan.json").write_text(json.dumps(plan))
+    plan = read_plan(run / "plan.json")
+    moved = plan.job.model_copy(update={"policy": plan.job.policy.model_copy(update={"path": "/moved/away"})})
+    write_plan(plan.model_copy(update={"job": moved}), run / "plan.json")
     refused([str(run), str(out)], capsys, "moved/away")
     for step in (1, 2):
         os.truncate(run / "checkpoints" / f"step-00000{step}" / STATES, 10)

@@ -23,7 +23,7 @@ from rlplan.runtime.rewards.assertions.functions import (
     zip_equal,
     zip_shortest,
 )
-from rlplan.runtime.rewards.assertions.operations import ARITHMETIC, COMPARISONS, SIGNS, GpuPlan
+from rlplan.runtime.rewards.assertions.operations import ARITHMETIC, COMPARISONS, SIGNS, Budget
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, dotted, is_single, shortened, unknown
 
 FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
@@ -36,7 +36,7 @@ class Frame:
     """The names that have a value, and the steps that are left."""
 
     names: dict[str, Any]
-    budget: GpuPlan
+    budget: Budget
 
 
 Compute = Callable[[Frame], Any]
@@ -45,7 +45,7 @@ _Build = Callable[[Any, frozenset[str]], Compute]
 
 def evaluate(compute: Compute, names: Mapping[str, Any]) -> Any:
     """The value of an expression that was read. Raises: one of FAULTS."""
-    return compute(Frame(dict(names), GpuPlan()))
+    return compute(Frame(dict(names), Budget()))
 
 
 def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:

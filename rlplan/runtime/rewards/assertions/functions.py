@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rlplan.runtime.rewards.assertions.operations import TEXTS, GpuPlan, TooMuchError, items, keys, number, size
+from rlplan.runtime.rewards.assertions.operations import TEXTS, Budget, TooMuchError, items, keys, number, size
 
 MAX_DIGITS = 400
 """Of round(): more than any float has, before or behind the point."""
@@ -18,35 +18,35 @@ MAX_NUMERAL = 4300
 """Characters of a text that becomes a number: as many digits as Python itself takes."""
 
 
-def _absolute(budget: GpuPlan, value: Any, /) -> Any:
+def _absolute(budget: Budget, value: Any, /) -> Any:
     return abs(number(budget, value))
 
 
-def _round(budget: GpuPlan, value: Any, ndigits: Any = None) -> Any:
+def _round(budget: Budget, value: Any, ndigits: Any = None) -> Any:
     if ndigits is not None and abs(operator.index(ndigits)) > MAX_DIGITS:
         raise TooMuchError(f"rounding to more than {MAX_DIGITS} digits")
     return round(number(budget, value), ndigits)
 
 
-def _sum(budget: GpuPlan, values: Iterable[Any], /, start: Any = 0) -> Any:
+def _sum(budget: Budget, values: Iterable[Any], /, start: Any = 0) -> Any:
     return sum((number(budget, each) for each in values), number(budget, start))
 
 
 def _of_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-    def function(budget: GpuPlan, first: Any, /, *others: Any) -> Any:
+    def function(budget: Budget, first: Any, /, *others: Any) -> Any:
         return choose(items(budget, (first, *others) if others else first))
 
     return function
 
 
-def _sorted(budget: GpuPlan, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
+def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
     before = budget.left
     found = items(budget, values)
     budget.spend((before - budget.left) * len(found).bit_length() // 16)
     return sorted(found, reverse=bool(reverse))
 
 
-def _all(budget: GpuPlan, values: Iterable[Any], /) -> bool:
+def _all(budget: Budget, values: Iterable[Any], /) -> bool:
     for each in values:
         budget.spend(1)
         if not each:
@@ -54,7 +54,7 @@ def _all(budget: GpuPlan, values: Iterable[Any], /) -> bool:
     return True
 
 
-def _any(budget: GpuPlan, values: Iterable[Any], /) -> bool:
+def _any(budget: Budget, values: Iterable[Any], /) -> bool:
     for each in values:
         budget.spend(1)
         if each:
@@ -62,7 +62,7 @@ def _any(budget: GpuPlan, values: Iterable[Any], /) -> bool:
     return False
 
 
-def zip_equal(budget: GpuPlan, /, *values: Any, strict: Any = True) -> Iterator[Any]:
+def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[Any]:
     """Raises: ValueError when they are not of one length, before anything in them is looked at."""
     assert strict, "what is not strict is refused when it is read"
     columns = [each if size(each) else items(budget, each) for each in values]
@@ -71,50 +71,50 @@ def zip_equal(budget: GpuPlan, /, *values: Any, strict: Any = True) -> Iterator[
     return iter(list(zip(*(items(budget, each) for each in columns), strict=True)))
 
 
-def zip_shortest(budget: GpuPlan, /, *values: Any, strict: Any = False) -> Iterator[Any]:
+def zip_shortest(budget: Budget, /, *values: Any, strict: Any = False) -> Iterator[Any]:
     """Python's own."""
     return iter(list(zip(*(items(budget, each) for each in values), strict=bool(strict))))
 
 
-def _enumerate(budget: GpuPlan, values: Iterable[Any], start: Any = 0) -> Iterator[Any]:
+def _enumerate(budget: Budget, values: Iterable[Any], start: Any = 0) -> Iterator[Any]:
     return iter(list(enumerate(items(budget, values), start)))
 
 
-def _reversed(budget: GpuPlan, values: Any, /) -> Iterator[Any]:
+def _reversed(budget: Budget, values: Any, /) -> Iterator[Any]:
     return iter(items(budget, reversed(values)))
 
 
-def _range(_: GpuPlan, first: Any, /, *others: Any) -> range:
+def _range(_: Budget, first: Any, /, *others: Any) -> range:
     return range(first, *others)
 
 
-def _length(_: GpuPlan, value: Any, /) -> int:
+def _length(_: Budget, value: Any, /) -> int:
     return len(value)
 
 
-def _truth(_: GpuPlan, value: Any = None, /) -> bool:
+def _truth(_: Budget, value: Any = None, /) -> bool:
     return bool(value)
 
 
-def _text(budget: GpuPlan, value: Any = "", /) -> str:
+def _text(budget: Budget, value: Any = "", /) -> str:
     budget.weigh(value)
     return str(value)
 
 
-def _is_close(budget: GpuPlan, a: Any, b: Any, *, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> bool:
+def _is_close(budget: Budget, a: Any, b: Any, *, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> bool:
     first, second, relative, absolute = (number(budget, each) for each in (a, b, rel_tol, abs_tol))
     return math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
 
 
 def _of_number(apply: Callable[[Any], Any]) -> Callable[..., Any]:
-    def function(budget: GpuPlan, value: Any, /) -> Any:
+    def function(budget: Budget, value: Any, /) -> Any:
         return apply(number(budget, value))
 
     return function
 
 
 def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
-    def function(budget: GpuPlan, value: Any = 0, /) -> Any:
+    def function(budget: Budget, value: Any = 0, /) -> Any:
         if type(value) not in TEXTS:
             return kind(number(budget, value))
         if len(value) > MAX_NUMERAL:
@@ -124,29 +124,29 @@ def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     return function
 
 
-def make_list(budget: GpuPlan, values: Iterable[Any] = (), /) -> list[Any]:
+def make_list(budget: Budget, values: Iterable[Any] = (), /) -> list[Any]:
     """list(), a display or a comprehension; so with the others."""
     return items(budget, values)
 
 
-def make_tuple(budget: GpuPlan, values: Iterable[Any] = (), /) -> tuple[Any, ...]:
+def make_tuple(budget: Budget, values: Iterable[Any] = (), /) -> tuple[Any, ...]:
     """tuple() or a display."""
     return tuple(items(budget, values))
 
 
-def make_set(budget: GpuPlan, values: Iterable[Any] = (), /) -> set[Any]:
+def make_set(budget: Budget, values: Iterable[Any] = (), /) -> set[Any]:
     """set(), a display or a comprehension. Raises: ValueError for members that were made to collide."""
     return set(keys(budget, values))
 
 
-def make_dict(budget: GpuPlan, pairs: Any = (), /, **named: Any) -> dict[Any, Any]:
+def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any]:
     """dict(), a display or a comprehension. Raises: ValueError for keys that were made to collide."""
     found = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
     keys(budget, (key for key, _ in found))
     return dict(found, **named)
 
 
-def _frozenset(budget: GpuPlan, values: Iterable[Any] = (), /) -> frozenset[Any]:
+def _frozenset(budget: Budget, values: Iterable[Any] = (), /) -> frozenset[Any]:
     return frozenset(keys(budget, values))
 
 

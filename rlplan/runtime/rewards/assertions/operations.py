@@ -25,7 +25,7 @@ class TooMuchError(ValueError):
     """A value takes more steps, or grows larger, than an assertion may."""
 
 
-class GpuPlan:
+class Budget:
     """Steps that are left to one evaluation."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
@@ -55,7 +55,7 @@ class GpuPlan:
                 self.spend(1)
 
 
-def number(budget: GpuPlan, value: Any) -> Any:
+def number(budget: Budget, value: Any) -> Any:
     """A value, if it may be calculated with. Raises: TypeError, TooMuchError."""
     if type(value) not in _NUMBERS:
         raise TypeError(f"a {type(value).__name__} is no number")
@@ -67,7 +67,7 @@ def number(budget: GpuPlan, value: Any) -> Any:
     return value
 
 
-def items(budget: GpuPlan, values: Iterable[Any]) -> list[Any]:
+def items(budget: Budget, values: Iterable[Any]) -> list[Any]:
     """What there is to iterate over. Raises: TooMuchError."""
     found = []
     for each in values:
@@ -76,29 +76,29 @@ def items(budget: GpuPlan, values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def keys(budget: GpuPlan, values: Iterable[Any]) -> list[Any]:
+def keys(budget: Budget, values: Iterable[Any]) -> list[Any]:
     """The same, as members of a set. Raises: ValueError when they were made to collide."""
     found = items(budget, values)
     refuse_crowd(found)
     return found
 
 
-def _calculate(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
+def _calculate(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:
     return lambda budget, a, b: apply(number(budget, a), number(budget, b))
 
 
-def _add(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _add(budget: Budget, a: Any, b: Any) -> Any:
     if type(a) is type(b) and type(a) in SEQUENCES:
         budget.spend(len(a) + len(b))
         return a + b
     return number(budget, a) + number(budget, b)
 
 
-def _subtract(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _subtract(budget: Budget, a: Any, b: Any) -> Any:
     return _combine_sets(operator.sub)(budget, a, b) if type(a) in _SETS else _calculate(operator.sub)(budget, a, b)
 
 
-def _multiply(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _multiply(budget: Budget, a: Any, b: Any) -> Any:
     if type(a) in SEQUENCES or type(b) in SEQUENCES:
         sequence, count = (a, b) if type(a) in SEQUENCES else (b, a)
         budget.spend(len(sequence) * max(0, operator.index(count)))
@@ -106,7 +106,7 @@ def _multiply(budget: GpuPlan, a: Any, b: Any) -> Any:
     return number(budget, a) * number(budget, b)
 
 
-def _power(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _power(budget: Budget, a: Any, b: Any) -> Any:
     a, b = number(budget, a), number(budget, b)
     if isinstance(a, int) and isinstance(b, int):
         bits = a.bit_length() * abs(b)
@@ -116,8 +116,8 @@ def _power(budget: GpuPlan, a: Any, b: Any) -> Any:
     return a**b
 
 
-def _combine_sets(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
-    def combine(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _combine_sets(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:
+    def combine(budget: Budget, a: Any, b: Any) -> Any:
         if type(a) not in _SETS or type(b) not in _SETS:
             raise TypeError("only sets are combined")
         budget.weigh(a)
@@ -127,8 +127,8 @@ def _combine_sets(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, A
     return combine
 
 
-def _compare(apply: Callable[[Any, Any], Any]) -> Callable[[GpuPlan, Any, Any], Any]:
-    def compare(budget: GpuPlan, a: Any, b: Any) -> Any:
+def _compare(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:
+    def compare(budget: Budget, a: Any, b: Any) -> Any:
         budget.weigh(min(a, b, key=size))  # each of the two holds what is looked at in both
         return apply(a, b)
 
@@ -140,14 +140,14 @@ def size(value: Any) -> int:
     return len(value) if type(value) in (*SEQUENCES, *_SETS, dict) else 0
 
 
-def _contains(budget: GpuPlan, a: Any, b: Any) -> bool:
+def _contains(budget: Budget, a: Any, b: Any) -> bool:
     budget.weigh(a)
     if type(b) not in (*_SETS, dict, range):
         budget.weigh(b)
     return a in b
 
 
-ARITHMETIC: dict[str, Callable[[GpuPlan, Any, Any], Any]] = {
+ARITHMETIC: dict[str, Callable[[Budget, Any, Any], Any]] = {
     "Add": _add,
     "Sub": _subtract,
     "Mult": _multiply,
@@ -160,12 +160,12 @@ ARITHMETIC: dict[str, Callable[[GpuPlan, Any, Any], Any]] = {
     "BitXor": _combine_sets(operator.xor),
 }
 """By the name of their node in `ast`."""
-SIGNS: dict[str, Callable[[GpuPlan, Any], Any]] = {
+SIGNS: dict[str, Callable[[Budget, Any], Any]] = {
     "Not": lambda _, value: not value,
     "USub": lambda budget, value: -number(budget, value),
     "UAdd": lambda budget, value: +number(budget, value),
 }
-COMPARISONS: dict[str, Callable[[GpuPlan, Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Budget, Any, Any], Any]] = {
     "Eq": _compare(operator.eq),
     "NotEq": _compare(operator.ne),
     "Lt": _compare(operator.lt),

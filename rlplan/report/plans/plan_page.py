@@ -1,48 +1,51 @@
-"""The page of a plan for GPUs.
+"""The page of a plan: on a CPU host and on GPUs alike.
 
-In: a GpuPlan. Out: a Page. Left out: working anything out: the plan says it all.
+In: a Plan. Out: a Page. Left out: working anything out: the plan says it all.
 """
 
-from rlplan.memory.ledger import Peak
 from rlplan.planner.answers.plan_results import choice_words, differences
-from rlplan.planner.gpu_plan import Alternative, GpuPlan, Verdict
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds
 
-_MOODS = {Verdict.FITS: "good", Verdict.IN_EXPECTATION: "quiet", Verdict.DOES_NOT_FIT: "bad"}
+_MOODS = {
+    Verdict.FITS: "good",
+    Verdict.IN_EXPECTATION: "quiet",
+    Verdict.DOES_NOT_FIT: "bad",
+    Verdict.REFUSED: "bad",
+}
 _SENTENCES = {
     Verdict.FITS: "Fits: every moment, at the high end of every interval, with the longest responses that are allowed.",
     Verdict.IN_EXPECTATION: "Fits in expectation only: with a usual step's longest response, not with the longest one.",
     Verdict.DOES_NOT_FIT: "Does not fit.",
+    Verdict.REFUSED: "Refused by its target.",
 }
 
 
-def gpu_page(plan: GpuPlan) -> Page:
+def plan_page(plan: Plan) -> Page:
     """What the page of a plan says."""
-    spec, setting = plan.job, plan.setting
-    work = spec.workload
+    work, step = plan.job.workload, plan.timing.step if plan.timing else None
     samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
     rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
-    shortage = ""
-    if plan.shortage is not None:
-        of, needed, room = plan.shortage
-        shortage = f" Too small: {of}, {format_bytes(needed)} needed, {format_bytes(room)} available."
+    shortage = " ".join(["", *plan.refusals])
+    if (short := plan.shortage) is not None:
+        needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
+        shortage += f" Too small: {short.of}, {needed} needed, {room} available."
     actions = [(action.id, str(action.phase)) for action in plan.schedule.step]
     return Page(
-        title=f"{plan.model_name} on {setting.num_gpus}x {setting.gpu.name}",
-        subtitle=f"{spec.algorithm.name}, {rollouts}, at most {work.max_prompt_len:,} + {work.max_response_len:,} "
-        f"tokens "
-        f"({work.response_lengths.kind} lengths). Predicted; nothing on this page was measured.",
+        title=f"{plan.model_name} on {plan.devices}",
+        subtitle=f"{plan.job.algorithm.name}, {rollouts}, at most {work.max_prompt_len:,} + {work.max_response_len:,} "
+        f"tokens ({work.response_lengths.kind} lengths). Predicted; nothing on this page was measured.",
         state=("good" if plan.verdict is Verdict.FITS else "bad", _SENTENCES[plan.verdict] + shortage),
         tiles=_tiles(plan),
         choices=_choices(plan),
-        phases=phase_rows(plan.timing.step),
-        actions=action_rows(actions, plan.ledger, plan.timing.step if plan.seconds else None),
+        phases=phase_rows(step),
+        actions=action_rows(actions, plan.ledger, step if plan.seconds else None),
         places=_places(plan),
         facts=_risks(plan),
-        others=tuple(_other(plan, other) for other in plan.runners_up)
-        + tuple(OtherRow(one.placement.value, "", None, one.reason) for one in plan.considered),
+        others=others_of(plan),
         remedies=tuple(
             OtherRow(one.change, one.verdict.value, None, f"peak {format_bytes(one.peak_bytes)}")
             for one in plan.remedies
@@ -50,36 +53,38 @@ def gpu_page(plan: GpuPlan) -> Page:
     )
 
 
-def _tiles(plan: GpuPlan) -> tuple[Tile, ...]:
-    low, high = plan.interval()
-    capacity, host = plan.setting.capacity, plan.ledger.host_peak()
-    room = plan.setting.host_capacity
-    host_note = f"{host.action_id}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
-    peak = plan.binding
+def others_of(plan: Plan) -> tuple[OtherRow, ...]:
+    """What was not chosen: the next best candidates, then placements and stages with why not."""
+    considered = (OtherRow(one.name, "", None, one.reason) for one in plan.considered)
+    return (*(_other(plan, other) for other in plan.runners_up), *considered)
+
+
+def _tiles(plan: Plan) -> tuple[Tile, ...]:
+    (low, high), peak, host = plan.interval(), plan.binding, plan.ledger.host_peak()
     tiles = [Tile("Verdict", plan.verdict.value, f"binds in {peak.action_id}", _MOODS[plan.verdict])]
-    if plan.seconds:
+    if plan.timing is not None and plan.seconds:
         slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
+        note = f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
+        hours = f"{plan.gpu_hours_per_million_tokens:.3g} {plan.device_word}-hours a million"
         tiles += [
-            Tile(
-                "A steady step",
-                format_seconds(plan.seconds),
-                f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound",
-            ),
-            Tile(
-                "Trained tokens",
-                format_rate(plan.tokens_per_s),
-                f"{plan.gpu_hours_per_million_tokens:.3g} GPU-hours a million",
-            ),
+            Tile("A steady step", format_seconds(plan.seconds), note),
+            Tile("Trained tokens", format_rate(plan.tokens_per_s), hours),
         ]
-    note = f"{format_bytes(low)} to {format_bytes(high)}, of {format_bytes(capacity)}"
-    return (*tiles, Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]),
-            Tile("Fullest host", format_bytes(host.num_bytes), host_note))  # fmt: skip
+    fullest = max((plan.ledger.process_peak(name) for name in plan.ledger.processes), key=lambda one: one.num_bytes)
+    if not plan.is_on_host:
+        note = f"{format_bytes(low)} to {format_bytes(high)}, of {format_bytes(plan.binding_capacity)}"
+        tiles.append(Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]))
+    else:
+        tiles.append(Tile("Fullest process", format_bytes(fullest.num_bytes), f"{fullest.scope}, {fullest.action_id}"))
+    room = plan.host_capacity
+    note = f"{host.action_id}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
+    return (*tiles, Tile("Fullest host", format_bytes(host.num_bytes), note))
 
 
-def _choices(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
+def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
     """What was chosen, as it is typed, and what a rollout engine is started with."""
     groups = [(group.name, len(group.devices)) for group in plan.schedule.groups]
-    devices = ", ".join(f"{count} GPUs {name}" for name, count in groups if count)
+    devices = ", ".join(f"{count} {plan.device_word}s {name}" for name, count in groups if count)
     rows = [("Devices", f"{devices}; trained: {', '.join(plan.job.trained_roles)}")]
     if plan.job.frozen_roles:
         rows[0] = ("Devices", f"{rows[0][1]}; frozen: {', '.join(plan.job.frozen_roles)}")
@@ -89,12 +94,12 @@ def _choices(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
     rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
     if plan.kv is not None:
         kv = plan.kv
-        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a GPU)"
+        size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a rank)"
         rows.append(("For vLLM", f"{size}, max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}"))
     return tuple(rows)
 
 
-def _places(plan: GpuPlan) -> tuple[Place, ...]:
+def _places(plan: Plan) -> tuple[Place, ...]:
     ledger = plan.ledger
     groups = [group for group in plan.schedule.groups if group.devices[0] in ledger.devices]
     many = len(groups) > 1
@@ -103,15 +108,17 @@ def _places(plan: GpuPlan) -> tuple[Place, ...]:
             f"One GPU of {len(group.devices)}" + f", {group.name}" * many,
             ledger.device_peak(group.devices[0]),
             ledger,
-            ledger.device_capacity,
+            ledger.capacity_of(group.devices[0]),
         )
         for group in groups
     ]
-    host: Peak = ledger.host_peak()
-    return (*places, place_of("The fullest host", host, ledger, plan.setting.host_capacity))
+    host = place_of("The fullest host", ledger.host_peak(), ledger, plan.host_capacity)
+    if not plan.is_on_host:
+        return (*places, host)
+    return (host, *(place_of(name, ledger.process_peak(name), ledger, None) for name in ledger.processes))
 
 
-def _risks(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
+def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
     rows = []
     if plan.kv is not None:
         kv = plan.kv
@@ -120,7 +127,7 @@ def _risks(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
                 "KV cache",
                 (
                     f"holds {kv.num_tokens:,} tokens an engine; {kv.max_num_seqs} sequences ask for "
-                    f"{format_bytes(kv.expected_bytes)} a GPU at the median, {format_bytes(kv.enough_bytes)} at P99; "
+                    f"{format_bytes(kv.expected_bytes)} a rank at the median, {format_bytes(kv.enough_bytes)} at P99; "
                     f"probability that some have to wait {style.percent(kv.preemption_risk)}"
                 ),
             )
@@ -136,13 +143,13 @@ def _risks(plan: GpuPlan) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def _other(plan: GpuPlan, other: Alternative) -> OtherRow:
+def _other(plan: Plan, other: Alternative) -> OtherRow:
     """A runner-up: in what it differs, and how much slower it is."""
-    slower = other.timing.seconds - plan.seconds
+    slower, room = other.seconds - plan.seconds, format_bytes(max(0, other.headroom_bytes))
+    words = f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, " if other.timing else ""
     return OtherRow(
         differences(other.choice, plan.choice, plan.job) or "other devices of the scoring roles",
         other.verdict.value,
-        other.timing.seconds,
-        f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, "
-        f"{format_bytes(max(0, other.headroom_bytes))} of headroom",
+        other.seconds if other.timing else None,
+        f"{words}{room} of headroom",
     )

@@ -1,0 +1,65 @@
+"""The two machines that a job is planned for, behind one interface: every choice on a CPU host, the best first on GPUs.
+
+In: a JobSpec. Out: its Search. Left out: what is asked of a search (search.py, remedies.py, answers/).
+"""
+
+from typing import Protocol
+
+from rlplan.dataflow.choice import Choice
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Alternative, Verdict
+from rlplan.spec.hardware import Profile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import on_a_cpu_host, settle
+
+
+class Search(Protocol):
+    """The search of one job's open choices. The job has been checked against its models and its machine."""
+
+    def run(self, *, with_others: bool = True) -> Plan:
+        """The best candidate, or where none fits the nearest. with_others: and what else there was.
+
+        Raises: SpecError where sizes do not divide, NoFeasiblePlanError where nothing can be built.
+        """
+        ...
+
+    def better_than(self, verdict: Verdict) -> Plan | None:
+        """The best candidate with a better verdict than that; None where there is none."""
+        ...
+
+    def pareto(self) -> tuple[Alternative, ...]:
+        """The fastest candidates that surely fit, where more headroom costs time."""
+        ...
+
+    def on(self, num_devices: int) -> "Search":
+        """The same on fewer GPUs; on a CPU host itself."""
+        ...
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """Whose rates its seconds follow from."""
+        ...
+
+    def with_profile(self, profile: Profile) -> "Search":
+        """The same with other values of the profile of that name."""
+        ...
+
+    def step_s(self, choice: Choice, kv_cache: int) -> float:
+        """Seconds of a step of one candidate with so many bytes of KV cache; 0 where they are not known."""
+        ...
+
+
+def search_of(asked: JobSpec) -> Search:
+    """The search of a job. Raises: SpecError for the first thing in it that could not run."""
+    if asked.device_kind == "cpu":
+        from rlplan.planner.host_search import HostSearch
+
+        return HostSearch(on_a_cpu_host(asked), asked)
+    from rlplan.planner.gpu.search import GpuSearch
+    from rlplan.planner.gpu_checks import check_job
+    from rlplan.planner.setting import read_setting
+
+    job = settle(asked)
+    setting = read_setting(job)
+    check_job(job, setting)
+    return GpuSearch(job, setting, asked)

@@ -1,0 +1,185 @@
+"""Parts of a plan: its verdict, its KV cache, what else was looked at, and what would make it fit.
+
+In: a ledger, demands of rollouts, candidates that were rated. Out: frozen, JSON-able values.
+Left out: the plan itself (plan.py), and who finds these (host_search.py, gpu/search.py, remedies.py).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from rlplan.dataflow.choice import Choice
+from rlplan.errors import NoFeasiblePlanError
+from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.ledger import MemoryLedger, Peak
+from rlplan.timing.step import StepTiming
+from rlplan.vocabulary import Placement
+
+
+class Verdict(Enum):
+    """Whether it fits: at the high end of every interval, as expected only, or not; or that its target refuses it."""
+
+    FITS = "fits"
+    IN_EXPECTATION = "fits in expectation only"
+    DOES_NOT_FIT = "does not fit"
+    REFUSED = "refused"
+
+    @property
+    def rank(self) -> int:
+        """0 is best."""
+        return list(Verdict).index(self)
+
+    @staticmethod
+    def of(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
+        """The verdict on the bytes of a ledger. at_least: the rank that the KV cache alone leads to.
+
+        takes_from_host: a GPU's memory is the host's, so that both must fit into it together. A host of which nothing
+        is known has a capacity of 0 and is not looked at.
+        """
+        taken = ledger.host_peak().num_bytes if takes_from_host else 0
+
+        def fits(bound: Literal["expected", "high"]) -> bool:
+            peaks = (ledger.device_peak(device, bound) for device in ledger.devices)
+            return all(peak.num_bytes + taken <= ledger.capacity_of(peak.scope) for peak in peaks)
+
+        rank = max(at_least, 0 if fits("high") else 1 if fits("expected") else 2)
+        peaks = map(ledger.host_peak, ledger.hosts)
+        if ledger.host_capacity and any(peak.num_bytes > ledger.host_capacity_of(peak.scope) for peak in peaks):
+            rank = 2
+        return list(Verdict)[rank]
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What is too small."""
+
+    of: str
+    """In words: `a GPU`, `a host's memory`."""
+    needed_bytes: int
+    """That it would need."""
+    available_bytes: int
+    """That it has."""
+    peak: Peak
+    """The moment at which it is short."""
+
+
+@dataclass(frozen=True)
+class KvReport:
+    """The KV cache of one engine of `tp` ranks. Bytes are of one rank; tokens and sequences of the engine."""
+
+    kv_cache_memory_bytes: int
+    """That it is given."""
+    least_bytes: int
+    """That one longest sequence takes."""
+    num_blocks: int
+    """Whole blocks in it."""
+    num_tokens: int
+    """That it holds."""
+    max_num_seqs: int
+    """That run at once."""
+    expected_bytes: int
+    """That the rollouts ask for at the median."""
+    enough_bytes: int
+    """That they ask for at the 99th percentile."""
+    preemption_risk: float
+    """Probability that they need more than there is."""
+    tp: int
+    """Ranks of the engine."""
+
+    @staticmethod
+    def of(demand: KvDemand, kv_cache: int, tp: int) -> "KvReport":
+        """The report on a cache of so many bytes."""
+        blocks = demand.pool.num_blocks(kv_cache)
+        longest = demand.max_prompt_len + demand.lengths.longest
+        return KvReport(
+            kv_cache_memory_bytes=kv_cache,
+            least_bytes=demand.least_bytes,
+            num_blocks=blocks,
+            num_tokens=demand.pool.num_tokens(blocks, longest),
+            max_num_seqs=demand.num_seqs,
+            expected_bytes=demand.bytes_at(0.5),
+            enough_bytes=demand.bytes_at(ENOUGH),
+            preemption_risk=demand.preemption_risk(kv_cache),
+            tp=tp,
+        )
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A placement, or one ZeRO stage in it, that was not chosen, and why."""
+
+    placement: Placement
+    reason: str
+    """For people."""
+    zero_stage: int | None = None
+    """None for the whole placement."""
+
+    @property
+    def name(self) -> str:
+        """As it is named on a page."""
+        return self.placement.value + ("" if self.zero_stage is None else f", ZeRO-{self.zero_stage}")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another candidate that was rated."""
+
+    choice: Choice
+    timing: StepTiming | None
+    """None where the machine has no rates."""
+    kv_cache: int
+    """Bytes of a rank."""
+    peak_bytes: int
+    """Of the fullest device, or of a host whose memory the devices share, at the high end."""
+    headroom_bytes: int
+    """That are left there; negative where it does not fit."""
+    verdict: Verdict
+
+    @property
+    def seconds(self) -> float:
+        """Of a usual step; 0 where they are not known."""
+        return self.timing.seconds if self.timing else 0.0
+
+
+@dataclass(frozen=True)
+class SearchStats:
+    """How much was looked at."""
+
+    num_candidates: int = 0
+    """That there are."""
+    num_rated: int = 0
+    """Whose bytes and seconds were worked out."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that by itself leads to a better verdict."""
+
+    change: str
+    """As it is typed."""
+    peak_bytes: int
+    """Of the fullest device or host then."""
+    verdict: Verdict
+    """That it leads to."""
+    seconds: float
+    """Of a step then; 0 where they are not known."""
+    num_devices: int
+    """That it takes."""
+    dollars: float | None = None
+    """That a step costs then; None without a price."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What surely fits first, then what leaves alone what is trained, then what costs fewer device-seconds."""
+        return self.verdict.rank, "lora" in self.change, self.seconds * self.num_devices
+
+
+def nothing_possible(impossible: tuple[Considered, ...]) -> NoFeasiblePlanError:
+    """The answer where no choice can be built."""
+    reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
+    return NoFeasiblePlanError(
+        "no layout can be built for this job",
+        where="placement.placement, training.zero_stage, hardware.num_devices",
+        rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
+        way_out="leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
+    )

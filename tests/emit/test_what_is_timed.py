@@ -1,0 +1,71 @@
+"""Engines on GPUs are emitted as they are timed: of vLLM's ways to all-reduce NCCL's alone is on."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rlplan.emit.execution import ExecutionSpec, execution_spec
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.gpu.times import engine_speed
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.planner.setting import read_setting
+from rlplan.spec.job_file import load_job
+from tests.factories import EXAMPLES
+
+TIMED = "PYNCCL"
+SWITCHES = {
+    "SYMM_MEM": "VLLM_ALLREDUCE_USE_SYMM_MEM",
+    "FLASHINFER": "VLLM_ALLREDUCE_USE_FLASHINFER",
+    "FLASHINFER_PCIE_IPC": "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC",
+    "NCCL_SYMM_MEM": "VLLM_USE_NCCL_SYMM_MEM",
+}
+WITH_CUSTOM = {"CUSTOM", "QUICK_REDUCE", "AITER_CUSTOM"}
+"""There only where `disable_custom_all_reduce` is false; the last two on AMD."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml"))
+
+
+@pytest.fixture(scope="module")
+def emitted(found: Plan) -> ExecutionSpec:
+    return execution_spec(executable_plan(found))
+
+
+def source_of(name: str) -> str:
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return (Path(spec.submodule_search_locations[0]) / name).read_text("utf-8")
+
+
+def test_the_ways_to_all_reduce_are_those_of_the_pinned_vllm() -> None:
+    text = source_of("distributed/device_communicators/cuda_communicator.py")
+    ways = re.search(r"all_potential_ar_backends = \[(.*?)\]", text, re.DOTALL)
+    assert ways
+    assert set(re.findall(r'"(\w+)"', ways[1])) == {TIMED, *SWITCHES, *WITH_CUSTOM}
+    names = source_of("envs.py")
+    assert all(f'"{name}"' in names for name in SWITCHES.values())
+
+
+def test_every_way_but_the_one_that_is_timed_is_off(found: Plan, emitted: ExecutionSpec) -> None:
+    setting = read_setting(found.job)
+    timed = engine_speed(found.job, setting.policy, found.choice.engine, setting.cluster("shared"))
+    arguments = emitted.vllm["policy"]
+    assert timed.has_custom_all_reduce is not arguments["disable_custom_all_reduce"]
+    assert timed.has_custom_all_reduce is False
+    assert arguments["compilation_config"] == {"pass_config": {"fuse_allreduce_rms": False}}
+    engines = [worker for worker in emitted.ray.workers if worker.worker == "rollout_engine"]
+    assert engines
+    for worker in engines:
+        assert {name: worker.environment.get(name) for name in SWITCHES.values()} == dict.fromkeys(
+            SWITCHES.values(), "0"
+        )
+
+
+def test_cuda_graphs_are_captured_where_they_are_timed(found: Plan, emitted: ExecutionSpec) -> None:
+    assert emitted.vllm["policy"]["enforce_eager"] is not found.job.rollout.has_cuda_graphs

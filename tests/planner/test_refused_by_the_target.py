@@ -1,0 +1,202 @@
+"""What a job's target refuses is said with the verdict `refused` and its reason, never with `fits`; what fits is taken.
+
+The rules stand in planner/rules.py; the search, the verdict, `emit` and the loader of a bundle read them there.
+"""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from rlplan.emit.bundle import read_bundle, write_bundle
+from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
+from rlplan.planner import rules
+from rlplan.planner.answers.changes import Change, ask
+from rlplan.planner.answers.plan_results import estimate_as_json
+from rlplan.planner.executable import check_fits, executable_plan
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan, find_plan
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_file import job_from
+from tests.factories import EXAMPLES, make_job
+from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
+
+SHORT = {"num_prompts_per_step": 32, "num_samples_per_prompt": 8, "max_prompt_len": 512, "max_response_len": 512}
+TARGETS = ("megatron", "fsdp2")
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "experts": ({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200"}, "Qwen3MoeForCausalLM"),
+    "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
+    "two kinds of GPUs": ({"hardware": "8xH100 + 8xL40S"}, "GPUs of one kind"),
+    "answers that are given": (
+        {"algorithm": "dpo", "workload": {"num_samples_per_prompt": 2}},
+        "these answers are given",
+    ),
+    "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
+    "hosts that are not full": (
+        {"hardware": {"profile": "h100-sxm", "num_devices": 6, "num_hosts": 4}},
+        "do not fill whole hosts",
+    ),
+    "the disk": ({"training": {"offload_device": "nvme", "offloads_optimizer": True}}, "offload_device nvme"),
+    "muon": ({"training": {"optimizer": "muon"}}, "the runtime has AdamW"),
+    "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),
+    "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
+    "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
+    "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine makes fp8"),
+    "speculative decoding": ({"rollout": {"speculative_tokens": 3}}, "is not in the memory model"),
+}
+
+
+def asked(parts: dict[str, Any]) -> JobSpec:
+    whole = {"policy": "Qwen/Qwen2.5-1.5B", "algorithm": "grpo", "hardware": "8xH100", "workload": SHORT, "data": DATA}
+    return job_from({**whole, "rewards": [{"kind": "answer_matcher"}], **parts})
+
+
+@pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
+    found = best_plan(asked(parts))
+    assert found.verdict is Verdict.REFUSED
+    assert any(words in reason for reason in found.refusals)
+    said = estimate_as_json(found)
+    assert (said["verdict"], said["refusals"]) == ("refused", list(found.refusals))
+    assert not found.remedies, "no bytes help"
+    for refuse in (check_fits, executable_plan):
+        with pytest.raises(EmitError, match="refused: ") as caught:
+            refuse(found)
+        assert caught.value.exit_code == 3
+    with pytest.raises(EmitError, match="refused: "):
+        find_plan(found.asked)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["experts", "two kinds of GPUs", "answers that are given"])
+def test_a_target_that_has_it_does_not_refuse_it(name: str, target: str) -> None:
+    found = best_plan(asked({**REFUSED[name][0], "target": target}))
+    assert found.verdict is found.fit
+    assert not found.refusals
+
+
+def test_a_change_that_leads_to_a_refusal_says_so_and_helps_nobody() -> None:
+    outcome = ask(asked({}), Change(("training.optimizer=muon",)), finds_way_out=True)
+    assert outcome.verdict is Verdict.REFUSED
+    assert not outcome.fits
+    assert "the runtime has AdamW" in outcome.why
+
+
+def test_a_cpu_host_refuses_with_the_same_error() -> None:
+    job = make_job(**{"rollout.kv_dtype": "fp8"})
+    (reason,) = rules.of_job(job)
+    with pytest.raises(EmitError, match="the engine has it on GPUs only") as caught:
+        find_plan(job)
+    assert reason in caught.value.what
+
+
+def test_a_config_without_weights_is_estimated_and_emit_says_what_is_missing(tmp_path: Path) -> None:
+    found = best_plan(asked({"policy": str(EXAMPLES / "models" / "decoder-160m" / "config.json")}))
+    assert found.verdict is Verdict.FITS
+    with pytest.raises(SpecError, match=r"policy\.path is a config alone"):
+        write_bundle(executable_plan(found), tmp_path)
+
+
+DENSE = (
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.1-8B",
+    "mistralai/Mistral-7B-v0.3",
+)
+OTHERS = ("Qwen/Qwen3-30B-A3B", "google/gemma-2-9b", "openai/gpt-oss-20b")
+"""Families that the runtime does not train."""
+
+
+def any_job(seed: int) -> JobSpec:
+    """A job on GPUs with random choices, some of which the runtime refuses. Raises: SpecError where two contradict."""
+    random = Random(seed)
+
+    def one(*usual: Any, seldom: tuple[Any, ...] = ()) -> Any:
+        return random.choice(seldom if seldom and random.random() < 0.05 else usual)
+
+    algorithm, prompts = one(*ALGORITHMS, seldom=("dpo",)), one(32, 64, 128)
+    samples = 2 if algorithm == "dpo" else one(4, 8)
+    where = "auto" if algorithm == "dpo" else one("auto", "auto", "colocated", "hybrid", "disaggregated")
+    optimizer = one("adamw", "adamw", "adamw_8bit", seldom=("muon",))
+    training = {
+        "zero_stage": one("auto", "auto", 1, 2, 3),
+        "optimizer": optimizer,
+        "lora": one(None, None, {"rank": 32}, {"rank": 16, "base_dtype": "nf4"}),
+        "ulysses": one("auto", "auto", 1, 2),
+        "offload_device": one("cpu", seldom=("nvme",)),
+        "master_dtype": one("float32", seldom=("bfloat16",)),
+    }
+    if training["zero_stage"] == 3 and optimizer == "adamw":
+        training["offloads_optimizer"] = one("auto", True, False)
+    rollout = {
+        "tp": one("auto", "auto", 1, 2),
+        "quantization": one("none", "auto", "fp8", seldom=("awq",)),
+        "sleep_level": one(1, 2) if where == "colocated" else "auto",
+    }
+    placement = {
+        "placement": where,
+        "max_staleness": one(0, 1) if where == "disaggregated" else 0,
+        "transport": one("auto", "auto", "disk"),
+        "offload": one("auto", "none", "host"),
+    }
+    sizes = {
+        "num_prompts_per_step": prompts,
+        "num_samples_per_prompt": samples,
+        "mini_batch_size": one(None, prompts * samples // 2, prompts * samples // 4),
+    }
+    target = one("rlplan", seldom=TARGETS)
+    return job_from(
+        {
+            "policy": one(*DENSE, seldom=OTHERS),
+            "algorithm": algorithm,
+            "hardware": one(*GPUS, seldom=("8xH100 + 8xL40S", "8xMI300X")),
+            "target": target,
+            "workload": {**SHORT, **sizes, "max_response_len": one(1024, 3072)},
+            "training": training if target == "rlplan" else {},
+            "rollout": rollout,
+            "placement": placement,
+            "checkpoints": {"every": one(0, 1, 20)},
+            "data": DATA,
+            "rewards": [{"kind": "answer_matcher"}],
+        }
+    )
+
+
+def check(seed: int, folder: Path) -> Verdict | None:
+    """The verdict on a random job, which says the truth; None where two of its choices contradict each other."""
+    try:
+        found = best_plan(any_job(seed))
+    except (SpecError, NoFeasiblePlanError):
+        return None
+    if found.job.target != "rlplan":
+        assert not found.refusals
+    elif found.verdict is Verdict.REFUSED:
+        _check_refused(found)
+    elif found.verdict is not Verdict.DOES_NOT_FIT:
+        plan = executable_plan(found)
+        write_bundle(plan, folder)
+        assert read_bundle(folder).schedule == found.schedule
+    return found.verdict
+
+
+def _check_refused(found: Plan) -> None:
+    with pytest.raises(EmitError, match="refused: "):
+        executable_plan(found)
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_of_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_path: Path) -> None:
+    verdicts = [check(seed, tmp_path / str(seed)) for seed in range(first, first + 20)]
+    assert Verdict.FITS in verdicts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(100, 600, 50))
+def test_of_many_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_path: Path) -> None:
+    verdicts = [check(seed, tmp_path / str(seed)) for seed in range(first, first + 50)]
+    assert {Verdict.FITS, Verdict.REFUSED} <= set(verdicts)
