@@ -4,15 +4,11 @@ Run as a program it is one rank, for all architectures: it gets a folder to work
 """
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-os.environ["DS_ACCELERATOR"] = "cpu"
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.model import RUNNABLE
 from tests.factories import ROOT
 from tests.runtime.live_cut import ARCHITECTURES, LENGTHS, OTHER_WAYS
@@ -20,8 +21,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank found, for all architectures."""
     folder = tmp_path_factory.mktemp("cut")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "TORCH_COMPILE_DISABLE": "1"}
+    environment |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.runtime.live_cut", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(240))
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     return found
