@@ -88,13 +88,23 @@ def main() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
     # It also collects garbage nine times an engine, a third of a second each: once is enough.
     collect, gc.collect = gc.collect, lambda generation=2: 0
+    store = opened_store(tp)
     for number, case in enumerate(cases):
-        print(MARK + json.dumps(hold(case, tp, folder / str(number))), flush=True)
+        print(MARK + json.dumps(hold(case, tp, folder / str(number), store)), flush=True)
         cleanup_dist_env_and_memory()
         collect()
 
 
-def hold(case: Mapping[str, Any], tp: int, folder: Path) -> dict[str, Any]:
+def opened_store(tp: int) -> Any:
+    """Where the ranks meet in every case. One for all: a rank that is early would meet the others in the last one's."""
+    from torch.distributed import TCPStore
+
+    if tp == 1:
+        return None
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), tp, is_master=os.environ["RANK"] == "0")
+
+
+def hold(case: Mapping[str, Any], tp: int, folder: Path, store: Any) -> dict[str, Any]:
     """Build a case's engine, list its rows, shut it down."""
     from vllm import LLM
 
@@ -104,8 +114,7 @@ def hold(case: Mapping[str, Any], tp: int, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(case["config"]), encoding="ascii")
     parameters: list[tuple[str, list[int], int]] = []
-    name = int(f"{os.environ['MASTER_PORT']}{folder.name}")  # of this case alone: the one before may be let go late
-    with met(tp, name), watch_parameters(parameters), watch_weight_packing() as packing:
+    with met(tp, folder.name, store), watch_parameters(parameters), watch_weight_packing() as packing:
         llm = LLM(
             model=str(folder),
             load_format="dummy",
@@ -139,7 +148,7 @@ def hold(case: Mapping[str, Any], tp: int, folder: Path) -> dict[str, Any]:
     return answer
 
 
-def met(tp: int, name: int) -> Any:
+def met(tp: int, case: str, store: Any) -> Any:
     """Ranks that have met, and inside the block shared memory that no other engine of this host has the name of."""
     from contextlib import nullcontext
 
@@ -149,8 +158,9 @@ def met(tp: int, name: int) -> Any:
 
     if tp == 1:
         return nullcontext()
-    dist.init_process_group("gloo")
-    return named_by_port(name)
+    dist.init_process_group("gloo", store=dist.PrefixStore(case, store), rank=int(os.environ["RANK"]), world_size=tp)
+    # A name for each case: shared memory of the one before may be let go late.
+    return named_by_port(int(os.environ["MASTER_PORT"] + case))
 
 
 def latent_attention(config: Mapping[str, Any]) -> dict[str, Any]:
