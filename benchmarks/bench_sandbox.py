@@ -20,10 +20,11 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from rlplan.runtime.sandbox.bare import Bare  # noqa: E402
-from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, Bubblewrap  # noqa: E402
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap  # noqa: E402
 from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox  # noqa: E402
 from rlplan.runtime.sandbox.programs import Case, Program, Sandbox  # noqa: E402
 from rlplan.runtime.sandbox.tree_limits import PREFIX  # noqa: E402
+from rlplan.runtime.sandbox.uids import FIRST_UID, NUM_UIDS  # noqa: E402
 
 ADDS = Program("print(sum(map(int, input().split())))", (Case(b"17 25\n"),))
 BEGIN, END = "<!-- bench_sandbox: begin -->", "<!-- bench_sandbox: end -->"
@@ -92,7 +93,7 @@ def left_behind() -> dict[str, int]:
     return {
         "processes": sum(map(_is_inside, psutil.Process().children(recursive=True))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "files": sum(FIRST_UID <= owner < FIRST_UID + 100 for owner in owners),
+        "files": sum(FIRST_UID <= owner < FIRST_UID + NUM_UIDS for owner in owners),
         "canaries": sum(len(list(place.glob(f"rlplan-canary-{os.getpid()}-*"))) for place in places),
         "control groups": len(list(Path("/sys/fs/cgroup").glob(f"**/{PREFIX}-{os.getpid()}-*"))),
         "descriptors": psutil.Process().num_fds(),
@@ -103,7 +104,7 @@ def _is_inside(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return process.name() == "bwrap" or FIRST_UID <= process.uids().real < FIRST_UID + 100
+        return process.name() == "bwrap" or FIRST_UID <= process.uids().real < FIRST_UID + NUM_UIDS
     except psutil.Error:
         return False
 

@@ -22,9 +22,8 @@ from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, r
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list
 from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.uids import ClaimedUids
 
-FIRST_UID = 61_200
-"""Uids from here on belong to nobody on the usual systems; each slot has one."""
 CLOSE_S = 5.0
 """For programs at work to be ended."""
 _PROBE = """
@@ -49,6 +48,7 @@ class Bubblewrap:
         self._filter = _filter_file()
         sweep()
         self._groups = _tree_groups(num_slots, limits.memory_bytes)
+        self._uids = ClaimedUids(num_slots)
         self._stop, self._keep = os.pipe()
         self._is_closed = False
         self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
@@ -95,9 +95,10 @@ class Bubblewrap:
         for group in self._groups:
             group.close()
         self._filter.close()
+        self._uids.close()
 
     def _command(self, slot: int, descriptor: int) -> tuple[str, ...]:
-        uid = str(FIRST_UID + slot)
+        uid = str(self._uids.numbers[slot])
         drop = (self._setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--") if self._is_root else ()
         return (
             *drop,

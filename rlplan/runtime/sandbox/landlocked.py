@@ -16,11 +16,12 @@ from pathlib import Path
 
 from rlplan.errors import HostError
 from rlplan.runtime.own_path import BASE_EXECUTABLE
-from rlplan.runtime.sandbox.bubblewrap import FIRST_UID, INTERPRETER, interpreter_places, system_runner
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 from rlplan.runtime.sandbox.seccomp import denied_calls, deny_list
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
+from rlplan.runtime.sandbox.uids import ClaimedUids
 
 _LAUNCHER = """
 import ctypes, json, os, sys
@@ -72,23 +73,25 @@ class Landlocked:
         self._runner = system_runner(_LOCK.format(code=deny_list(os.uname().machine)))
         self._places = interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
-        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(num_slots):
-            self._slots.put(slot)
+        self._uids = ClaimedUids(num_slots)
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for uid in self._uids.numbers:
+            self._free.put(uid)
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program in a fresh sandbox."""
-        slot, limits = self._slots.get(), program.limits
+        uid, limits = self._free.get(), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
         try:
-            return run_in(self._command(slot), self._runner.code, program, stops_early=stops_early, watch=watch)
+            return run_in(self._command(uid), self._runner.code, program, stops_early=stops_early, watch=watch)
         finally:
-            self._slots.put(slot)
+            self._free.put(uid)
 
     def close(self) -> None:
-        """Nothing is kept between runs."""
+        """Nothing but the uids is kept between runs."""
+        self._uids.close()
 
-    def _command(self, slot: int) -> tuple[str, ...]:
+    def _command(self, uid: int) -> tuple[str, ...]:
         policy = {
             "fs_readable": [INTERPRETER, *self._places, "/dev/null", "/dev/urandom"],
             "fs_writable": ["/dev/null"],
@@ -99,8 +102,7 @@ class Landlocked:
             "no_coredump": True,
             "extra_deny_syscalls": list(denied_calls(os.uname().machine)),
         }
-        uid = str(FIRST_UID + slot)
-        ids = ("--reuid", uid, "--regid", uid, "--clear-groups")
+        ids = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups")
         drop = (self._setpriv, *ids, "--inh-caps=-all", "--bounding-set=-all", "--") if self._setpriv else ()
         launch = (BASE_EXECUTABLE, "-I", "-S", "-c", _LAUNCHER, self._packages, json.dumps(policy))
         return (*drop, *launch, INTERPRETER, *self._runner.flags)
