@@ -8,7 +8,7 @@ import csv
 import sys
 
 from benchmarks.timed_runs import ROOT, TimedRun, run_job
-from rlplan.planner.answers.played import play
+from rlplan.planner.answers.simulated_plan import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
 

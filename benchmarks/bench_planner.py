@@ -1,6 +1,6 @@
 """How long a plan takes from the shell, cold, and how much of it the search looked at.
 
-Prints seconds of wall clock of `rlplan plan` (a process started anew, the fastest of some runs) beside what is asked
+Prints seconds of wall clock of `rlplan plan` (a process restarted, the fastest of some runs) beside what is asked
 for on two quiet cores, candidates there are and were rated, and the seconds of the search alone. Run by `make bench`.
 """
 
@@ -77,7 +77,7 @@ def search_seconds(case: Case) -> tuple[float, SearchStats]:
 
 def _inside(case: Case) -> str:
     seconds, stats = search_seconds(case)
-    return f"{seconds:.2f} s the search, {stats.num_rated} of {stats.num_candidates:,} candidates rated"
+    return f"{seconds:.2f} s the search, {stats.num_scored} of {stats.num_candidates:,} candidates rated"
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def _measure(model: str, algorithm: str, gpus: str) -> str:
     candidates = list(islice(search.space, 2000))
     cold = _seconds(lambda: [search.rate(one) for one in candidates], 1) / len(candidates)
     warm = _seconds(lambda: [search.rate(one) for one in candidates], REPEATS) / len(candidates)
-    rated = [search.rate(one) for one in candidates[:WHOLE]]
-    whole = _seconds(lambda: [search.whole(one) for one in rated], REPEATS) / len(rated)
+    scored = [search.rate(one) for one in candidates[:WHOLE]]
+    whole = _seconds(lambda: [search.whole(one) for one in scored], REPEATS) / len(scored)
     return (
         f"{len(candidates)} candidates; {1e6 * warm:.0f} us each from tables, {cold / warm:.1f} times that with their "
         f"making, {whole / warm:.0f} times that as a ledger"

@@ -8,7 +8,7 @@ import time
 from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.lengths import Lengths, LogNormalLengths
 from rlplan.timing.cost import Cost, Resource
@@ -28,7 +28,7 @@ def setting(num_engines: int, asynchrony: Asynchrony | None = None, num_steps: i
     """16 prompts an engine, 16 samples each; a reward takes a second."""
     schedule = plain_schedule(Placement.DISAGGREGATED, num_engines, num_engines, num_mini_batches=4)
     costs = {action.id: Cost({Resource.COMPUTE: 20.0}) for action in schedule.step if action.mini_batch is not None}
-    work = RolloutWork(16 * num_engines, 16, 200, LENGTHS, num_engines, EngineLimits(256, 40_000))
+    work = StepRollouts(16 * num_engines, 16, 200, LENGTHS, num_engines, EngineLimits(256, 40_000))
     return SimulationSetting(schedule, costs, work, SPEED, num_steps, asynchrony, reward_latency_s=1.0)
 
 

@@ -19,7 +19,7 @@ from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rewards.total import finish_rewards
 from rlplan.runtime.workers.policy_trainer import PolicyTrainer
 from rlplan.runtime.workers.scorer import Scorer
@@ -60,7 +60,7 @@ class InProcess:
         self.job, self.prompts = job, load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)
         self.ends = end_tokens(Path(job.policy.path))
-        self.desk = RewardDesk(job)
+        self.reward_pool = RewardPool(job)
         self.groups = GroupMaker(job, self.requests.prompt, self.ends)
         self.engine = AutoModelForCausalLM.from_pretrained(job.policy.path, dtype=torch.float32)
         self.policy = PolicyTrainer("policy_trainer/0", job, {}, 1)
@@ -90,7 +90,7 @@ class InProcess:
             Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
         ]
-        self.desk.judge(rollouts)
+        self.reward_pool.judge(rollouts)
         return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
 
     def _step(self) -> None:
@@ -117,7 +117,7 @@ class InProcess:
         completions = self._complete([self.requests.rollouts(number) for number in numbers])
         groups = [self.groups.make(each) for each in zip(numbers, completions, strict=True)]
         for group in groups:
-            self.desk.judge([*group.rollouts, *group.baselines])
+            self.reward_pool.judge([*group.rollouts, *group.baselines])
         return groups
 
     def _score(self, rollouts: list[Rollout]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timed_runs import ROOT, run_job
-from rlplan.planner.answers.played import play
+from rlplan.planner.answers.simulated_plan import play
 from rlplan.planner.search import find_plan
 from rlplan.spec.job_file import load_job
 from rlplan.units import format_bytes

@@ -1,4 +1,4 @@
-"""Schedules for simulations of which nothing matters but who generates and who trains: rollouts, training, hand-over.
+"""Schedules for simulations of which nothing matters but who generates and who trains: rollouts, training, weight sync.
 
 In: sizes. Out: a Schedule of the one builder, without evaluation. Left out: bytes; seconds are the caller's.
 """
@@ -6,7 +6,7 @@ In: sizes. Out: a Schedule of the one builder, without evaluation. Left out: byt
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice
 from rlplan.dataflow.schedule import Schedule
-from rlplan.planner.answers.played import without_evaluation
+from rlplan.planner.answers.simulated_plan import without_evaluation
 from rlplan.spec.job_file import job_from
 from rlplan.spec.resolved import settle
 from rlplan.vocabulary import Placement

@@ -48,7 +48,7 @@ def _measure(model: str, gpus: str, count: int, words: tuple[str, ...]) -> Row:
     seconds, stats = search_seconds(case)
     target = "megatron" if words else "rlplan"
     shell = round(shell_seconds(case), 3)
-    return model, target, count, shell, round(seconds, 3), stats.num_candidates, stats.num_rated
+    return model, target, count, shell, round(seconds, 3), stats.num_candidates, stats.num_scored
 
 
 def _draw(rows: list[Row]) -> None:

@@ -1,6 +1,6 @@
 """verl's staleness sweep, simulated: inputs, the one number that is calibrated, and what comes out.
 
-    published   Qwen2.5-Math-7B, DAPO, 128 H20 as 64 for rollouts and 64 for training, 100 hand-overs of weights:
+    published   Qwen2.5-Math-7B, DAPO, 128 H20 as 64 for rollouts and 64 for training, 100 weight syncs:
                 staleness_threshold 0 / 0.1 / 0.3 / 0.5 took 4 h 25, 3 h 53, 3 h 18, 3 h 13
     calibrated  on the first of them alone: `length_scale`
     predicted   the other three, as ratios to the first
@@ -24,7 +24,7 @@ from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.lengths import Lengths, LogNormalLengths
 from rlplan.timing.cost import Cost, Resource
@@ -48,8 +48,8 @@ TRIGGER = 4
 NUM_PROMPTS = MINI_BATCH * REQUIRE_BATCHES * TRIGGER
 MAX_RESPONSE = 28672
 
-# Source: the same version's fully_async_rollouter.py: at most 16 prompts an engine at once; a hand-over counts what is
-# queued and unfinished and lets (1 + staleness_threshold) x 512 be begun before the next (`staleness.num_allowed`).
+# Source: the same version's fully_async_rollouter.py: at most 16 prompts an engine at once; a weight sync counts what
+# is queued and unfinished and lets (1 + staleness_threshold) x 512 be begun before the next (`staleness.num_allowed`).
 GROUPS_AT_ONCE = 16 * NUM_ENGINES
 
 # Source: verl's rollout.yaml, max_num_seqs; 0.8 x 97285 MiB x 4 GPUs less 15.2 GB of weights, 57344 bytes a token.
@@ -143,7 +143,7 @@ INPUTS = Inputs()
 def generation_s(num_gpus: int, inputs: Inputs = INPUTS, num_steps: int = 20) -> float:
     """Seconds of generation in a colocated step."""
     schedule = plain_schedule(Placement.HYBRID, num_gpus, num_gpus, tp=4)
-    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, inputs.lengths(1.0), num_gpus // 4, LIMITS)
+    work = StepRollouts(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, inputs.lengths(1.0), num_gpus // 4, LIMITS)
     setting = SimulationSetting(schedule, rollouts=work, speed=inputs.speed, num_steps=num_steps)
     return simulate(setting).phase_s[Phase.ROLLOUT] / num_steps
 
@@ -176,7 +176,7 @@ def with_fitted_engine(inputs: Inputs, num_steps: int = 20) -> Inputs:
 
 
 def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, seed: int = 0) -> SimulationResult:
-    """The first `num_steps` hand-overs of one run."""
+    """The first `num_steps` weight syncs of one run."""
     num_mini = REQUIRE_BATCHES * TRIGGER
     schedule = plain_schedule(Placement.DISAGGREGATED, 64, 64, num_mini_batches=num_mini, tp=4)
     each = Cost({Resource.COMPUTE: inputs.update_s / num_mini})
@@ -184,7 +184,7 @@ def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, s
     costs["sync_weights"] = Cost({Resource.NETWORK: SYNC_S})
     asynchrony = Asynchrony(threshold, True, True, num_takes=TRIGGER, max_groups_at_once=GROUPS_AT_ONCE)
     lengths = inputs.lengths(inputs.length_scale)
-    work = RolloutWork(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths, NUM_ENGINES, LIMITS)
+    work = StepRollouts(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths, NUM_ENGINES, LIMITS)
     return simulate(SimulationSetting(schedule, costs, work, inputs.speed, num_steps, asynchrony), seed)
 
 

@@ -37,7 +37,7 @@ MODELS = {
     "70B": "meta-llama/Llama-3.1-70B-Instruct",
 }
 RANK = 64
-WAYS = {
+TRAINING_OVERRIDES = {
     "full": (),
     "LoRA": (f"training.lora={{rank: {RANK}}}",),
     "QLoRA": (f"training.lora={{rank: {RANK}, base_dtype: nf4}}", "rollout.quantization=fp8"),
@@ -114,13 +114,13 @@ def main() -> int:
 
 def keys() -> Iterator[tuple[str, str, str]]:
     """(gpu, size, training) of every row."""
-    return product(GPUS, MODELS, WAYS)
+    return product(GPUS, MODELS, TRAINING_OVERRIDES)
 
 
 def suggest(gpu: str, size: str, training: str) -> Suggestion:
     """The row of one question: the plan on the fewest GPUs that fit."""
     for count in COUNTS:
-        found = _plan(gpu, size, count, WAYS[training])
+        found = _plan(gpu, size, count, TRAINING_OVERRIDES[training])
         if found is not None and found.verdict is Verdict.FITS:
             return _row(gpu, size, training, count, found)
     return Suggestion(gpu, size, training, COUNTS[-1], f"not on {COUNTS[-1]}")
@@ -137,16 +137,16 @@ def _plan(gpu: str, size: str, count: int, overrides: tuple[str, ...]) -> Plan |
         return None
 
 
-def _row(gpu: str, size: str, training: str, count: int, budget: Plan) -> Suggestion:
-    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
-    kv = budget.kv
+def _row(gpu: str, size: str, training: str, count: int, plan: Plan) -> Suggestion:
+    step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
+    kv = plan.kv
     assert kv is not None, "there are rollouts"
     return Suggestion(
         gpu=gpu,
         size=size,
         training=training,
         num_gpus=count,
-        verdict=budget.verdict.value,
+        verdict=plan.verdict.value,
         placement=step.placement.value,
         zero_stage=trainer.zero_stage,
         recompute="full" if trainer.gradient_checkpointing else "none",
@@ -156,15 +156,15 @@ def _row(gpu: str, size: str, training: str, count: int, budget: Plan) -> Sugges
         tp=engine.tp,
         sleep_level=engine.sleep_level,
         kv_cache_memory_bytes=kv.kv_cache_memory_bytes,
-        gpu_memory_utilization=round(engine_share(budget), 3),
+        gpu_memory_utilization=round(engine_share(plan), 3),
         max_num_seqs=kv.max_num_seqs,
         max_lora_rank=_largest_rank(gpu, size, count, training),
-        step_s=round(budget.seconds, 3),
-        peak_bytes=budget.binding.num_bytes,
+        step_s=round(plan.seconds, 3),
+        peak_bytes=plan.binding.num_bytes,
     )
 
 
-def engine_share(budget: Plan) -> float:
+def engine_share(plan: Plan) -> float:
     """What the engine's process holds while it generates, as a part of what the driver reports as total.
 
     Counts: weights, KV cache, activations, graphs, context: vLLM's gpu_memory_utilization is a part of the total too,
@@ -172,20 +172,20 @@ def engine_share(budget: Plan) -> float:
     """
     generating = [
         row
-        for row in budget.ledger.rows
-        if (row.moment, row.action_id, row.space) == ("steady", "generate", "device")
+        for row in plan.ledger.rows
+        if (row.run_phase, row.action_id, row.space) == ("steady", "generate", "device")
         and row.process.startswith("rollout_engine")
     ]
-    return sum(row.peak_bytes for row in generating) / budget.job.load_gpu().memory.value
+    return sum(row.peak_bytes for row in generating) / plan.job.load_gpu().memory.value
 
 
 def _largest_rank(gpu: str, size: str, count: int, training: str) -> int:
     """The largest rank of adapters that fits on so many GPUs."""
-    if not WAYS[training]:
+    if not TRAINING_OVERRIDES[training]:
         return 0
     for rank in LARGER_RANKS:
-        ways = tuple(word.replace(f"rank: {RANK}", f"rank: {rank}") for word in WAYS[training])
-        found = _plan(gpu, size, count, ways)
+        overrides = tuple(word.replace(f"rank: {RANK}", f"rank: {rank}") for word in TRAINING_OVERRIDES[training])
+        found = _plan(gpu, size, count, overrides)
         if found is not None and found.verdict is Verdict.FITS:
             return rank
     return RANK

@@ -33,7 +33,7 @@ def cells(part: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in PRINTED[part].splitlines()[2:]]
 
 
-def budget(name: str, *overrides: str) -> Plan:
+def plan(name: str, *overrides: str) -> Plan:
     found = example(name, *overrides)
     assert isinstance(found, Plan), found
     return found
@@ -91,7 +91,7 @@ def test_four_models_of_70b_do_not_fit_on_eight_cards() -> None:
 
 
 def test_a_step_of_the_design_is_the_sum_of_its_phases() -> None:
-    found = budget("ppo-70b-64xh100")
+    found = plan("ppo-70b-64xh100")
     assert sum(cost.seconds for cost in found.costs.values()) == pytest.approx(found.seconds)
     assert sum(size for _, _, _, size in found.binding.rows) == found.binding.num_bytes
 
@@ -102,8 +102,8 @@ def test_adapters_and_no_value_model_need_less_than_ppo_with_all_weights() -> No
     def of_states(found: Plan) -> int:
         return sum(size for _, _, kind, size in found.ledger.device_peak("cuda:0").rows if kind in states)
 
-    lora = budget("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")
-    full = budget("exercises/ppo-7b", "training.offloads_optimizer=false")
+    lora = plan("exercises/grpo-7b", "training.lora={rank: 64}", "training.offloads_optimizer=false")
+    full = plan("exercises/ppo-7b", "training.offloads_optimizer=false")
     assert lora.verdict is Verdict.FITS
     assert of_states(lora) < 0.1 * of_states(full)
 
@@ -123,8 +123,8 @@ def test_the_table_of_suggestions_has_a_row_for_every_question() -> None:
 def test_a_larger_card_never_needs_more_gpus() -> None:
     order = ("a100-sxm-40gb", "a100-sxm-80gb")
     for size in suggest_settings.MODELS:
-        for way in suggest_settings.WAYS:
-            small, large = (SUGGESTED[(gpu, size, way)] for gpu in order)
+        for training in suggest_settings.TRAINING_OVERRIDES:
+            small, large = (SUGGESTED[(gpu, size, training)] for gpu in order)
             if small["verdict"] == Verdict.FITS.value:
                 assert large["verdict"] == Verdict.FITS.value
                 assert int(large["num_gpus"]) <= int(small["num_gpus"])

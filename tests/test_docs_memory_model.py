@@ -24,7 +24,7 @@ from tests.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
 
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 FORMULA_MODULES = (
-    *("params", "logits", "activations", "training", "backward", "generation", "transitions"),
+    *("params", "logits", "activations", "training", "backward", "generation", "sync_buckets"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving", "serving_kv", "serving_peaks", "serving_versions", "serving_weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints", "weight_sync"),
@@ -105,7 +105,7 @@ def tensors_table() -> Iterator[list[str]]:
 def working_table() -> Iterator[list[str]]:
     """Peak less resident of the memory-bound job's actions, in MiB."""
     job, ledger = "memory-bound", plan_of("memory-bound").ledger
-    for moment, action, process in (
+    for run_phase, action, process in (
         ("start", "start_trainer", "policy_trainer/0"),
         ("steady", "generate", "rollout_engine/0"),
         ("steady", "score/reference", "scorer/reference/0"),
@@ -119,14 +119,14 @@ def working_table() -> Iterator[list[str]]:
         predicted = sum(
             row.peak_bytes - row.resident_bytes
             for row in ledger.rows
-            if (row.moment, row.action_id, row.process) == (moment, action, process)
+            if (row.run_phase, row.action_id, row.process) == (run_phase, action, process)
             and row.kind is not MemoryKind.FRAGMENTATION
         )
         totals = [
             (sample["step"], sample["statistic"], int(sample["measured_bytes"]))
             for sample in samples_of(job)
             if sample["kind"] == "total"
-            and (sample["moment"], sample["action_id"], sample["process"]) == (moment, action, process)
+            and (sample["run_phase"], sample["action_id"], sample["process"]) == (run_phase, action, process)
         ]
         resident = {step: size for step, statistic, size in totals if statistic == "resident"}
         measured = max(size - resident[step] for step, statistic, size in totals if statistic == "peak")

@@ -13,8 +13,8 @@ from rlplan import errors
 from rlplan.emit.bundle import write_bundle
 from rlplan.emit.editable import EDITABLE
 from rlplan.report.plans.write import PlanFiles
-from rlplan.runtime.agreement import LIMITS
 from rlplan.runtime.experience import Completion, Prompt, Rollout
+from rlplan.runtime.logprob_mismatch import LIMITS
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.trace import MemorySample, Span
@@ -59,7 +59,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
     half = job.training.model_copy(update={"dtype": Dtype.FLOAT16})
     job = job.model_copy(update={"rollout": job.rollout.model_copy(update=game), "training": half})
     metrics = StepMetrics(job)
-    metrics.job = refilled  # an environment tells too late which groups teach
+    metrics.job = refilled  # an environment tells too late which groups have variance
     metrics.add_replaced(1)
     metrics.job = job
     prompt = Prompt("1", "Sort: 21345", "12345", (1, 2))

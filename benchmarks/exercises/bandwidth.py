@@ -44,7 +44,7 @@ SEVENTY = "exercises/grpo-70b"
 
 
 def handed() -> str:
-    """What the hand-over takes by our model, against a whole step."""
+    """What the weight sync takes by our model, against a whole step."""
     rows = []
     for name, overrides in HANDED.items():
         found = example(SEVENTY, *overrides)
@@ -61,7 +61,7 @@ def handed() -> str:
                 f"{cost.seconds / step.seconds:.1%}",
             )
         )
-    return table(("plan", "hand-over", "mostly", "a step", "its part of the step"), rows)
+    return table(("plan", "weight sync", "mostly", "a step", "its part of the step"), rows)
 
 
 def handed_answer() -> str:
@@ -74,10 +74,10 @@ def handed_answer() -> str:
     asked = alone.seconds - cost + SECONDS
     step, overlapped = (format_seconds(one.seconds) for one in (alone, behind))
     sentences = (
-        f"Of the disaggregated step of {step}, the hand-over of {decimal(moved)} is {format_seconds(cost)},",
+        f"Of the disaggregated step of {step}, the weight sync of {decimal(moved)} is {format_seconds(cost)},",
         f"{decimal_rate(moved / cost)}. With the ten seconds of the question the step would take",
         f"{format_seconds(asked)}, of which they are {SECONDS / asked:.0%}. With rollouts one version behind, a step",
-        f"takes {overlapped} instead of {step}: generation and training overlap, the hand-over does not, because both",
+        f"takes {overlapped} instead of {step}: generation and training overlap, the weight sync does not, for both",
         "sides take part in it.",
     )
     return "\n".join(sentences)

@@ -20,30 +20,30 @@ def big() -> Plan:
 
 def design() -> str:
     """What is chosen for 64 GPUs."""
-    budget = big()
-    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
+    plan = big()
+    step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     ranks = trainer.tp * trainer.pp * trainer.cp * trainer.ulysses
-    sync = budget.costs["sync_weights"]
-    low, high = budget.interval()
-    transport = budget.choice.way
-    passes = f"{'full' if trainer.gradient_checkpointing else 'no'} recomputation, {a_pass(budget)} a pass"
-    ways = f"tp {trainer.tp}, pp {trainer.pp}, dp {step.num_training // ranks}, ZeRO-{trainer.zero_stage}"
-    peak = f"{format_bytes(budget.binding.num_bytes)} of {format_bytes(budget.binding_capacity)}"
-    assert budget.kv is not None, "there are rollouts"
-    cache = f"{format_bytes(budget.kv.kv_cache_memory_bytes)} a GPU, {budget.kv.num_tokens:,} tokens an engine"
+    sync = plan.costs["sync_weights"]
+    low, high = plan.interval()
+    transport = plan.choice.sync_mode
+    passes = f"{'full' if trainer.gradient_checkpointing else 'no'} recomputation, {a_pass(plan)} a pass"
+    axes = f"tp {trainer.tp}, pp {trainer.pp}, dp {step.num_training // ranks}, ZeRO-{trainer.zero_stage}"
+    peak = f"{format_bytes(plan.binding.num_bytes)} of {format_bytes(plan.binding_capacity)}"
+    assert plan.kv is not None, "there are rollouts"
+    cache = f"{format_bytes(plan.kv.kv_cache_memory_bytes)} a GPU, {plan.kv.num_tokens:,} tokens an engine"
     mostly = sync.bound_by.value.replace("_", " ")
     rows = [
-        ("placement", choice(budget)),
-        ("training", f"{ways}, {passes}"),
+        ("placement", choice(plan)),
+        ("training", f"{axes}, {passes}"),
         ("generation", f"{step.num_generation // engine.tp} engines of tp {engine.tp}"),
-        ("hand-over of weights", f"{transport}, {format_seconds(sync.seconds)} ({mostly})"),
+        ("weight sync", f"{transport}, {format_seconds(sync.seconds)} ({mostly})"),
         ("KV cache", cache),
-        ("fullest GPU", f"{peak} in {budget.binding.action_id}; {format_bytes(low)} to {format_bytes(high)}"),
-        ("verdict", budget.verdict.value),
-        ("a step", f"{format_seconds(budget.seconds)}, {format_rate(budget.tokens_per_s)}"),
+        ("fullest GPU", f"{peak} in {plan.binding.action_id}; {format_bytes(low)} to {format_bytes(high)}"),
+        ("verdict", plan.verdict.value),
+        ("a step", f"{format_seconds(plan.seconds)}, {format_rate(plan.tokens_per_s)}"),
         (
             "as it is typed",
-            " ".join(f"`{key}={value}`" for key, value in choice_words(budget.choice, budget.job).items()),
+            " ".join(f"`{key}={value}`" for key, value in choice_words(plan.choice, plan.job).items()),
         ),
     ]
     return table(("question", "answer"), rows)
@@ -51,22 +51,22 @@ def design() -> str:
 
 def design_memory() -> str:
     """Bytes of one GPU at its fullest moment, by kind, and at the other moments in sum."""
-    budget = big()
-    rows = [(str(kind).replace("_", " "), format_bytes(size)) for kind, size in kinds(budget.binding).items()]
-    return table((f"one GPU in {budget.binding.action_id}", "bytes"), rows)
+    plan = big()
+    rows = [(str(kind).replace("_", " "), format_bytes(size)) for kind, size in kinds(plan.binding).items()]
+    return table((f"one GPU in {plan.binding.action_id}", "bytes"), rows)
 
 
 def design_time() -> str:
     """Seconds of each phase."""
-    budget = big()
+    plan = big()
     rows = [
         (
             str(phase),
             format_seconds(cost.seconds),
-            f"{cost.seconds / budget.seconds:.0%}",
+            f"{cost.seconds / plan.seconds:.0%}",
             cost.bound_by.value.replace("_", " "),
         )
-        for phase, cost in phase_costs(budget.timing.step).items()
+        for phase, cost in phase_costs(plan.timing.step).items()
     ]
     return table(("phase", "seconds", "part of the step", "mostly"), rows)
 
@@ -78,8 +78,8 @@ def design_targets() -> str:
     """The same question for each target that could run it."""
     rows = []
     for target in TARGETS:
-        ways = ("training.tp=auto", "training.pp=auto") if target == "megatron" else ()
-        found = example(EXAMPLE, f"target={target}", *ways)
+        axes = ("training.tp=auto", "training.pp=auto") if target == "megatron" else ()
+        found = example(EXAMPLE, f"target={target}", *axes)
         if isinstance(found, str):
             rows.append((target, found, "-", "-"))
             continue

@@ -98,9 +98,9 @@ def variants() -> str:
     return table(head, rows)
 
 
-def totals_of(budget: Plan) -> Iterable[tuple[tuple[str, str], int]]:
+def totals_of(plan: Plan) -> Iterable[tuple[tuple[str, str], int]]:
     """((moment, action), bytes) of the one card."""
-    return budget.ledger.device_totals("cuda:0").items()
+    return plan.ledger.device_totals("cuda:0").items()
 
 
 def variants_commands() -> str:

@@ -27,7 +27,7 @@ def example(name: str, *overrides: str) -> Plan | str:
 
 
 def asked(spec: JobSpec) -> Plan | str:
-    """The best plan of a budget; or, in words, why there can be none."""
+    """The best plan of a job; or, in words, why there can be none."""
     try:
         return search_of(spec).run(with_others=False)
     except RlplanError as error:
@@ -45,9 +45,9 @@ def commands(lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(("```", *(typed(*line) for line in lines), "```"))
 
 
-def peak_of(budget: Plan, device: str) -> Peak:
+def peak_of(plan: Plan, device: str) -> Peak:
     """The fullest moment of a device."""
-    return budget.ledger.device_peak(device)
+    return plan.ledger.device_peak(device)
 
 
 def kinds(peak: Peak) -> dict[MemoryKind, int]:
@@ -58,9 +58,9 @@ def kinds(peak: Peak) -> dict[MemoryKind, int]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def choice(budget: Plan) -> str:
+def choice(plan: Plan) -> str:
     """What was chosen, in a few words."""
-    step, trainer, engine = budget.choice.arrangement, budget.choice.trainer, budget.choice.engine
+    step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     words = [step.placement.value, f"ZeRO-{trainer.zero_stage}"]
     words += [f"training tp {trainer.tp}"] if trainer.tp > 1 else []
     words += [f"pp {trainer.pp}"] if trainer.pp > 1 else []
@@ -70,12 +70,12 @@ def choice(budget: Plan) -> str:
     if not step.shares_devices:
         words.append(f"{step.num_training} GPUs train, {step.num_generation} generate")
         words += [f"{step.num_scoring} score"] * bool(step.num_scoring)
-    return ", ".join([*words, f"engine tp {engine.tp}"] if budget.job.has_rollouts else words)
+    return ", ".join([*words, f"engine tp {engine.tp}"] if plan.job.has_rollouts else words)
 
 
-def a_pass(budget: Plan) -> str:
+def a_pass(plan: Plan) -> str:
     """What a pass of the trainer works on."""
-    trainer = budget.choice.trainer
+    trainer = plan.choice.trainer
     return f"{trainer.max_tokens:,} tokens" if trainer.max_tokens else f"{trainer.micro_batch} rollouts"
 
 

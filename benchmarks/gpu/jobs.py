@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS = {"cuda": "decoder-160m", "cpu": "sorter"}
 PLACEMENTS: Mapping[str, dict[str, Any]] = {
     "colocated": {"placement": "colocated", "offload": "host", "offload_roles": "all"},
-    "colocated-frozen-parked": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"},
+    "colocated-frozen-offloaded": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"},
     "hybrid": {"placement": "hybrid", "offload": "none"},
 }
 WORKLOAD = {

@@ -11,8 +11,8 @@ from rlplan.memory.frozen import Frozen
 from rlplan.memory.gpu.states import frozen_of
 from rlplan.memory.logits import Loss, rows_bytes
 from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.memory.sharding import Sizes, held_by_torch, held_by_zero, sizes_of
-from rlplan.memory.step_peak import Held, Recompute, Work, score_peak_bytes, step_peak
+from rlplan.memory.sharding import Sizes, rank_state_under_torch, rank_state_under_zero, sizes_of
+from rlplan.memory.step_peak import MicroBatchShape, RankState, Recompute, score_peak_bytes, step_peak
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
@@ -54,23 +54,23 @@ def _training(case: Case) -> dict[str, float]:
         adapters=adapters,
         frozen_bytes=BYTES * sum(parameter.numel for parameter in frozen),
     )
-    work = _work(case, model, frozen_of(adapters) if adapters else None)
+    shape = _shape(case, model, frozen_of(adapters) if adapters else None)
     if case.stage is None:
-        held, host = held_by_torch(sizes, weight_bytes=BYTES), 0
+        rank_state, host = rank_state_under_torch(sizes, weight_bytes=BYTES), 0
     else:
-        held, host = _held_by_deepspeed(case, sizes, adapters or model.parameters, frozen)
+        rank_state, host = _rank_state_under_deepspeed(case, sizes, adapters or model.parameters, frozen)
     answer: dict[str, float] = {
-        "allocated_bytes": sum(step_peak(held, work).values()),
-        "resident_bytes": sum(held.resident.values()),
+        "allocated_bytes": sum(step_peak(rank_state, shape).values()),
+        "resident_bytes": sum(rank_state.resident.values()),
     }
     if host:
         answer |= {"host_bytes": host, "device_and_host_bytes": answer["resident_bytes"] + host}
     return answer
 
 
-def _held_by_deepspeed(
+def _rank_state_under_deepspeed(
     case: Case, sizes: Sizes, trainable: tuple[Parameter, ...], frozen: tuple[Parameter, ...]
-) -> tuple[Held, int]:
+) -> tuple[RankState, int]:
     settings = ZeroSettings(
         stage=case.stage or 0,
         num_ranks=1,
@@ -79,7 +79,7 @@ def _held_by_deepspeed(
         offloads_parameters=case.offload == "all",
     )
     states = ZeroStates(settings, tuple(trainable), tuple(frozen))
-    return held_by_zero(states, sizes), states.after_step().host_bytes
+    return rank_state_under_zero(states, sizes), states.after_step().host_bytes
 
 
 def _scoring(case: Case) -> dict[str, float]:
@@ -87,8 +87,8 @@ def _scoring(case: Case) -> dict[str, float]:
     is_value = case.action == "score-value"
     parameters = value_head_parameters(model) if is_value else model.parameters
     weights = BYTES * sum(parameter.numel for parameter in parameters)
-    work = _work(case, model, None, Loss.NONE)
-    peak = score_peak_bytes(work)
+    shape = _shape(case, model, None, Loss.NONE)
+    peak = score_peak_bytes(shape)
     if not is_value:  # the last token predicts nothing; the head's input lies beside its rows of logits
         num_rows = case.num_tokens - 1
         head = rows_bytes(num_rows, model.vocab_size, BYTES)
@@ -96,10 +96,10 @@ def _scoring(case: Case) -> dict[str, float]:
     return {"allocated_bytes": weights + peak, "resident_bytes": weights}
 
 
-def _work(case: Case, model: ModelSpec, frozen: Frozen | None, loss: Loss | None = None) -> Work:
+def _shape(case: Case, model: ModelSpec, frozen: Frozen | None, loss: Loss | None = None) -> MicroBatchShape:
     loss = loss or Loss(case.loss)
     first, *more = blocks_of(model)
-    return Work(
+    return MicroBatchShape(
         first.block,
         first.num,
         model.vocab_size,

@@ -22,7 +22,7 @@ from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.groups import GroupMaker
 from rlplan.runtime.preflight import load_prompts
 from rlplan.runtime.requests import RequestMaker
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.spec.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from trl import GRPOConfig, GRPOTrainer
@@ -37,7 +37,7 @@ class Task:
         self.requests = RequestMaker(job, self.prompts)
         self.ends = end_tokens(Path(job.policy.path))
         self.maker = GroupMaker(job, self.requests.prompt, self.ends)
-        self.desk = RewardDesk(job)
+        self.reward_pool = RewardPool(job)
 
     def rows(self) -> list[dict[str, Any]]:
         """The prompts of the whole run, in order."""
@@ -55,7 +55,7 @@ class Task:
             Rollout(prompt, 0, Completion(tuple(tokens), (), ""), self.maker.decode(tokens))
             for prompt, tokens in zip(prompts, answers, strict=True)
         ]
-        self.desk.judge(rollouts)
+        self.reward_pool.judge(rollouts)
         return rollouts
 
     def accuracy(self, model: Any) -> float:

@@ -23,7 +23,7 @@ COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job.",
     "explain": "Say what binds in a plan, and what would change it.",
-    "simulate": "Play the steps of a plan, with lengths that are drawn.",
+    "simulate": "Simulate the steps of a plan, with sampled response lengths.",
     "emit": "Write the bundle that will run.",
     "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",
     "report": "Write a page with charts and tables of a run or a plan.",

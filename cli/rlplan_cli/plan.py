@@ -59,5 +59,5 @@ def command(
         show_plan(plan, top=top)
     check_fits(plan)
     if out is not None:
-        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` plays it, `rlplan run {out}` runs it"
+        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, `rlplan run {out}` runs it"
         note(f"plan written to {out}; {uses}")

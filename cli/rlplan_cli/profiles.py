@@ -93,7 +93,7 @@ def measure_profile(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few repetitions: seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure products, memory, copies, collectives and disk of this machine, as a profile to plan with."""
+    """Measure matmuls, memory, copies, collectives and disk of this machine, as a profile to plan with."""
     from rlplan.runtime.detect import detect
     from rlplan.runtime.measured_profile import check_out, write_profiles
     from rlplan.runtime.microbench import QUICK, WHOLE, measure, stoppable

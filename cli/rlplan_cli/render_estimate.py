@@ -40,25 +40,25 @@ def show_estimate(plan: Plan) -> None:
     _show_process_peaks(plan)
     _show_risks(plan)
     show_others(plan)
-    stdout.print("Bold: in the action; dim: waiting. Every row with its interval and source: --json.", style="dim")
+    stdout.print("Bold: active in the action; dim: idle. Every row with its interval and source: --json.", style="dim")
 
 
 def _show_step(plan: Plan, where: str, processes: tuple[str, ...], device: str) -> None:
     """A row an action, a column a process: what it holds then, inside the action or waiting. device: empty for all."""
     is_compact = 28 + CELL * (len(processes) + 1) > stdout.width
-    names = ("in it", "waiting") if is_compact else tuple(map(_short_name, processes))
+    names = ("active", "idle") if is_compact else tuple(map(_short_name, processes))
     table = new_table("action", *names, "together", title=f"One step on {where}{_unit()}")
     repeats = {action.id for action in plan.schedule.step if (action.mini_batch or 0) > 1}
     held: dict[str, int] = {}
     binding, here = plan.binding, _rows_by_moment(plan, device)
-    steady = "steady" if any(moment == "steady" for moment, _ in here) else "first"
-    for moment, action in plan.ledger.order:
+    steady = "steady" if any(run_phase == "steady" for run_phase, _ in here) else "first"
+    for run_phase, action in plan.ledger.order:
         inside: dict[str, int] = defaultdict(int)
         after: dict[str, int] = defaultdict(int)
-        for row in here[moment, action]:
+        for row in here[run_phase, action]:
             inside[row.process] += row.peak_bytes
             after[row.process] += row.resident_bytes
-        if inside and moment == steady and action not in repeats:
+        if inside and run_phase == steady and action not in repeats:
             waiting = {name: held.get(name, 0) for name in processes if name not in inside}
             total = sum(inside.values()) + sum(waiting.values())
             if is_compact:
@@ -68,7 +68,7 @@ def _show_step(plan: Plan, where: str, processes: tuple[str, ...], device: str) 
                     Text(_size(inside[name]), "bold") if name in inside else Text(_size(waiting[name]), "dim")
                     for name in processes
                 ]
-            is_here = device in ("", binding.scope) and (binding.moment, binding.action_id) == (moment, action)
+            is_here = device in ("", binding.scope) and (binding.run_phase, binding.action_id) == (run_phase, action)
             table.add_row(action + " <" * is_here, *cells, _size(total), style="reverse" * is_here)
         held |= after
     stdout.print(table)
@@ -79,15 +79,15 @@ def _rows_by_moment(plan: Plan, device: str) -> dict[tuple[str, str], list[Ledge
     rows: dict[tuple[str, str], list[LedgerRow]] = defaultdict(list)
     for row in plan.ledger.rows:
         if not device or (row.device == device and row.space == "device"):
-            rows[row.moment, row.action_id].append(row)
+            rows[row.run_phase, row.action_id].append(row)
     return rows
 
 
 def _show_binding(plan: Plan) -> None:
-    """The binding moment: a row a kind, a column a process."""
+    """The binding run_phase: a row a kind, a column a process."""
     peak = plan.binding
     processes = list(dict.fromkeys(process for process, _, _, _ in peak.rows))
-    title = f"The binding moment: {peak.action_id}, {WHEN[peak.moment]}{_unit()}"
+    title = f"The binding run_phase: {peak.action_id}, {WHEN[peak.run_phase]}{_unit()}"
     is_compact = 10 + CELL * (len(processes) + 1) > stdout.width
     table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "together", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
@@ -103,8 +103,8 @@ def _show_binding(plan: Plan) -> None:
 def _show_process_peaks(plan: Plan) -> None:
     """A row a process, at its own peak, with every kind that counts there."""
     peaks = [plan.ledger.process_peak(process) for process in plan.ledger.processes]
-    names = ["process", "peak", "in", "made of"] if stdout.width >= NARROW else ["process", "peak", "made of"]
-    table = new_table(*names, title="Each process at its own peak", left=("in", "made of"))
+    names = ["process", "peak", "in", "breakdown"] if stdout.width >= NARROW else ["process", "peak", "breakdown"]
+    table = new_table(*names, title="Peak of each process", left=("in", "breakdown"))
     widths = [max(len(peak.scope) for peak in peaks), 8]
     if "in" in names:
         widths.append(max(len(peak.action_id) for peak in peaks))
@@ -146,7 +146,7 @@ def _show_risks(plan: Plan) -> None:
     if plan.oom_risk:
         say(
             "Lengths",
-            f"a step meets a micro-batch too long to fit with probability {plan.oom_risk:.1%}, a run of "
+            f"probability that a micro-batch of a step is too long to fit: {plan.oom_risk:.1%}, a run of "
             f"{plan.job.workload.num_steps} steps with {plan.oom_risk_of_run:.0%}",
         )
     host, count = plan.ledger.host_peak(), plan.job.hardware.num_hosts

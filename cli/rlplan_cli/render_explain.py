@@ -1,4 +1,4 @@
-"""An explanation in a terminal: what binds, why others lost, what would change it.
+"""An explanation in a terminal: the bottleneck, why others were not chosen, what would change it.
 
 In: a Plan and its Explanation. Out: stdout.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from rlplan.planner.answers.changes import Outcome
-from rlplan.planner.answers.explain import Explanation, PhaseWhy
+from rlplan.planner.answers.explain import Explanation, PhaseBottleneck
 from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
@@ -29,18 +29,18 @@ SHORT_VERDICTS = {
 
 
 def show_explanation(plan: Plan, explanation: Explanation) -> None:
-    """The answers in the order in which one asks: what binds, what else was there, what if."""
+    """The answers in the order in which one asks: what limits it, what else there was, what if."""
     show_speed(plan)
     _show_phases(plan, explanation.phases)
     _show_memory(plan, explanation)
     _show_runners_up(explanation)
-    _show_outcomes(explanation, explanation.families, "What the search left aside: the best of each")
+    _show_outcomes(explanation, explanation.families, "Choices that the search rejected: the best layout with each")
     _show_outcomes(explanation, explanation.what_ifs, "What if")
     _show_outcomes(explanation, explanation.asked, "What was asked")
     _show_sensitivities(explanation)
 
 
-def _show_phases(plan: Plan, phases: Sequence[PhaseWhy]) -> None:
+def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
     if not phases:
         return
 
@@ -56,7 +56,7 @@ def _show_phases(plan: Plan, phases: Sequence[PhaseWhy]) -> None:
         cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, fill(slack, room) or "-")
         table.add_row(phase.phase, *cells)
     stdout.print(table)
-    stdout.print("slack: how many times longer it could take before it took the most.", style="dim")
+    stdout.print("slack: by what factor a resource could slow down before it became the bottleneck.", style="dim")
 
 
 def _show_memory(plan: Plan, explanation: Explanation) -> None:
@@ -71,13 +71,15 @@ def _show_memory(plan: Plan, explanation: Explanation) -> None:
         words += f", {format_bytes(memory.host_headroom_bytes)} on the fullest host"
     say("Memory", words)
     if explanation.why_not:
-        stdout.print(Text.assemble(("In the way: ", "bold red"), explanation.why_not))
+        stdout.print(Text.assemble(("Does not fit because: ", "bold red"), explanation.why_not))
 
 
 def _show_runners_up(explanation: Explanation) -> None:
     if not explanation.runners_up:
         return
-    table = new_table("a step", "headroom", "why it lost", "it has", title="Next best", left=("why it lost", "it has"))
+    table = new_table(
+        "a step", "headroom", "why not chosen", "differs in", title="Next best", left=("why not chosen", "differs in")
+    )
     for one in explanation.runners_up[:NUM_RUNNERS_UP]:
         cells = (format_bytes(one.headroom_bytes), one.why, one.differs.replace(" ", "\n"))
         table.add_row(format_seconds(one.seconds), *cells)
@@ -89,8 +91,8 @@ def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title:
     if not outcomes:
         return
     is_narrow = stdout.width < NARROW
-    names = ("change", *(() if is_narrow else ("that is",)), "a step", "", "headroom", "verdict")
-    table = new_table(*names, title=title, left=("that is", "verdict"))
+    names = ("change", *(() if is_narrow else ("meaning",)), "a step", "", "headroom", "verdict")
+    table = new_table(*names, title=title, left=("meaning", "verdict"))
     table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
     for one in outcomes:
         words = () if is_narrow else (one.change.words,)
@@ -124,7 +126,7 @@ def _show_sensitivities(explanation: Explanation) -> None:
     stdout.print(table)
     count = sum(1 for one in rows if any(one.better))
     words = (
-        "the layout stays the best of those named here whichever constant is another"
+        "this layout stays the best of those named here whichever constant is off"
         if explanation.is_stable
         else f"another layout is best with {count} of them"
     )

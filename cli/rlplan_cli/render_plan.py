@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from rlplan.memory.logits import loss_named
-from rlplan.planner.answers.plan_results import WAYS, differences, phase_costs
+from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
@@ -37,7 +37,7 @@ def show_plan(plan: Plan, *, top: int) -> None:
         words += f"; KV cache {format_bytes(plan.kv.kv_cache_memory_bytes)} a rank of the engine"
     say("Memory", words)
     _show_alternatives(plan, plan.runners_up[:top], title="Next best")
-    _show_alternatives(plan, plan.pareto, title="Time against headroom: nothing is better in both")
+    _show_alternatives(plan, plan.pareto, title="Pareto front: step time against headroom")
     show_others(plan)
 
 
@@ -112,7 +112,7 @@ def _choice(plan: Plan) -> str:
     words = [
         f"{step.placement.value}: " if plan.job.has_rollouts else "",
         f"{TRAINERS[plan.job.target]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
-        "".join(f"{name} {getattr(trainer, name)}, " for name in WAYS if getattr(trainer, name) > 1),
+        "".join(f"{name} {getattr(trainer, name)}, " for name in PARALLEL_AXES if getattr(trainer, name) > 1),
         passes,
         ", gradient checkpointing" * trainer.gradient_checkpointing,
         ", optimizer offloaded" * trainer.offloads_optimizer,
@@ -123,7 +123,7 @@ def _choice(plan: Plan) -> str:
     ]
     if plan.job.has_rollouts:
         words.append(f"; engine tp {engine.tp} x {plan.choice.engines}")
-        words.append(" with whole experts" * engine.has_expert_parallel)
+        words.append(" with expert parallelism" * engine.has_expert_parallel)
         words.append(f" in {engine.quantization}" if engine.quantization else "")
         words.append(f", sleep level {engine.sleep_level}" * (engine.sleep_level > 0))
         words.append(", beside training" * (step.is_async))
@@ -135,8 +135,8 @@ def _show_phases(plan: Plan) -> None:
     if plan.timing is None:
         return
     seconds, step = plan.seconds or 1.0, plan.timing.step
-    names = ("phase", "seconds", "of the step", "bound by", "made of")
-    table = new_table(*names, title="One steady step", left=("bound by", "made of"))
+    names = ("phase", "seconds", "of the step", "bound by", "breakdown")
+    table = new_table(*names, title="One steady step", left=("bound by", "breakdown"))
     room = stdout.width - sum(map(len, names[:3])) - len("device memory") - 3 * len(names)
     for phase, cost in phase_costs(step).items():
         share, bound = f"{cost.seconds / seconds:.0%}", name_of(cost.bound_by, is_on_host=plan.is_on_host)
@@ -145,7 +145,7 @@ def _show_phases(plan: Plan) -> None:
     stdout.print(table)
     count = plan.job.workload.num_steps
     run = format_seconds(plan.timing.run_s(plan.schedule, count))
-    stdout.print(f"A run of {count} steps takes {run}, with what happens in some of them.", style="dim")
+    stdout.print(f"A run of {count} steps takes {run}, evaluations and checkpoints included.", style="dim")
     if step.idle_s:
         waits = f"Generation runs beside training; the faster side waits {format_seconds(step.idle_s)} a step."
         stdout.print(waits, style="dim")
@@ -203,7 +203,7 @@ def show_others(plan: Plan) -> None:
         say(f"Not {considered.name}", considered.reason)
     if plan.remedies:
         changes = "\n".join(map(_remedy, plan.remedies))
-        stdout.print(Text.assemble(("Each of these lines alone helps, cheapest first:\n", "bold"), changes))
+        stdout.print(Text.assemble(("Any one of these changes helps, cheapest first:\n", "bold"), changes))
     elif plan.verdict is Verdict.DOES_NOT_FIT:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         say("No single change", f"that was tried makes it fit: a smaller model, shorter lengths or {larger} would")

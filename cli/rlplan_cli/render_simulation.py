@@ -20,7 +20,7 @@ from rlplan_cli.render_plan import show_speed
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
     """How steps vary, what they are made of, who was busy, how old rollouts were."""
-    assert plan.timing is not None, "what was played has its seconds"
+    assert plan.timing is not None, "a simulated plan has its seconds"
     show_speed(plan)
     _show_steps(result)
     _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)

@@ -55,9 +55,9 @@ def command(
     if with_report:
         _check_report_extra()
 
-    from rlplan.runtime.claim import claimed
     from rlplan.runtime.launch import prepare_run_folder, ready_to_run, run_task
     from rlplan.runtime.resuming import bundle_of, run_to_resume
+    from rlplan.runtime.run_lock import locked_run_folder
 
     earlier = None if resume is None else run_to_resume(resume)
     source: Plan | Path
@@ -66,7 +66,7 @@ def command(
     else:
         source, name = _read(what, tuple(overrides or ()))
         folder = out or _default_folder(name)
-    with claimed(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
+    with locked_run_folder(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
         if what is not None:
             task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")

@@ -1,4 +1,4 @@
-"""`rlplan simulate`: play the steps of a plan, with lengths that are drawn."""
+"""`rlplan simulate`: play the steps of a plan, with sampled response lengths."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, So
 
 NAME = "simulate"
 
-Steps = Annotated[int, typer.Option(min=1, help="How many steps to play.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same lengths.")]
+Steps = Annotated[int, typer.Option(min=1, help="How many steps to simulate.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same lengths.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result, with its trace, to this JSON file.")]
 
 
@@ -25,10 +25,10 @@ def command(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play the steps of a plan, with lengths that are drawn."""
+    """Simulate the steps of a plan, with sampled response lengths."""
     import json
 
-    from rlplan.planner.answers.played import play
+    from rlplan.planner.answers.simulated_plan import simulate_plan
     from rlplan.planner.executable import check_fits
     from rlplan.spec.base import writing
     from rlplan_cli.render import note, print_json
@@ -40,7 +40,7 @@ def command(
     with waiting("playing"):
         plan = question.answer()
         check_fits(plan)
-        result = play(plan, num_steps=steps, seed=seed)
+        result = simulate_plan(plan, num_steps=steps, seed=seed)
     if out is not None:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def predict_trtllm(point: MeasuredPoint) -> Prediction:
         max_seq_len=longest,
         max_num_tokens=settings.count("max_num_tokens", 8192),
         free_fraction=settings.number("free_gpu_memory_fraction", 0.9, high=1.0),
-        tp=settings.ways("tp"),
+        tp=settings.degree("tp"),
         kv_element_bytes=settings.element_bytes("kv_dtype"),
         quantization=quantization_of(point),
     )

@@ -15,12 +15,12 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.collectives import all_gather_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
+from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import LAUNCH, NUM_FUSED_KERNELS, TrainSetting
 from rlplan.timing.scoring import score_cost
-from rlplan.timing.training import TrainWork, train_cost
-from rlplan.timing.weight_sync import SyncWork, sync_cost
+from rlplan.timing.training import MiniBatchShape, train_cost
+from rlplan.timing.weight_sync import SyncSetup, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -69,11 +69,11 @@ def seconds_in(unit: str) -> float:
 
 def step_phases(run: RlRun) -> dict[str, Cost]:
     """What a step consists of: `generate`, `score`, `train`, `sync`."""
-    work = train_work(run, run.num_rollouts)
+    work = mini_batch_shape(run, run.num_rollouts)
     policy = _setting(run, run.model, Role.POLICY)
     score = score_cost(policy, work, run.training).times(run.num_scored)
     num_mini = ceil_div(run.num_rollouts, run.mini_batch)
-    mini = train_work(run, run.mini_batch)
+    mini = mini_batch_shape(run, run.mini_batch)
     train = train_cost(policy, mini, run.training) + optimizer_cost(policy, run.training)
     if run.critic is not None:
         value = _setting(run, run.critic, Role.VALUE)
@@ -91,7 +91,7 @@ def hand_over(run: RlRun) -> Cost:
     """Seconds of new weights on their way to the engines; DeepSpeed-Chat generates with the trainer's own."""
     if run.gathers_tokens:
         return NOTHING
-    work = SyncWork(
+    work = SyncSetup(
         transport="nccl" if run.is_async else "cuda_ipc",
         element_bytes=2,
         num_training=run.training.num_gpus,
@@ -104,10 +104,10 @@ def hand_over(run: RlRun) -> Cost:
     return sync_cost(run.model, work, run.training, run.generation)
 
 
-def train_work(run: RlRun, num_rollouts: int) -> TrainWork:
+def mini_batch_shape(run: RlRun, num_rollouts: int) -> MiniBatchShape:
     """Rollouts as the trainer sees them. A mini-batch is as the prompts come; all of a step's are dealt by length."""
     mean = run.prompt_len + run.lengths.mean
-    return TrainWork(
+    return MiniBatchShape(
         num_rollouts=num_rollouts,
         mean_len=mean,
         mean_square_len=mean**2 + run.lengths.variance,
@@ -129,7 +129,7 @@ def generation(run: RlRun) -> Cost:
     num_engines = max(1, run.generation.num_gpus // run.engine_tp)
     rollout, choice = SettledRollout(), EngineChoice(tp=run.engine_tp, sleep_level=1, max_num_seqs=MAX_NUM_SEQS)
     speed = EngineSpeed(run.model, rollout, choice, run.generation)
-    work = GenerationWork(
+    work = EngineRollouts(
         num_rollouts=ceil_div(run.num_rollouts, num_engines),
         prompt_len=run.prompt_len,
         num_samples=run.num_samples,

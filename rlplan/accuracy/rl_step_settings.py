@@ -202,14 +202,14 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSp
 
     Assumed: activations are recomputed. Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses.
     """
-    tp, cp, ep, pp = (settings.ways(name, f"train_{name}") for name in ("tp", "cp", "ep", "pp"))
+    tp, cp, ep, pp = (settings.degree(name, f"train_{name}") for name in ("tp", "cp", "ep", "pp"))
     if listed := re.findall(r"\d+", str(settings.raw("train_tp_cp_ep_pp") or "")):
         if len(listed) < 4:
             raise CannotPredict("setting 'train_tp_cp_ep_pp' is not four numbers")
         tp, cp, ep, pp = (max(1, int(number)) for number in listed[:4])
     if tp * cp * pp > num_gpus:
         raise CannotPredict(f"tp x cp x pp = {tp * cp * pp} is more than {num_gpus} GPUs")
-    ulysses = settings.ways("ulysses", "sp", "sp_size", "ulysses_sp")
+    ulysses = settings.degree("ulysses", "sp", "sp_size", "ulysses_sp")
     stated = settings.first(("ulysses", "sp", "sp_size", "ulysses_sp"))
     limit = settings.first(("max_response", "max_response_len", "max_response_length"))
     if target == "fsdp2" and stated is None and limit and settings.count(limit) >= 16384:

@@ -93,8 +93,8 @@ def server_of(point: MeasuredPoint) -> Server:
     if gpu is None:
         raise CannotPredict(f"GPU {shorten(point.gpu)} has no profile")
     _refuse_others(settings)
-    tp = settings.ways("tp_size", "tp", "tensor_parallel_size")
-    whole = settings.ways("moe_ep_size") if settings.raw("moe_ep_size") else settings.ways("ep")
+    tp = settings.degree("tp_size", "tp", "tensor_parallel_size")
+    whole = settings.degree("moe_ep_size") if settings.raw("moe_ep_size") else settings.degree("ep")
     replicas = settings.count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
     model, scheme = model_of(point), scheme_of(point)
     if replicas > 1 and model.experts:
@@ -113,7 +113,7 @@ def _refuse_others(settings: Settings) -> None:
         raise CannotPredict(f"the constants are vLLM's, not {shorten(settings.word('backend'))}'s")
     if settings.word("mode", "agg").lower() not in ("agg", "aggregated", ""):
         raise CannotPredict("prefill and decode on engines of their own are not timed")
-    if settings.ways("pp_size", "pp") > 1:
+    if settings.degree("pp_size", "pp") > 1:
         raise CannotPredict("an engine in pipeline stages is not timed")
 
 

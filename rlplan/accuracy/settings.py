@@ -67,13 +67,13 @@ class Settings:
         """Those of some keys that are stated, with their values, as `key=value` in lower case."""
         return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 
-    def ways(self, *keys: str) -> int:
+    def degree(self, *keys: str) -> int:
         """A degree of parallelism; 1 where it is not stated."""
         key = self.first(keys)
-        ways = self.count(key) if key else 1
-        if ways > MAX_RANKS:
-            raise CannotPredict(f"setting '{key}' is {ways}; no machine has more than {MAX_RANKS} ranks")
-        return ways
+        degree = self.count(key) if key else 1
+        if degree > MAX_RANKS:
+            raise CannotPredict(f"setting '{key}' is {degree}; no machine has more than {MAX_RANKS} ranks")
+        return degree
 
     def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e15) -> float:
         """A number, also at the start of a text such as `0.90 (assumed default)`."""

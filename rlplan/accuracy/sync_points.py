@@ -1,4 +1,4 @@
-"""Points of weight hand-overs: seconds from a trainer's weights to engines that hold them.
+"""Points of weight sync: seconds from a trainer's weights to engines that hold them.
 
 In: a point, whose settings say who trains, how weights travel and on how many GPUs or nodes. Out: seconds.
 Left out: fp8 and other formats into which weights are turned on the way.
@@ -19,7 +19,7 @@ from rlplan.spec.base import shorten
 from rlplan.spec.hardware import GpuProfile, NodeProfile
 from rlplan.spec.profiles import get_gpu, get_node, profile_paths
 from rlplan.timing.cluster import Cluster
-from rlplan.timing.weight_sync import Loader, SyncTransport, SyncWork, sync_cost
+from rlplan.timing.weight_sync import Loader, SyncSetup, SyncTransport, sync_cost
 
 USUAL_GPUS_PER_NODE = 8
 STATE_BYTES = 16
@@ -38,15 +38,15 @@ UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 @predicts("weight_sync_time")
 def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
-    """Seconds of one hand-over, or the bytes of the weights over them where a rate was measured."""
+    """Seconds of one weight sync, or the bytes of the weights over them where a rate was measured."""
     found = UNIT.match(point.measured.unit.strip())
     if found is None:
         return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
-    model, work = model_of(point), _work(point)
-    training, generation = _clusters(point, work)
-    seconds = sync_cost(model, work, training, generation).seconds
+    model, setup = model_of(point), _setup(point)
+    training, generation = _clusters(point, setup)
+    seconds = sync_cost(model, setup, training, generation).seconds
     if found.group(1) == "GB/s":
-        return Prediction(model.num_parameters * work.element_bytes / seconds / 1e9)
+        return Prediction(model.num_parameters * setup.element_bytes / seconds / 1e9)
     return Prediction(seconds * (1000 if found.group(1) == "ms" else 1))
 
 
@@ -68,11 +68,11 @@ def _words(point: MeasuredPoint) -> _Words:
     return _Words(f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower())
 
 
-def _work(point: MeasuredPoint) -> SyncWork:
+def _setup(point: MeasuredPoint) -> SyncSetup:
     words, settings = _words(point), Settings(point)
     training, generation = _ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    work = SyncWork(
+    setup = SyncSetup(
         transport=_transport(words),
         element_bytes=settings.element_bytes("dtype"),
         num_training=training,
@@ -88,8 +88,8 @@ def _work(point: MeasuredPoint) -> SyncWork:
         loads=not settings.flag("no_ipc_load"),
     )
     if "checkpoint_engine" in settings and not settings.flag("checkpoint_engine"):
-        work = replace(work, bucket_bytes=0)
-    return replace(work, tp=min(work.tp, work.num_generation))
+        setup = replace(setup, bucket_bytes=0)
+    return replace(setup, tp=min(setup.tp, setup.num_generation))
 
 
 def _transport(words: _Words) -> SyncTransport:
@@ -130,13 +130,13 @@ def _needed(point: MeasuredPoint) -> int:
     return int(nodes) * USUAL_GPUS_PER_NODE
 
 
-def _clusters(point: MeasuredPoint, work: SyncWork) -> tuple[Cluster, Cluster]:
+def _clusters(point: MeasuredPoint, setup: SyncSetup) -> tuple[Cluster, Cluster]:
     gpu = _gpu(point)
     node = _node(gpu)
     per_host = node.num_gpus if node else USUAL_GPUS_PER_NODE
     return (
-        Cluster(gpu, work.num_training, per_host, node),
-        Cluster(gpu, work.num_generation, per_host, node),
+        Cluster(gpu, setup.num_training, per_host, node),
+        Cluster(gpu, setup.num_generation, per_host, node),
     )
 
 

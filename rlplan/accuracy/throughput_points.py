@@ -24,7 +24,7 @@ from rlplan.timing.flops import Lengths, attention_flops, head_flops, linear_flo
 from rlplan.timing.kernels import Attention, Kernels
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import TrainSetting
-from rlplan.timing.training import TrainWork, train_cost
+from rlplan.timing.training import MiniBatchShape, train_cost
 from rlplan.vocabulary import Dtype, Role
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
@@ -37,7 +37,7 @@ class Step:
     """One optimizer step of a published run. num_sequences: of all ranks, each of `length` tokens."""
 
     setting: TrainSetting
-    work: TrainWork
+    shape: MiniBatchShape
     num_sequences: int
     length: int
 
@@ -48,7 +48,7 @@ class Step:
 
     def cost(self, cluster: Cluster) -> Cost:
         """Passes and the optimizer's step."""
-        return train_cost(self.setting, self.work, cluster) + optimizer_cost(self.setting, cluster)
+        return train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
 
 
 @predicts("throughput_train")
@@ -103,7 +103,7 @@ def read_step(point: MeasuredPoint) -> Step:
     setting = _setting(run)
     length = run.tokens.length
     head = length if setting.loss is not Loss.NONE else 0
-    return Step(setting, TrainWork(sequences, length, length**2, length, head), sequences, length)
+    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -111,7 +111,7 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
     settings: dict[str, Any] = point.settings | {}
     read = RunSettings(point)
-    if read.first(BATCH) is None and read.ways("pp", "pipeline_parallel") > 1:
+    if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
         settings["micro_batch"] = 1
     if read.first(BATCH) is None and "micro_batch" not in settings and (key := read.first(GLOBAL_BATCH)):
         steps = read.first(ACCUMULATION)
@@ -124,8 +124,8 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
 
 
 def _ranks_of(settings: RunSettings) -> int:
-    ways = settings.ways("tp", "tensor_parallel") * settings.ways("cp", "context_parallel")
-    return max(1, num_ranks(settings) // ways)
+    degree = settings.degree("tp", "tensor_parallel") * settings.degree("cp", "context_parallel")
+    return max(1, num_ranks(settings) // degree)
 
 
 def _num_sequences(settings: RunSettings, micro_batch: int, groups: int) -> int:
@@ -188,7 +188,7 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
     if trainer is MEGATRON:
         is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
-        virtual = settings.ways(*VIRTUAL_STAGES)
+        virtual = settings.degree(*VIRTUAL_STAGES)
         attention = Attention.FLASH_2 if is_early else Attention.VENDOR
         return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
     return kernels

@@ -42,7 +42,7 @@ def cluster_of(point: MeasuredPoint) -> Cluster:
 def timed_gpu(point: MeasuredPoint) -> GpuProfile:
     """The profile of a point's GPU, with the memory rate and the power limit that its name states.
 
-    Counts: the clock, and with it products, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f.
+    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f.
     Source: CMOS power; an H100 SXM at 500 W of 700: (400 / 600)^(1/3) = 0.874.
     """
     text = (point.gpu or "").lower()

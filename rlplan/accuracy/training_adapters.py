@@ -70,7 +70,7 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
         trained = lora_parameters(model, rank, _names(model, targets))
         return Adapters(
             trained,
-            _with_products(_inputs(model, targets, trainer, keeps), method, model, targets, element),
+            _with_kept_outputs(_inputs(model, targets, trainer, keeps), method, model, targets, element),
             element,
             reference_bytes=element * sum(p.numel for p in trained) * ("reference" in _adapter_words(settings)),
         )
@@ -80,7 +80,7 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     frozen = _inputs(model, trainer.targets, trainer, keeps) if method.reads_inputs else Frozen(keeps_inputs=keeps)
     if method.shares_inputs:
         frozen = replace(frozen, adapter_bytes=MODEL_BYTES)
-    frozen = _with_products(frozen, method, model, trainer.targets, element)
+    frozen = _with_kept_outputs(frozen, method, model, trainer.targets, element)
     virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
     return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
 
@@ -104,7 +104,9 @@ def _adapter_words(settings: RunSettings) -> set[str]:
     return words
 
 
-def _with_products(frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int) -> Frozen:
+def _with_kept_outputs(
+    frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int
+) -> Frozen:
     """What a method keeps of outputs and of changed weights, averaged over the layers."""
     if not (method.outputs or method.output_copies or method.changes or method.change_copies):
         return frozen

@@ -14,8 +14,8 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
 from rlplan.memory.block_families import block_of
-from rlplan.memory.sharding import held_by_zero, sizes_of
-from rlplan.memory.step_peak import Work, step_peak
+from rlplan.memory.sharding import rank_state_under_zero, sizes_of
+from rlplan.memory.step_peak import MicroBatchShape, step_peak
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue
@@ -43,8 +43,9 @@ def predict_largest(point: MeasuredPoint) -> Prediction:
 def needed_bytes(actor: ModelSpec, critic_numel: int, has_engine: bool) -> int:
     """Bytes on the GPU when the actor takes its training step, beside it its reference, the critic and the reward.
 
-    Counts: ZeRO-2 with the optimizer on the host (`held_by_zero`), with one micro-batch (`step_peak`); 2P of the frozen
-    reference, 2 bytes each of critic and reward model; the hybrid engine's joined copy of queries, keys and values.
+    Counts: ZeRO-2 with the optimizer on the host (`rank_state_under_zero`), with one micro-batch (`step_peak`); 2P of
+    the frozen reference, 2 bytes each of critic and reward model; the hybrid engine's joined copy of queries, keys and
+    values.
     Source: DeepSpeed 0.19.8 module_inject/containers/features/hybrid_split_qkv.py (`attention_qkv_mp`).
     Assumes: the key-value cache is released before training.
 
@@ -52,12 +53,12 @@ def needed_bytes(actor: ModelSpec, critic_numel: int, has_engine: bool) -> int:
     9
     """
     sizes = sizes_of(actor.parameters, actor.num_layers, is_tied=actor.has_tied_embeddings)
-    held = held_by_zero(ZeroStates(ZeroSettings(2, 1, offloads_optimizer=True), actor.parameters), sizes)
-    work = Work(block_of(actor), actor.num_layers, actor.vocab_size, NUM_TOKENS, NUM_TOKENS)
+    rank_state = rank_state_under_zero(ZeroStates(ZeroSettings(2, 1, offloads_optimizer=True), actor.parameters), sizes)
+    shape = MicroBatchShape(block_of(actor), actor.num_layers, actor.vocab_size, NUM_TOKENS, NUM_TOKENS)
     others = HALF_BYTES * (actor.num_parameters + 2 * critic_numel)
     width = actor.q_size + 2 * actor.kv_size
     joined = HALF_BYTES * actor.num_layers * actor.hidden_size * width if has_engine else 0
-    return sum(step_peak(held, work).values()) + others + joined
+    return sum(step_peak(rank_state, shape).values()) + others + joined
 
 
 def _opts() -> list[str]:

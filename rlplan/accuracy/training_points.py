@@ -2,7 +2,7 @@
 
 In: a point. Out: what the formulas of rlplan/memory say of it, by the statistic that was measured, in its own unit.
 Left out: how settings are read (training_settings.py), trainers' defaults (training_trainers.py), what a rank holds
-(training_held.py), the largest model that trains (training_limits.py).
+(training_states.py), the largest model that trains (training_limits.py).
 """
 
 import re
@@ -12,14 +12,14 @@ from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training_held import hold
 from rlplan.accuracy.training_run import Run, read_run
 from rlplan.accuracy.training_settings import RunSettings
+from rlplan.accuracy.training_states import rank_state_of
 from rlplan.accuracy.training_zero import steady_bytes_by_count
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Held, Moment, Work, layer_bytes, moments
+from rlplan.memory.step_peak import MemorySnapshot, MicroBatchShape, RankState, layer_bytes, snapshots
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -33,13 +33,13 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     run = read_run(point)
-    held = hold(run)
-    found = [moment for work in works_of(run) for moment in _moments(run, held, work)]
-    moment = max(found, key=lambda moment: sum(moment.values()))
+    rank_state = rank_state_of(run)
+    found = [snapshot for shape in shapes_of(run) for snapshot in _snapshots(run, rank_state, shape)]
+    snapshot = max(found, key=lambda snapshot: sum(snapshot.values()))
     if run.statistic is Statistic.PROCESS:
         asleep = int(run.settings.number("sleeping_engine_residual_gib", 0.0) * GIB)
-        moment = moment | {MemoryKind.CONTEXT: context_bytes(point, run), MemoryKind.PROCESS: asleep}
-    return in_its_unit(point, moment)
+        snapshot = snapshot | {MemoryKind.CONTEXT: context_bytes(point, run), MemoryKind.PROCESS: asleep}
+    return in_its_unit(point, snapshot)
 
 
 @predicts("train_steady")
@@ -52,16 +52,16 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
         if "params" not in settings:
             raise
         return in_its_unit(point, {MemoryKind.WEIGHTS: steady_bytes_by_count(settings)})
-    return in_its_unit(point, dict(hold(read_run(point, has_passes=False)).resident))
+    return in_its_unit(point, dict(rank_state_of(read_run(point, has_passes=False)).resident))
 
 
-def _moments(run: Run, held: Held, work: Work) -> list[Moment]:
-    """The moments of a step by the statistic that was measured."""
-    named = moments(held, work)
+def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[MemorySnapshot]:
+    """The snapshots of a step by the statistic that was measured."""
+    named = snapshots(rank_state, shape)
     if run.statistic is Statistic.MEAN_ALLOCATED:
         return [named["step"] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
     if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
-        named["loss"] |= {MemoryKind.FRAGMENTATION: idle_bytes(named["loss"], work)}
+        named["loss"] |= {MemoryKind.FRAGMENTATION: idle_bytes(named["loss"], shape)}
     return list(named.values())
 
 
@@ -74,24 +74,26 @@ def context_bytes(point: MeasuredPoint, run: Run) -> int:
     return profile.overheads.context.value + groups
 
 
-def idle_bytes(moment: Moment, work: Work) -> int:
-    """Bytes that torch has reserved and the loss does not use, when a moment is the loss's; later ones use them."""
-    total = sum(moment.values())
-    casts = work.loss in UPCASTING and not work.held_logit_bytes
-    uncast = work.element_bytes * work.num_head_tokens * work.vocab_size if casts else 0
-    return reserved_bytes(total, max(layer_bytes(kind) for kind in work.kinds), uncast) - total
+def idle_bytes(snapshot: MemorySnapshot, shape: MicroBatchShape) -> int:
+    """Bytes that torch has reserved and the loss does not use, when the peak is the loss's snapshot; later ones use
+    them.
+    """
+    total = sum(snapshot.values())
+    casts = shape.loss in UPCASTING and not shape.held_logit_bytes
+    uncast = shape.element_bytes * shape.num_head_tokens * shape.vocab_size if casts else 0
+    return reserved_bytes(total, max(layer_bytes(kind) for kind in shape.kinds), uncast) - total
 
 
 UPCASTING = (Loss.PLAIN, Loss.SHIFTED, Loss.PARALLEL, Loss.MEGATRON)
 """Losses that make fp32 logits beside those of the model."""
 
 
-def works_of(run: Run) -> tuple[Work, ...]:
+def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
     """What a rank computes in one micro-batch: of a pipeline its first stage, which holds the most micro-batches, and
     its last, which has the head."""
     trainer, num_tokens = run.trainer, run.tokens.num // (run.cp * run.ulysses)
     first, *others = (Layers(ceil_div(kind.num, run.pp), kind.block.sharded(run.tp)) for kind in run.layers)
-    work = Work(
+    shape = MicroBatchShape(
         block=first.block,
         num_layers=first.num,
         more=tuple(others),
@@ -107,19 +109,19 @@ def works_of(run: Run) -> tuple[Work, ...]:
         views_fused=trainer.views_fused,
         is_compiled=run.is_compiled,
         held_logit_bytes=trainer.held_logit_bytes,
-        sequence_ways=run.tp if run.splits_sequence else 1,
+        sequence_shards=run.tp if run.splits_sequence else 1,
         has_dropout=run.has_dropout,
         exchanges_heads=run.ulysses > 1,
     )
     if run.pp == 1:
-        return (work,)
-    return replace(work, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), work
+        return (shape,)
+    return replace(shape, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), shape
 
 
-def in_its_unit(point: MeasuredPoint, moment: Moment) -> Prediction:
-    """A moment as the point's source would print it."""
+def in_its_unit(point: MeasuredPoint, snapshot: MemorySnapshot) -> Prediction:
+    """A snapshot as the point's source would print it."""
     unit = point.measured.bytes_per_unit
     if unit is None:
         raise CannotPredict(f"unit {point.measured.unit!r} is no size")
-    parts = {kind.value: size / unit for kind, size in moment.items() if size}
-    return Prediction(sum(moment.values()) / unit, parts=parts)
+    parts = {kind.value: size / unit for kind, size in snapshot.items() if size}
+    return Prediction(sum(snapshot.values()) / unit, parts=parts)

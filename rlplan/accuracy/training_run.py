@@ -1,7 +1,7 @@
 """A published training run, as far as its settings and its trainer's own defaults tell.
 
 In: a point. Out: a Run. Raises CannotPredict for what is missing or not modelled.
-Left out: bytes (training_held.py, training_points.py).
+Left out: bytes (training_states.py, training_points.py).
 """
 
 import re
@@ -101,7 +101,9 @@ class Run:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor parallel ranks share what lies between the products: torchtitan, Megatron with experts."""
+        """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron with
+        experts.
+        """
         does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and self.model.experts is not None)
         return self.tp > 1 and (does or bool(self.settings.says("sequence_parallel")))
 
@@ -119,15 +121,15 @@ class Run:
         """
         schedule = str(self.settings.raw("schedule") or self.settings.raw("pp_schedule") or "1f1b").lower()
         if "gpipe" in schedule:
-            return max(self.pp, self.settings.ways("microbatches", "num_microbatches"))
-        chunks = self.settings.ways(*VIRTUAL_STAGES) if "interleaved" not in schedule else 2
+            return max(self.pp, self.settings.degree("microbatches", "num_microbatches"))
+        chunks = self.settings.degree(*VIRTUAL_STAGES) if "interleaved" not in schedule else 2
         return self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
 
 
 def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     """The run of a point. has_passes: tokens and recomputation are needed. Raises: CannotPredict."""
     settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
-    pp = settings.ways("pp", "pipeline_parallel")
+    pp = settings.degree("pp", "pipeline_parallel")
     tokens, recompute = Tokens(1, 1), Recompute.NONE
     if has_passes:
         tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
@@ -153,11 +155,11 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
         quantization=quantization,
         adapters=adapters,
         num_ranks=ranks,
-        tp=settings.ways("tp", "tensor_parallel"),
+        tp=settings.degree("tp", "tensor_parallel"),
         pp=pp,
-        cp=settings.ways("cp", "context_parallel"),
-        ep=settings.ways("ep", "expert_parallel"),
-        ulysses=settings.ways(*ULYSSES),
+        cp=settings.degree("cp", "context_parallel"),
+        ep=settings.degree("ep", "expert_parallel"),
+        ulysses=settings.degree(*ULYSSES),
         is_compiled=compiled,
         offloads_activations=bool(settings.says("act_offload", "activation_offloading")) or _says_offload(settings),
         offloads_states=re.search(r"(?<!no )(?<!no_)(?<!no-)(cpu.?)?offload", settings.text) is not None
@@ -191,7 +193,7 @@ def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
     if trainer is TORCHTUNE:
         chunked = settings.says("chunked_ce")
         loss = Loss.PLAIN if chunked is False else Loss.COMPILED_CHUNKED if compiled else Loss.CHUNKED
-    if trainer is TORCHTITAN and settings.ways("tp") > 1:
+    if trainer is TORCHTITAN and settings.degree("tp") > 1:
         loss = Loss.PARALLEL
     return loss
 

@@ -14,7 +14,7 @@ from rlplan.accuracy.training_settings import RunSettings, num_ranks, read_preci
 from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Work, score_peak_bytes
+from rlplan.memory.step_peak import MicroBatchShape, score_peak_bytes
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import value_head_parameters
@@ -32,19 +32,19 @@ def predict_score_peak(point: MeasuredPoint) -> Prediction:
     """
     settings = RunSettings(point)
     role, model = _role(settings), model_of(point)
-    work = _work(settings, role, model)
-    peak = score_peak_bytes(work)
+    shape = _shape(settings, role, model)
+    peak = score_peak_bytes(shape)
     weights = _weight_bytes(settings, role, model)
-    moment = {MemoryKind.WEIGHTS: weights, MemoryKind.LOGITS: peak}
+    snapshot = {MemoryKind.WEIGHTS: weights, MemoryKind.LOGITS: peak}
     statistic = point.measured.statistic
     if statistic in (Statistic.RESERVED, Statistic.PROCESS):
-        moment[MemoryKind.FRAGMENTATION] = reserved_bytes(weights + peak, 0) - weights - peak
+        snapshot[MemoryKind.FRAGMENTATION] = reserved_bytes(weights + peak, 0) - weights - peak
     if statistic is Statistic.PROCESS:
         profile = gpu_of(point)
         if profile is None:
             raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
-        moment[MemoryKind.CONTEXT] = profile.overheads.context.value
-    return in_its_unit(point, moment)
+        snapshot[MemoryKind.CONTEXT] = profile.overheads.context.value
+    return in_its_unit(point, snapshot)
 
 
 @predicts("logprob_steady")
@@ -59,7 +59,7 @@ def _role(settings: RunSettings) -> str:
     role = settings.word("role", "policy").lower()
     if role not in ROLES:
         raise CannotPredict(f"role {shorten(role)} is none of {', '.join(ROLES)}")
-    if num_ranks(settings) > 1 or settings.ways("tp") > 1:
+    if num_ranks(settings) > 1 or settings.degree("tp") > 1:
         raise CannotPredict("only passes on one GPU are modelled")
     return role
 
@@ -69,12 +69,12 @@ def _weight_bytes(settings: RunSettings, role: str, model: ModelSpec) -> int:
     return read_precision(settings, has_master=False).stored * sum(parameter.numel for parameter in parameters)
 
 
-def _work(settings: RunSettings, role: str, model: ModelSpec) -> Work:
+def _shape(settings: RunSettings, role: str, model: ModelSpec) -> MicroBatchShape:
     first, *more = blocks_of(model)
     tokens = read_tokens(settings)
     loss = stated_loss(settings.word("loss")) or Loss.BY_ROWS
     loss = Loss.NONE if role in SCALAR_ROLES else loss
-    return Work(
+    return MicroBatchShape(
         first.block,
         first.num,
         model.vocab_size,

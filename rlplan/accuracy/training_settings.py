@@ -125,15 +125,15 @@ def num_ranks(settings: RunSettings) -> int:
 
 def _ranks_of_degrees(settings: RunSettings) -> int:
     """GPUs where only degrees of parallelism say how many: their product."""
-    ranks = settings.ways("dp", "data_parallel")
+    ranks = settings.degree("dp", "data_parallel")
     for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
-        ranks *= settings.ways(*keys)
+        ranks *= settings.degree(*keys)
     return ranks
 
 
 def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
     """Raises: CannotPredict where the stated data parallel degree cannot be one of that many GPUs."""
-    stated = settings.ways("dp", "data_parallel")
+    stated = settings.degree("dp", "data_parallel")
     if num_ranks % stated:
         raise CannotPredict(f"setting 'dp' is {stated}, which does not divide {num_ranks} GPUs")
 

@@ -21,11 +21,12 @@ class Trainer:
     """One trainer. words: what its addresses and names contain.
 
     loss, recompute: by default; recompute None: it must be stated. selective: what `selective` alone means.
-    repeats_keys, views_fused, held_logit_bytes: see `step_peak.Work`. has_master: weights are kept in fp32 and cast to
-    bf16 for the passes. targets, rank, dropout, adapter_bytes: of LoRA by default. keeps_inputs: its bitsandbytes keeps
-    the inputs of frozen products. quantizes_head: 4-bit loading takes the language head too. replicates_scales: scales
-    of 4-bit weights are whole on every rank. is_sharded: several GPUs mean FSDP. gathers_root: embeddings and head are
-    gathered as one, and stay. has_fused_step: the optimizer makes no temporary copies.
+    repeats_keys, views_fused, held_logit_bytes: see `step_peak.MicroBatchShape`. has_master: weights are kept in fp32
+    and cast to bf16 for the passes. targets, rank, dropout, adapter_bytes: of LoRA by default. keeps_inputs: its
+    bitsandbytes keeps the inputs of frozen linear layers. quantizes_head: 4-bit loading takes the language head too.
+    replicates_scales: scales of 4-bit weights are whole on every rank. is_sharded: several GPUs mean FSDP.
+    gathers_root: embeddings and head are gathered as one, and stay. has_fused_step: the optimizer makes no temporary
+    copies.
     """
 
     name: str

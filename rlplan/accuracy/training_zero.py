@@ -1,7 +1,7 @@
 """DeepSpeed's settings of a training point, by the keys of its own config and of tables that quote it.
 
 In: settings, ranks, types. Out: ZeroSettings; the steady state of a model of which only the size is known.
-Left out: what the passes hold (training_held.py).
+Left out: what the passes hold (training_states.py).
 """
 
 import re

@@ -18,7 +18,7 @@ SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 
 def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
     """The schedule of a job: what a plan says and a run does, action by action."""
-    graph = build_step_graph(job, takes_all=choice.hands_over_each, has_engine=bool(choice.way))
+    graph = build_step_graph(job, takes_all=choice.hands_over_each, has_engine=bool(choice.sync_mode))
     groups, layouts = place(job, choice)
     arrangement = choice.arrangement
     return located(arrange(graph, job, arrangement), arrangement.placement, groups, layouts)

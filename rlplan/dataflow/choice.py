@@ -10,7 +10,7 @@ from typing import Literal
 from rlplan.vocabulary import Placement
 
 Offloaded = Literal["none", "all", "frozen"]
-Way = Literal["", "shared_memory", "gloo", "cuda_ipc", "nccl", "disk", "adapter", "delta"]
+WeightSyncMode = Literal["", "shared_memory", "gloo", "cuda_ipc", "nccl", "disk", "adapter", "delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class TrainerChoice:
         return self.ulysses * self.tp * self.pp * self.cp
 
     @property
-    def token_ways(self) -> int:
-        """Ranks over which the tokens of a sequence are cut."""
+    def num_token_shards(self) -> int:
+        """Shards into which the tokens of a sequence are cut."""
         return self.ulysses * self.cp
 
 
@@ -105,12 +105,12 @@ class Choice:
     arrangement: Arrangement
     trainer: TrainerChoice
     engine: EngineChoice
-    way: Way = ""
-    """How weights reach the engine, and what of them; empty without an engine."""
+    sync_mode: WeightSyncMode = ""
+    """Transport of the weight sync, or `adapter` or `delta` where only these are sent; empty without an engine."""
     num_engines: int = 0
     """Replicas of the engine; 0 for as many as fill the devices that generate."""
     senders: Literal["auto", "one", "each"] = "auto"
-    """Which ranks of the trainer hand weights over: the first, or each; `auto` as the way needs it."""
+    """Which ranks of the trainer hand weights over: the first, or each; `auto` as the sync mode needs it."""
 
     @property
     def engines(self) -> int:
@@ -121,7 +121,7 @@ class Choice:
     def hands_over_each(self) -> bool:
         """Whether every rank of the trainer hands weights over, to the engine on its own device."""
         arrangement = self.arrangement
-        on_own_device = arrangement.shares_devices and self.way in ("cuda_ipc", "adapter", "delta")
+        on_own_device = arrangement.shares_devices and self.sync_mode in ("cuda_ipc", "adapter", "delta")
         return self.senders == "each" or (self.senders == "auto" and on_own_device and arrangement.num_training > 1)
 
 

@@ -35,11 +35,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """An action of the step that goes on by itself, beside the steps, and how far it may run ahead of them.
+class AsyncRollouts:
+    """Rollouts that are generated beside the steps (off-policy by at most max_staleness versions).
 
-    max_staleness: in policy versions, of what is handed on through a bounded queue. interrupts: new weights reach it in
-    the middle of its work; otherwise it comes to rest first.
+    action_id: of the generating action. max_staleness: in policy versions, through a bounded queue. interrupts: new
+    weights reach it in the middle of its work; otherwise it comes to rest first.
     """
 
     action_id: str
@@ -54,4 +54,4 @@ class StepGraph:
     start: tuple[Call, ...]
     step: tuple[Call, ...]
     finish: tuple[Call, ...]
-    lead: Lead | None = None
+    async_rollouts: AsyncRollouts | None = None

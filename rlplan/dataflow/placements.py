@@ -6,10 +6,10 @@ In: a job and a choice. Out: device groups and role layouts; a StepGraph arrange
 from dataclasses import replace
 from functools import lru_cache
 
+from rlplan.dataflow.async_rollouts import with_async_rollouts
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.graph import StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
-from rlplan.dataflow.running_ahead import run_ahead
 from rlplan.dataflow.time_sharing import TimeSharing, offload_between, share_time
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement, Role
@@ -30,7 +30,7 @@ def arrange(graph: StepGraph, job: SettledJob, arrangement: Arrangement) -> Step
     if roles:
         graph = offload_between(graph, roles)
     if arrangement.is_async:
-        return run_ahead(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
+        return with_async_rollouts(graph, job.placement.max_staleness, interrupts=job.placement.partial_rollouts)
     return graph
 
 
@@ -48,11 +48,11 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
     each too), engines a process on each of the last. disaggregated: the last devices generate, those before them score
     (where no device scores alone: those that train do), the others train.
     """
-    groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.way))
+    groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
     training, scoring, generation = groups[0], groups[-2 if len(groups) > 1 else 0], groups[-1]
     trainer = choice.trainer
     layouts = [_trainer(choice, Role.POLICY, "policy_trainer", training)]
-    if choice.way:
+    if choice.sync_mode:
         count, tp = choice.engines, choice.engine.tp
         layouts.append(
             RoleLayout(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlplan.dataflow.graph import Call, Lead, StepGraph
+from rlplan.dataflow.graph import AsyncRollouts, Call, StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
@@ -91,7 +91,9 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole job on device groups: actions before, in every step, and after. lead: None when every step is a whole."""
+    """A whole job on device groups: actions before, in every step, and after. async_rollouts: None of a synchronous
+    schedule.
+    """
 
     placement: Placement
     groups: tuple[DeviceGroup, ...]
@@ -99,7 +101,7 @@ class Schedule:
     start: tuple[Action, ...]
     step: tuple[Action, ...]
     finish: tuple[Action, ...]
-    lead: Lead | None = None
+    async_rollouts: AsyncRollouts | None = None
 
     @property
     def parts(self) -> tuple[tuple[Part, tuple[Action, ...]], ...]:
@@ -107,9 +109,11 @@ class Schedule:
         return (("start", self.start), ("step", self.step), ("finish", self.finish))
 
     @property
-    def leading(self) -> Action | None:
-        """The action of the step that goes on by itself."""
-        return next((action for action in self.step if self.lead and action.id == self.lead.action_id), None)
+    def async_action(self) -> Action | None:
+        """The action of async rollouts; None of a synchronous step."""
+        return next(
+            (action for action in self.step if self.async_rollouts and action.id == self.async_rollouts.action_id), None
+        )
 
     @property
     def processes(self) -> tuple[tuple[str, str], ...]:
@@ -177,7 +181,7 @@ def located(
         return tuple(_locate(call, layouts) for call in calls)
 
     parts = actions(graph.start), actions(graph.step), actions(graph.finish)
-    return Schedule(placement, groups, layouts, *parts, graph.lead)
+    return Schedule(placement, groups, layouts, *parts, graph.async_rollouts)
 
 
 def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:

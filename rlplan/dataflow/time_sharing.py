@@ -5,7 +5,7 @@ back with the new weights, and in which trained and frozen roles are offloaded w
 Left out: where anything runs; how an engine goes (the actions say it).
 
 The engine goes in one of two ways. Where it can sleep (CUDA) it drops weights and KV cache and keeps its process; it
-wakes in three actions, weights, hand-over, KV cache, so that KV cache and the trainer's states never meet. Where it
+wakes in three actions, weights, weight sync, KV cache, so that KV cache and the trainer's states never meet. Where it
 cannot, it is stopped, the weights are saved, and it is started again from them.
 """
 

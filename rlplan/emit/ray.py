@@ -96,7 +96,7 @@ class RayPlacement(Spec):
 def ray_placement(plan: Plan) -> RayPlacement:
     """One bundle a device; on a CPU host each worker takes one logical CPU of its device's bundle.
 
-    Logical CPUs are slots, not cores: processes of a hybrid placement share a device in turn. A process that is alone
+    Logical CPUs are slots, not cores: processes of a hybrid placement time-share a device. A process that is alone
     at work while the others wait (engine, scorer) may use the threads of its whole group.
     """
     job = plan.job

@@ -13,7 +13,7 @@ WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtensio
 WEIGHT_TRANSFER_BACKEND = "rlplan"
 
 LONGEST_NGRAM = 3
-"""Tokens that must have stood before for what followed them to be guessed again."""
+"""Longest n-gram that speculative decoding looks up in what came before."""
 
 
 def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) -> dict[str, Any]:

@@ -42,19 +42,19 @@ class MicroBatch:
     has_entropy_gradient: bool = False
 
 
-Moment = dict[MemoryKind, int]
+MemorySnapshot = dict[MemoryKind, int]
 
 
-def forward_backward_peak(rank: TrainedRank, micro: MicroBatch, *, is_first: bool = False) -> Moment:
+def forward_backward_peak(rank: TrainedRank, micro: MicroBatch, *, is_first: bool = False) -> MemorySnapshot:
     """Bytes by kind, beside weights, master weights and optimizer, at the largest moment of the passes.
 
     is_first: before the first step, when stage 3's bucket is not touched yet.
     Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`).
     """
-    return max(_walk(rank, micro, is_first=is_first and micro.count == 1), key=lambda moment: sum(moment.values()))
+    return max(_walk(rank, micro, is_first=is_first and micro.count == 1), key=lambda snapshot: sum(snapshot.values()))
 
 
-def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[Moment]:
+def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[MemorySnapshot]:
     if rank.adapters:
         yield from _walk_adapters(rank, micro)
         return
@@ -70,11 +70,11 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     table = _vocabulary_table(model)
     whole = gathered_tensor_bytes(rank, table)
     # End of the forward pass: everything saved, the last rows of logits and their exponentials.
-    yield _moment(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
+    yield _snapshot(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
     # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.
     waiting = table.numel * e
     beside = slices if micro.has_entropy_gradient else 0
-    yield _moment(layers.saved + head, logits + beside, accumulated + waiting, whole + reduction.touched)
+    yield _snapshot(layers.saved + head, logits + beside, accumulated + waiting, whole + reduction.touched)
     if not model.has_tied_embeddings:
         yield from _with_activations(reduction.add(table), layers.saved, 0, accumulated)
         waiting = 0
@@ -88,12 +88,12 @@ def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[M
     if model.has_tied_embeddings:
         # The embedding's own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
         held = reduction.accumulator + accumulated + 3 * table_bytes
-        yield _moment(0, 0, held, reduction.touched)
+        yield _snapshot(0, 0, held, reduction.touched)
     yield from _with_activations(reduction.add(_embedding(model)), 0, 0, accumulated)
     yield from _with_activations(reduction.flush(), 0, 0, accumulated)
 
 
-def _walk_adapters(rank: TrainedRank, micro: MicroBatch) -> Iterator[Moment]:
+def _walk_adapters(rank: TrainedRank, micro: MicroBatch) -> Iterator[MemorySnapshot]:
     """The same where adapters alone are trained: no table has a gradient, and only adapters' are reduced."""
     model, e = rank.model, rank.element_bytes
     accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
@@ -102,7 +102,7 @@ def _walk_adapters(rank: TrainedRank, micro: MicroBatch) -> Iterator[Moment]:
     logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
     slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
     reduction = _reduction_of(rank, accumulates=micro.count > 1)
-    yield _moment(layers.saved + head, logits + slices, accumulated, reduction.touched)
+    yield _snapshot(layers.saved + head, logits + slices, accumulated, reduction.touched)
     for layer in reversed(range(model.num_layers)):
         prefix = f"model.layers.{layer}."
         for parameter in reversed([adapter for adapter in rank.adapters if adapter.name.startswith(prefix)]):
@@ -157,7 +157,7 @@ class _Layers:
         self.in_flight = layer_backward_bytes(model, num_tokens, e, rank.tp)
         if rank.adapters:  # its output and a scaled copy, at most as wide as the MLP
             self.in_flight += 2 * e * num_tokens * model.intermediate_size
-        if rank.dequantised:  # a weight of the base as the product needs it, and a copy of the output
+        if rank.dequantised:  # a weight of the base as the matmul needs it, and a copy of the output
             self.in_flight += e * (rank.dequantised + num_tokens * model.intermediate_size)
         self.freed = mlp_freed_bytes(model, num_tokens, e, rank.tp)
 
@@ -241,13 +241,13 @@ def _reduction_of(rank: TrainedRank, *, accumulates: bool) -> _Kept | _Reduction
 
 
 def _with_activations(
-    moments: Iterator[tuple[int, int]], activations: int, waiting: int, accumulated: int
-) -> Iterator[Moment]:
-    for gradients, buffers in moments:
-        yield _moment(activations, 0, gradients + waiting + accumulated, buffers)
+    snapshots: Iterator[tuple[int, int]], activations: int, waiting: int, accumulated: int
+) -> Iterator[MemorySnapshot]:
+    for gradients, buffers in snapshots:
+        yield _snapshot(activations, 0, gradients + waiting + accumulated, buffers)
 
 
-def _moment(activations: int, logits: int, gradients: int, buffers: int) -> Moment:
+def _snapshot(activations: int, logits: int, gradients: int, buffers: int) -> MemorySnapshot:
     return {
         MemoryKind.ACTIVATIONS: activations,
         MemoryKind.LOGITS: logits,

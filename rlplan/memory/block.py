@@ -124,21 +124,21 @@ class Block:
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
-    def sharded(self, ways: int) -> "Block":
-        """The part that tensor parallelism splits: heads, MLP and experts over `ways` ranks; norms are whole."""
+    def sharded(self, tp_size: int) -> "Block":
+        """The part that tensor parallelism splits: heads, MLP and experts over `tp_size` ranks; norms are whole."""
         experts = self.experts
         if experts is not None:
-            experts = replace(experts, width=experts.width // ways, shared_width=experts.shared_width // ways)
+            experts = replace(experts, width=experts.width // tp_size, shared_width=experts.shared_width // tp_size)
         rule = self.delta_rule
         if rule is not None:
-            heads, keys, values = rule.num_heads // ways, rule.keys // ways, rule.values // ways
+            heads, keys, values = rule.num_heads // tp_size, rule.keys // tp_size, rule.values // tp_size
             rule = replace(rule, num_heads=heads, keys=keys, values=values)
         return replace(
             self,
             delta_rule=rule,
-            num_heads=max(1, self.num_heads // ways),
-            num_kv_heads=max(1, self.num_kv_heads // ways),
-            intermediate=self.intermediate // ways,
+            num_heads=max(1, self.num_heads // tp_size),
+            num_kv_heads=max(1, self.num_kv_heads // tp_size),
+            intermediate=self.intermediate // tp_size,
             experts=experts,
         )
 

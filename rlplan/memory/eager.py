@@ -22,7 +22,7 @@ def eager_generation_bytes(
     """Allocated bytes at the peak.
 
     Counts: weights; keys and values of the longest sequence; the larger of one layer's prefill and the logits with
-    their fp32 copy; of 4-bit weights also the largest matrix, dequantised for its product.
+    their fp32 copy; of 4-bit weights also the largest matrix, dequantised for its matmul.
     Source: litgpt tutorials/resource-tables.md and generate/base.py; bitsandbytes autograd/_functions.py MatMul4Bit.
 
     >>> from rlplan.spec.models.catalogue import find_model

@@ -1,6 +1,6 @@
 """What the rollout engine holds, action by action.
 
-In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and transitions.py.
+In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and sync_buckets.py.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from rlplan.memory.generation import (
     num_batch_sizes,
     sampler_bytes,
 )
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import (
     engine_parameter_bytes,
@@ -38,17 +38,17 @@ class EngineForecast:
     """One rank of an engine. See `memory.predict.Forecast`."""
 
     def __init__(self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
-        """has_arena: whether weights come through shared memory; otherwise the engine is started anew with them."""
+        """has_arena: whether weights come through shared memory; otherwise the engine is restarted with them."""
         self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
         self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
 
-    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
         if action.kind is ActionKind.STOP_ENGINE:
-            return self._overheads(action, moment)
+            return self._overheads(action, run_phase)
         held = {
             **self._settled,
-            **self._overheads(action, moment),
+            **self._overheads(action, run_phase),
         }
         if action.kind is not ActionKind.START_ENGINE and self.has_arena:
             held[MemoryKind.SYNC_STAGING] = self._staging_bytes
@@ -62,9 +62,9 @@ class EngineForecast:
             return {}
         return {MemoryKind.WEIGHTS: self._loaded_bytes}
 
-    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, moment)
+        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, run_phase)
         largest = self._largest_bytes
         if action.kind is ActionKind.START_ENGINE:
             loading = self._loaded_bytes
@@ -84,7 +84,7 @@ class EngineForecast:
             )
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
         slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
-        held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, moment)
+        held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, run_phase)
         return held
 
     # Sums over every tensor of the model: made once, asked for at every action.
@@ -115,19 +115,20 @@ class EngineForecast:
         packing = self.profile.weight_packing
         return compiled_kernel_bytes(self.model, packing, num_batch_sizes(self.job), self.tp)
 
-    def _overheads(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def _overheads(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         return {
             MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
-            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value + self._compiled(action, moment),
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value
+            + self._compiled(action, run_phase),
         }
 
-    def _compiled(self, action: Action, moment: Moment) -> int:
+    def _compiled(self, action: Action, run_phase: RunPhase) -> int:
         """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine.
 
-        Where tokens are guessed Numba comes before that.
+        With speculative decoding Numba comes before that.
         """
-        guessing = self.profile.process_slack.guessing
-        numba = guessing.value if guessing and self.job.rollout.speculative_tokens else 0
-        if action.kind is ActionKind.START_ENGINE and moment == "start":
+        speculative_decoding = self.profile.process_slack.speculative_decoding
+        numba = speculative_decoding.value if speculative_decoding and self.job.rollout.speculative_tokens else 0
+        if action.kind is ActionKind.START_ENGINE and run_phase == "start":
             return numba
         return numba + self._kernel_bytes

@@ -5,7 +5,7 @@ In: a job and its model. Out: bytes by kind.
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.activations import forward_working_bytes
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, logits_bytes, probability_slice_bytes
 from rlplan.memory.overheads import slack_bytes
 from rlplan.memory.params import parameter_bytes
@@ -17,7 +17,7 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def judging_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
+def scoring_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
     """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head.
 
     num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
@@ -42,8 +42,8 @@ class ScorerForecast:
         self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
         self.states = frozen_states(job.training, model, num_processes) if shares else None
 
-    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
-        """Held when the action has ended: once it is parked, no model."""
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended: once it is offloaded, no model."""
         imports = self.profile.process_overheads
         held = {
             # spread over devices, scorers have DeepSpeed too, as a trainer has
@@ -68,11 +68,11 @@ class ScorerForecast:
         """Nothing is repacked."""
         return {}
 
-    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(action, moment) | {MemoryKind.WEIGHTS: self._weight_bytes}
+        held = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
-            held |= judging_peak(self.job, self.model, self.num_processes)
+            held |= scoring_peak(self.job, self.model, self.num_processes)
             if self.states is not None:
                 layer = max(tensor.numel for tensor in self.states.frozen)
                 held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)

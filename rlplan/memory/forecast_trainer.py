@@ -10,8 +10,8 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
 from rlplan.memory.checkpoints import saved_bytes
-from rlplan.memory.forecast_scorer import judging_peak
-from rlplan.memory.ledger import Moment
+from rlplan.memory.forecast_scorer import scoring_peak
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.optimizers import eight_bit_step_bytes
 from rlplan.memory.overheads import slack_bytes
@@ -26,8 +26,8 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 
 STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
 
-PARKED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
-"""What leaves memory while a role is parked. Source: `rlplan.runtime.workers.trained_states`."""
+OFFLOADED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
+"""What leaves memory while a role is offloaded. Source: `rlplan.runtime.workers.trained_states`."""
 
 AFTER_A_STEP = (
     *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
@@ -61,18 +61,18 @@ class TrainerForecast:
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
         self.states = self.trained.states
 
-    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
-        held = self._base(action, moment)
+        held = self._base(action, run_phase)
         if action.kind is ActionKind.OFFLOAD_ROLE:
-            held = {kind: size for kind, size in held.items() if kind not in PARKED_KINDS}
+            held = {kind: size for kind, size in held.items() if kind not in OFFLOADED_KINDS}
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held[MemoryKind.GRADIENTS] = self._accumulated
             # Small tensors that ZeRO-3 keeps whole stay so from the second micro-batch on.
             held[MemoryKind.WEIGHTS] = max(
                 held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self._micro_batch.count > 1)
             )
-        if not (moment == "start" and action.kind is ActionKind.START_TRAINER):
+        if not (run_phase == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
         if self.stages_states:
             held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
@@ -82,22 +82,22 @@ class TrainerForecast:
         """Nothing is repacked."""
         return {}
 
-    def peak(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(action, moment)
+        held = self.resident(action, run_phase)
         if action.kind is ActionKind.START_TRAINER:
             held[MemoryKind.COMM_BUFFERS] = self._loading(held)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held |= self._passes(is_first=not self._has_stepped(action, moment))
+            held |= self._passes(is_first=not self._has_stepped(action, run_phase))
         elif action.kind is ActionKind.SCORE:
-            held |= judging_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
+            held |= scoring_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
         elif action.kind is ActionKind.OFFLOAD_ROLE:
-            held |= self._base(action, moment)
+            held |= self._base(action, run_phase)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
-            gradients, extra = self._step_moment(held, is_first=moment == "first" and not action.mini_batch)
+            gradients, extra = self._step_snapshot(held, is_first=run_phase == "first" and not action.mini_batch)
             held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
         if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
@@ -137,7 +137,7 @@ class TrainerForecast:
             has_entropy_gradient=bool(self.job.algorithm.entropy_coef),
         )
 
-    def _step_moment(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
+    def _step_snapshot(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
         """(gradients, communication buffers) at the largest moment of the step.
 
         Reducing: stages 0 and 1 reduce all gradients in the step, through flat copies.
@@ -153,12 +153,12 @@ class TrainerForecast:
         stepping = settings.master_bytes * states.partition_numel if copies else 0
         stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
         stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
-        moments = [
+        snapshots = [
             (states.backward_gradient_bytes() - late, self._reduced_at_once()),
             (max(flattening, stepping), kept),
             (states.kept_gradient_bytes(), kept + self._gathered_at_once()),
         ]
-        return max(moments, key=sum)
+        return max(snapshots, key=sum)
 
     def _reduced_at_once(self) -> int:
         """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step."""
@@ -195,12 +195,12 @@ class TrainerForecast:
         }.get(states.settings.stage, max(loaded - states.master_bytes(), FLOAT_BYTES * states.partition_numel))
         return max(0, loading, building)
 
-    def _base(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def _base(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """The states as they lie between passes, on the device and on the host, which are one on a CPU."""
-        states = self.states.after_step() if self._has_stepped(action, moment) else self.states.after_build()
+        states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
         held = add_up(states.device, states.host)
         if self.states.settings.stage == 3:
-            held[MemoryKind.COMM_BUFFERS] = 0 if moment == "start" else kept_bucket_bytes(self.trained)
+            held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else kept_bucket_bytes(self.trained)
         return held | {
             MemoryKind.PROCESS: self._imports,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
@@ -221,11 +221,11 @@ class TrainerForecast:
         more = overheads.adapters.value if imports_more and overheads.adapters else 0
         return overheads.policy_trainer.value + more
 
-    def _has_stepped(self, action: Action, moment: Moment) -> bool:
+    def _has_stepped(self, action: Action, run_phase: RunPhase) -> bool:
         """Adam's moments appear in the first optimizer step."""
-        if moment == "start":
+        if run_phase == "start":
             return False
-        if moment != "first":
+        if run_phase != "first":
             return True
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 

@@ -5,15 +5,15 @@ In: a job, the value model and the rank. Out: bytes by kind.
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.forecast_trainer import TrainerForecast
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.vocabulary import MemoryKind
 
 
 class ValueForecast(TrainerForecast):
     """One data-parallel rank. See `memory.predict.Forecast`."""
 
-    def resident(self, action: Action, moment: Moment) -> dict[MemoryKind, int]:
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held when the action has ended: nothing of a weight sync."""
-        held = super().resident(action, moment)
+        held = super().resident(action, run_phase)
         held.pop(MemoryKind.SYNC_STAGING, None)
         return held

@@ -26,7 +26,7 @@ class Frozen:
     keys, values; gate, up). adapts_output, adapts_down: the last projection of attention and of the MLP.
     adapter_bytes: of an element of adapters, which read a copy of their input where it differs from the model's.
     has_dropout: before each adapter, which then reads its own copy. trains_norms: the norms' weights are trained.
-    keeps_inputs: the frozen product keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
+    keeps_inputs: the frozen linear layer keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
     `ctx.tensors = (A, B)`). more_token_bytes: what adapters keep of a token beside their inputs (DoRA's products).
     more_layer_bytes: what they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes).
     """
@@ -63,7 +63,7 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
 
 
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
-    """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen products keep.
+    """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen linear layers keep.
 
     Counts: in the model's type without dropout one tensor that all modules of a norm share, and attention's output is
     saved already; else a copy for every module, and its dropout mask of a byte.

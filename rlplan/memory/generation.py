@@ -60,9 +60,9 @@ def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> in
 def sampler_bytes(vocab_size: int, max_num_seqs: int, speculative_tokens: int = 0) -> int:
     """Bytes of the sampler in fp32, each row over the vocabulary V.
 
-    Counts: of each of the S running sequences logits, probabilities, log-probs and random draws, 4 S rows. With k
-    guessed tokens R = S (1 + k) rows: logits, final logits, those of accepted tokens and their log-probs (4 R), target
-    logits (S k) and logits and processed ones of bonus tokens (2 S).
+    Counts: of each of the S running sequences logits, probabilities, log-probs and random draws, 4 S rows. With k draft
+    tokens R = S (1 + k) rows: logits, final logits, those of accepted tokens and their log-probs (4 R), target logits
+    (S k) and logits and processed ones of bonus tokens (2 S).
     Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`; `_get_logprobs_tensors` of
     v1/sample/rejection_sampler.py.
 
@@ -86,12 +86,12 @@ code for some 60 sizes after 40 steps, and its responses have 12 positions."""
 def num_batch_sizes(job: ResolvedJob) -> int:
     """Different numbers of sequences that one engine decodes at a time in a run.
 
-    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and guesses) at
-    once.
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and draft tokens)
+    at once.
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
-    workload, lead = job.workload, 1 + job.placement.max_staleness
-    at_once = max(lead * workload.num_rollouts_per_step, workload.num_heldout_prompts)
+    workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
+    at_once = max(versions_under_way * workload.num_rollouts_per_step, workload.num_heldout_prompts)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
     most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
     sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)
@@ -99,7 +99,7 @@ def num_batch_sizes(job: ResolvedJob) -> int:
 
 
 def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:
-    """Bytes of the code that oneDNN compiles for products of packed weights, one kernel a shape and batch size.
+    """Bytes of the code that oneDNN compiles for matmuls of packed weights, one kernel a shape and batch size.
 
     Counts: distinct shapes x batch sizes, at most 1,024 kernels, times the profile's bytes of one.
     Source: oneDNN's primitive cache; the bytes are the profile's, measured. Assumes: a CPU without tiles, as packs do.

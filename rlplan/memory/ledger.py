@@ -3,7 +3,7 @@
 In: rows made by `memory.predict`. Out: totals per device, host and process, and the binding moment.
 Left out: how the bytes come about (the other modules of this package) and what was measured (trace.py).
 
-A row speaks of one (moment, action, process, role, kind). `resident_bytes` is held when the action has ended;
+A row speaks of one (run phase, action, process, role, kind). `resident_bytes` is held when the action has ended;
 `peak_bytes` is held at the moment of the process's peak inside the action, so that a process's rows add up to its peak.
 A process that takes no part in an action has no row for it and keeps what it held after its last one.
 """
@@ -16,11 +16,11 @@ from typing import Literal
 from rlplan.dataflow.schedule import Beside, Part
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 
-Moment = Literal["start", "first", "steady", "finish"]
-"""When: while starting, in the first step (Adam states appear late), in every later step, while finishing."""
+RunPhase = Literal["start", "first", "steady", "finish"]
+"""Phase of the run: start, first step (Adam's states appear late), every later (steady) step, finish."""
 
-PARTS: dict[Moment, Part] = {"start": "start", "first": "step", "steady": "step", "finish": "finish"}
-"""The part of a schedule whose actions happen then."""
+PARTS: dict[RunPhase, Part] = {"start": "start", "first": "step", "steady": "step", "finish": "finish"}
+"""The part of a schedule whose actions run in each phase."""
 
 Bound = Literal["low", "expected", "high"]
 """Which end of the intervals of the rows."""
@@ -40,7 +40,7 @@ class LedgerRow:
     source: the forecaster that computed the bytes.
     """
 
-    moment: Moment
+    run_phase: RunPhase
     action_id: str
     phase: Phase
     process: str
@@ -76,7 +76,7 @@ class Peak:
     """
 
     scope: str
-    moment: Moment
+    run_phase: RunPhase
     action_id: str
     num_bytes: int
     rows: tuple[tuple[str, Role, MemoryKind, int], ...]
@@ -96,7 +96,7 @@ class MemoryLedger:
     device_capacity: int
     host_capacity: int
     shares_host_memory: bool
-    order: tuple[tuple[Moment, str], ...]
+    order: tuple[tuple[RunPhase, str], ...]
     concurrent: tuple[Beside, ...] = ()
     capacities: tuple[tuple[str, int], ...] = ()
     host_of_device: tuple[tuple[str, str], ...] = ()
@@ -124,12 +124,12 @@ class MemoryLedger:
 
     def process_peak(self, process: str) -> Peak:
         """The largest sum of one process's rows inside any action: on its device, or on the host if it has none."""
-        totals: dict[tuple[Moment, str], list[LedgerRow]] = defaultdict(list)
+        totals: dict[tuple[RunPhase, str], list[LedgerRow]] = defaultdict(list)
         mine = [row for row in self.rows if row.process == process]
         space = "device" if any(row.space == "device" for row in mine) else "host"
         for row in mine:
             if row.space == space:
-                totals[(row.moment, row.action_id)].append(row)
+                totals[(row.run_phase, row.action_id)].append(row)
         moment, rows = max(totals.items(), key=lambda item: sum(row.peak_bytes for row in item[1]))
         return _peak(process, moment, [(row, row.peak_bytes) for row in rows])
 
@@ -144,13 +144,13 @@ class MemoryLedger:
                 )
                 for moment, held in self._moments(bound)
             ),
-            key=lambda peak: (peak.num_bytes, peak.moment == "steady"),
+            key=lambda peak: (peak.num_bytes, peak.run_phase == "steady"),
         )
 
     def fullest_device(self) -> Peak:
         """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
         peaks = (self.device_peak(device) for device in self.devices)
-        return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.moment == "steady"))
+        return max(peaks, key=lambda peak: (peak.num_bytes - self.capacity_of(peak.scope), peak.run_phase == "steady"))
 
     @cached_property
     def fullest(self) -> Peak:
@@ -171,14 +171,14 @@ class MemoryLedger:
             key=lambda peak: peak.num_bytes,
         )
 
-    def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[Moment, str], int]:
+    def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""
         return {
             moment: sum(size for row, size in held if row.device == device and row.space == "device")
             for moment, held in self._moments(bound)
         }
 
-    def host_totals(self, host: str) -> dict[tuple[Moment, str], int]:
+    def host_totals(self, host: str) -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of one host's memory."""
         return {
             moment: sum(size * row.num_alike for row, size in held if self._host_of(row) == host)
@@ -210,35 +210,35 @@ class MemoryLedger:
             return self._shared_hosts.get(row.device, "host")
         return row.device if row.space == "host" else ""
 
-    def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[Moment, str], list[tuple[LedgerRow, int]]]]:
+    def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[RunPhase, str], list[tuple[LedgerRow, int]]]]:
         """For each moment in order: every row that counts then, with its bytes.
 
         A process in the action counts its peak; so does a process in an action that may run beside it; any other
         process counts what it held after its last action.
         """
-        by_moment: dict[tuple[Moment, str], dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
+        by_place: dict[tuple[RunPhase, str], dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
         for row in self.rows:
-            by_moment[(row.moment, row.action_id)][row.process].append(row)
+            by_place[(row.run_phase, row.action_id)][row.process].append(row)
         held: dict[str, list[LedgerRow]] = {}
         result = []
         for moment in self.order:
             beside = self._beside(moment)
-            active = {process: rows for other in [*beside, moment] for process, rows in by_moment[other].items()}
+            active = {process: rows for other in [*beside, moment] for process, rows in by_place[other].items()}
             counted = [(row, row.peak_at(bound)) for rows in active.values() for row in rows]
             counted += [
                 (row, row.resident_at(bound)) for process, rows in held.items() if process not in active for row in rows
             ]
             result.append((moment, counted))
-            held.update(by_moment[moment])
+            held.update(by_place[moment])
         return result
 
-    def _beside(self, moment: tuple[Moment, str]) -> list[tuple[Moment, str]]:
+    def _beside(self, moment: tuple[RunPhase, str]) -> list[tuple[RunPhase, str]]:
         part = PARTS[moment[0]]
         pairs = [(one, two) for where, one, two in self.concurrent if where == part and moment[1] in (one, two)]
         return [(moment[0], first if second == moment[1] else second) for first, second in pairs]
 
 
-def _peak(scope: str, moment: tuple[Moment, str], counted: list[tuple[LedgerRow, int]]) -> Peak:
+def _peak(scope: str, moment: tuple[RunPhase, str], counted: list[tuple[LedgerRow, int]]) -> Peak:
     sums: dict[tuple[str, Role, MemoryKind], int] = defaultdict(int)
     for row, size in counted:
         sums[(row.process, row.role, row.kind)] += size

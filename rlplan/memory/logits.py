@@ -12,7 +12,7 @@ from rlplan.spec.job_parts import Target
 from rlplan.units import ceil_div
 
 ROWS_AT_ONCE = 128
-"""Rows of logits that the runtime has at a time. Fewer make its products slower, more leave the CPU's caches and, from
+"""Rows of logits that the runtime has at a time. Fewer make its matmuls slower, more leave the CPU's caches and, from
 a vocabulary of 65,536 on, what glibc takes from its heap (`rlplan.emit.ray`)."""
 ROWS_ON_GPU = 1024
 """The same on a GPU, where the head's weight is read anew for each slice of rows: its gradient takes rows / 2 FLOPs for

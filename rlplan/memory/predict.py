@@ -17,7 +17,7 @@ from rlplan.memory.forecast_engine import EngineForecast
 from rlplan.memory.forecast_scorer import ScorerForecast
 from rlplan.memory.forecast_trainer import TrainerForecast
 from rlplan.memory.forecast_value import ValueForecast
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.overheads import heap_bytes
 from rlplan.memory.sinks import sink_bytes
 from rlplan.memory.verifiers import verifier_bytes
@@ -32,11 +32,11 @@ Bytes = Mapping[MemoryKind, int]
 class Forecast(Protocol):
     """Bytes of one process by kind."""
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held when the action has ended."""
         ...
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held at the moment of the process's peak inside the action."""
         ...
 
@@ -64,14 +64,14 @@ def predict_ledger(
     """The whole ledger of a schedule. role_models: of roles whose model is not the policy's."""
     models = {Role.POLICY: model, **(role_models or {})}
     processes = list(_processes(job, models, profile, schedule))
-    order: list[tuple[Moment, str]] = []
+    order: list[tuple[RunPhase, str]] = []
     rows: list[LedgerRow] = _host_rows(job, profile, schedule)
-    for moment, actions in _moments(job, schedule):
+    for run_phase, actions in _run_phases(job, schedule):
         for action in actions:
-            order.append((moment, action.id))
+            order.append((run_phase, action.id))
             for process in processes:
                 if process.name in action.processes:
-                    rows += _rows(action, moment, process, keeps_heap=job.hardware.keeps_heap)
+                    rows += _rows(action, run_phase, process, keeps_heap=job.hardware.keeps_heap)
     capacity = profile.memory.value if job.hardware.memory is None else job.hardware.memory
     return MemoryLedger(
         rows=tuple(rows),
@@ -93,7 +93,7 @@ def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, 
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
-def _moments(job: ResolvedJob, schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
+def _run_phases(job: ResolvedJob, schedule: Schedule) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
     yield "start", schedule.start
     yield "first", tuple(action for action in schedule.step if action.happens_in(1))
     if job.workload.num_steps > 1:
@@ -133,8 +133,8 @@ def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, P
     }
 
 
-def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool) -> Iterator[LedgerRow]:
-    resident, peak = process.forecast.resident(action, moment), dict(process.forecast.peak(action, moment))
+def _rows(action: Action, run_phase: RunPhase, process: _Process, *, keeps_heap: bool) -> Iterator[LedgerRow]:
+    resident, peak = process.forecast.resident(action, run_phase), dict(process.forecast.peak(action, run_phase))
     if keeps_heap:
         kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
         passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
@@ -143,7 +143,7 @@ def _rows(action: Action, moment: Moment, process: _Process, *, keeps_heap: bool
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0):
             yield LedgerRow(
-                moment=moment,
+                run_phase=run_phase,
                 action_id=action.id,
                 phase=action.phase,
                 process=process.name,
@@ -170,7 +170,7 @@ def _host_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -
 
     def row(process: str, size: SourcedBytes, host: int = 0) -> LedgerRow:
         return LedgerRow(
-            moment="start",
+            run_phase="start",
             action_id=first.id,
             phase=Phase.START,
             process=process,

@@ -1,7 +1,7 @@
 """Quantised weights: bytes of a tensor as a checkpoint holds it, scales and zero points included.
 
 In: the format of a checkpoint and which of its tensors are quantised. Out: bytes. Left out: what a kernel repacks after
-loading (Marlin keeps the size), dequantised copies during a product, KV caches (serving_kv.py).
+loading (Marlin keeps the size), dequantised copies during a matmul, KV caches (serving_kv.py).
 
 Symbols: N rows (outputs) and K columns (inputs) of a weight, E experts in one stacked tensor.
 """

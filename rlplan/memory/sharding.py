@@ -1,6 +1,6 @@
-"""What a rank holds under trainers other than rlplan's own (for planning and export), and under ZeRO, as `Held`.
+"""What a rank holds under trainers other than rlplan's own (for planning and export), and under ZeRO, as `RankState`.
 
-In: sizes of a model, how it is trained. Out: Held, which step_peak.py turns into moments.
+In: sizes of a model, how it is trained. Out: RankState, which step_peak.py turns into memory snapshots.
 Left out: communication buffers of NCCL, hybrid sharding, activation memory (step_peak.py).
 
 Symbols: P trainable parameters, N ranks that share, e bytes of a weight in the passes, t p d e tensor, pipeline, data
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
-from rlplan.memory.step_peak import Held
+from rlplan.memory.step_peak import RankState
 from rlplan.memory.zero import ZeroStates
 from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div
@@ -73,7 +73,7 @@ def sizes_of(
     )
 
 
-def held_by_torch(
+def rank_state_under_torch(
     sizes: Sizes,
     *,
     weight_bytes: int,
@@ -82,7 +82,7 @@ def held_by_torch(
     steps_in_backward: bool = False,
     has_fused_step: bool = False,
     keeps_states_on_host: bool = False,
-) -> Held:
+) -> RankState:
     """Plain torch on one device, or replicated: weights, moments and gradients all of one type.
 
     Counts: e*P each for weights and gradients, two moments; autocast caches bf16 copies of the matrices 2*P inside the
@@ -91,8 +91,8 @@ def held_by_torch(
     Source: torch 2.13 optim/adam.py, autocast's weight cache. Assumes: gradients are set to None after a step.
 
     >>> sizes = Sizes((1000,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> held = held_by_torch(sizes, weight_bytes=2)
-    >>> sum(held.resident.values()), held.gradients
+    >>> rank_state = rank_state_under_torch(sizes, weight_bytes=2)
+    >>> sum(rank_state.resident.values()), rank_state.gradients
     (6004, 2000)
     """
     gradients = weight_bytes * (max(sizes.trainable) if steps_in_backward else sizes.num_trainable)
@@ -102,7 +102,7 @@ def held_by_torch(
         copies = step_copy_bytes(optimizer, sizes.trainable, weight_bytes)
     layers = 0 if steps_in_backward else weight_bytes * sizes.layer
     table = weight_bytes * sizes.table
-    return Held(
+    return RankState(
         {MemoryKind.WEIGHTS: weight_bytes * sizes.num_trainable + sizes.frozen_bytes, MemoryKind.OPTIMIZER: states},
         gradients=gradients,
         head_gradient=table,
@@ -117,7 +117,7 @@ def held_by_torch(
 @dataclass(frozen=True)
 class FsdpSettings:
     """How FSDP2 shares a model. master_bytes, compute_bytes, reduce_bytes: of a weight that is kept, that is gathered,
-    of a gradient that is reduced. ways: tensor parallel ranks, over which everything is split beforehand.
+    of a gradient that is reduced. tp_size: tensor parallel ranks, over which everything is split beforehand.
 
     frozen_layer_bytes: of a quantised layer, which is gathered as it is. is_on_host: shards and moments live there
     (`cpu_offload`). gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole
@@ -130,7 +130,7 @@ class FsdpSettings:
     master_bytes: int = FLOAT_BYTES
     compute_bytes: int = 2
     reduce_bytes: int = FLOAT_BYTES
-    ways: int = 1
+    tp_size: int = 1
     frozen_layer_bytes: int | None = None
     is_on_host: bool = False
     gathers_tables_apart: bool = False
@@ -138,7 +138,7 @@ class FsdpSettings:
     has_fused_step: bool = True
 
 
-def held_by_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> Held:
+def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
@@ -148,31 +148,33 @@ def held_by_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> Held:
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> held = held_by_fsdp(sizes, FsdpSettings(4))  # 400 * (4 + 8); 400 * 4; root and a layer; one more, a gradient
-    >>> sum(held.resident.values()), held.gradients, held.passing, held.layer_passing
-    (4800, 1600, 400, 800)
+    >>> rank_state = rank_state_under_fsdp(sizes, FsdpSettings(4))  # 400 * (4 + 8) and 400 * 4
+    >>> sum(rank_state.resident.values()), rank_state.gradients
+    (4800, 1600)
+    >>> rank_state.passing, rank_state.layer_passing
+    (400, 800)
     """
-    ways, compute = fsdp.ways, fsdp.compute_bytes
-    kept = 0 if fsdp.is_on_host else fsdp.master_bytes * ceil_div(sizes.num_trainable, fsdp.num_ranks * ways)
-    frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * ways)
+    tp_size, compute = fsdp.tp_size, fsdp.compute_bytes
+    kept = 0 if fsdp.is_on_host else fsdp.master_bytes * ceil_div(sizes.num_trainable, fsdp.num_ranks * tp_size)
+    frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * tp_size)
     whole = fsdp.frozen_layer_bytes
-    layer = sizes.layer_weights * compute // ways if whole is None else whole
-    root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // ways
+    layer = sizes.layer_weights * compute // tp_size if whole is None else whole
+    root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // tp_size
     pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
-    return Held(
+    return RankState(
         {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: 2 * kept},
         gradients=kept,
         kept_gradients=kept if fsdp.counts_every_stream else 0,
-        head_gradient=compute * sizes.table // ways,
+        head_gradient=compute * sizes.table // tp_size,
         passing=layer + pools + (0 if fsdp.gathers_tables_apart else root),
         head_passing=root if fsdp.gathers_tables_apart else 0,
-        layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // ways,
+        layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // tp_size,
         step_copies=0 if fsdp.has_fused_step else kept,
         accumulates=fsdp.counts_every_stream,
     )
 
 
-def held_by_megatron(
+def rank_state_under_megatron(
     sizes: Sizes,
     *,
     tp: int = 1,
@@ -182,7 +184,7 @@ def held_by_megatron(
     etp: int | None = None,
     expert_numel: int = 0,
     has_distributed_optimizer: bool = True,
-) -> Held:
+) -> RankState:
     """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
 
     Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
@@ -190,15 +192,15 @@ def held_by_megatron(
     Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> held = held_by_megatron(sizes, tp=2, dp=4)
-    >>> sum(held.resident.values())  # 800 * (2 + 4 + 12/4)
+    >>> rank_state = rank_state_under_megatron(sizes, tp=2, dp=4)
+    >>> sum(rank_state.resident.values())  # 800 * (2 + 4 + 12/4)
     7200
     """
     dense = (sizes.num_trainable - expert_numel) // (tp * pp)
     split = ep * (tp if etp is None else etp)
     experts = expert_numel // (pp * split)
     over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
-    return held_by_megatron_rank(MegatronRank(dense, experts, over, over_experts))
+    return rank_state_of_megatron_rank(MegatronRank(dense, experts, over, over_experts))
 
 
 @dataclass(frozen=True)
@@ -225,21 +227,21 @@ class MegatronRank:
         return ceil_div(self.dense, self.over) + ceil_div(self.experts, self.over_experts)
 
 
-def held_by_megatron_rank(rank: MegatronRank) -> Held:
+def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     """A Megatron-Core rank by its own elements: weights e, gradients 4 in one buffer that always lives, states 12.
 
     Counts: e of every weight; 4 of every trained one; m of a master weight (none beside fp32 weights) and 2m of moments
     of what the rank updates. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
     Assumes: parameters are gathered into their own buffer, so that the passes hold nothing more.
 
-    >>> held = held_by_megatron_rank(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
-    >>> sum(held.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
+    >>> rank_state = rank_state_of_megatron_rank(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
+    >>> sum(rank_state.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
     7800
     """
     trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
     gradients = FLOAT_BYTES * trained
     has_master = rank.weight_bytes < FLOAT_BYTES
-    return Held(
+    return RankState(
         {
             MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
             MemoryKind.GRADIENTS: gradients,
@@ -251,7 +253,7 @@ def held_by_megatron_rank(rank: MegatronRank) -> Held:
     )
 
 
-def held_by_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = True) -> Held:
+def rank_state_under_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = True) -> RankState:
     """A DeepSpeed rank. has_fused_step: DeepSpeed's own Adam, which it takes for type `Adam` and `AdamW`; an optimizer
     object of torch's, or `torch_adam`, is not.
 
@@ -271,7 +273,7 @@ def held_by_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = Tru
         head = settings.weight_bytes * sizes.table
     on_device = not settings.offloads_optimizer
     end = states.backward_gradient_bytes() if on_device else 0
-    return Held(
+    return RankState(
         resident,
         gradients=end,
         kept_gradients=states.kept_gradient_bytes() if on_device else 0,

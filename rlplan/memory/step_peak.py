@@ -1,9 +1,10 @@
-"""The peak of one training step of one rank: five moments of the passes and the optimizer's.
+"""The peak of one training step of one rank: memory snapshots at five points of the passes and at the optimizer's step.
 
-In: what the rank holds (Held), what it works on (Work). Out: bytes by kind at each moment, the largest of which binds.
+In: what the rank holds (RankState), its micro-batch (MicroBatchShape). Out: bytes by kind in each snapshot, the largest
+of which is the peak.
 Left out: pipelines (sharding.py turns them into tokens in flight), allocator effects (overheads.py).
 
-Between the moments bytes change linearly: layer by layer activations go and gradients come. So the largest of
+Between the snapshots bytes change linearly: layer by layer activations go and gradients come. So the largest of
 `loss` (everything saved, the logits at their worst), `head` (their gradient, and the head's), `first_layer` (the head's
 gradient has come, the logits are gone), `last_layer` (all gradients, one layer), `table` (the embedding's gradient) and
 `step` is the peak; backward.py walks every parameter for the CPU runtime.
@@ -27,7 +28,7 @@ from rlplan.memory.frozen import Frozen, frozen_layer_bytes
 from rlplan.memory.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.vocabulary import MemoryKind
 
-Moment = dict[MemoryKind, int]
+MemorySnapshot = dict[MemoryKind, int]
 FLOAT_BYTES = 4
 MASKS = 2
 """Dropout masks of a layer, each of one byte an element (Korthikanti et al. 2022, section 4.1)."""
@@ -37,7 +38,7 @@ class Recompute(StrEnum):
     """What the backward pass computes anew.
 
     FULL: every layer from its input. ALTERNATE: every other layer. SELECTIVE: within each layer all but every second
-    matrix product and attention's output (torchtitan's `selective(op)`). ATTENTION: attention's core alone, which flash
+    matmul and attention's output (torchtitan's `selective(op)`). ATTENTION: attention's core alone, which flash
     attention does by itself.
     """
 
@@ -49,7 +50,7 @@ class Recompute(StrEnum):
 
 
 @dataclass(frozen=True)
-class Held:
+class RankState:
     """Bytes of one rank that do not depend on the tokens.
 
     resident: between steps, by kind. gradients: when the backward pass ends. kept_gradients: the part of them that is
@@ -76,15 +77,15 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Work:
+class MicroBatchShape:
     """What one rank computes in one micro-batch. block: of its first layer. num_layers: on this rank, of that kind.
     more: layers of other kinds (block_families.py, `blocks_of`), in their order. num_head_tokens: tokens with logits; 0
     where another pipeline stage has the head. frozen: what is trained beside frozen weights; None trains everything.
     repeats_keys: keys and values are copied for every query head before attention (with a padding mask; torchtune).
     views_fused: the values are a view of one fused projection, which they keep whole (litgpt). is_compiled: recomputed
     regions keep nothing that the backward pass does not read. held_logit_bytes: of a word's logit, of the logits that
-    the training loop keeps in a variable. sequence_ways: tensor parallel ranks that share what lies between the
-    sharded products (sequence parallelism). has_dropout: after attention and after the MLP. exchanges_heads: Ulysses,
+    the training loop keeps in a variable. sequence_shards: tensor parallel ranks that share what lies between the
+    sharded matmuls (sequence parallelism). has_dropout: after attention and after the MLP. exchanges_heads: Ulysses,
     whose output projection reads a copy of attention's output. passes_keys_on: context parallelism, where keys and
     values go round the ranks.
     """
@@ -103,7 +104,7 @@ class Work:
     views_fused: bool = False
     is_compiled: bool = False
     held_logit_bytes: int = 0
-    sequence_ways: int = 1
+    sequence_shards: int = 1
     has_dropout: bool = False
     exchanges_heads: bool = False
     passes_keys_on: bool = False
@@ -112,92 +113,96 @@ class Work:
     more: tuple[Layers, ...] = ()
 
     @cached_property
-    def kinds(self) -> "tuple[Work, ...]":
-        """The same work for each kind of layer alone."""
+    def kinds(self) -> "tuple[MicroBatchShape, ...]":
+        """The same shape for each kind of layer alone."""
         if not self.more:
             return (self,)
         others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)
         return (replace(self, more=()), *others)
 
 
-def layer_bytes(work: Work) -> int:
+def layer_bytes(shape: MicroBatchShape) -> int:
     """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
 
     Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
     width where they are repeated; queries and keys once more where the values keep the fused projection. Under
-    sequence parallelism the norms' inputs are shares; the rows that the products read are gathered whole.
+    sequence parallelism the norms' inputs are shares; the rows that the matmuls read are gathered whole.
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
-    >>> work = Work(block, 1, 100, 1, 1)
-    >>> layer_bytes(work)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
+    >>> shape = MicroBatchShape(block, 1, 100, 1, 1)
+    >>> layer_bytes(shape)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
     2456
-    >>> layer_bytes(replace(work, repeats_keys=True))
+    >>> layer_bytes(replace(shape, repeats_keys=True))
     2584
     """
-    block, e, tokens = work.block, work.element_bytes, work.num_tokens
-    if work.frozen is None:
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    if shape.frozen is None:
         saved = block_saved_bytes(block, tokens, e)
     else:
-        saved = frozen_layer_bytes(block, work.frozen, tokens, e)
+        saved = frozen_layer_bytes(block, shape.frozen, tokens, e)
     if block.latent is not None:
         return saved
-    more = 2 * (block.q - block.k) if work.repeats_keys else 0
-    is_view = work.views_fused and not block.packs_qkv and not more
+    more = 2 * (block.q - block.k) if shape.repeats_keys else 0
+    is_view = shape.views_fused and not block.packs_qkv and not more
     more += block.q + block.k if is_view else 0
     between = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
-    more += block.q if work.exchanges_heads else 0
-    saved += MASKS * tokens * block.hidden if work.has_dropout else 0
-    return saved + tokens * (e * more - (between - between // work.sequence_ways))
+    more += block.q if shape.exchanges_heads else 0
+    saved += MASKS * tokens * block.hidden if shape.has_dropout else 0
+    return saved + tokens * (e * more - (between - between // shape.sequence_shards))
 
 
-def entry_bytes(work: Work) -> int:
+def entry_bytes(shape: MicroBatchShape) -> int:
     """Bytes of a layer's input, which recomputation keeps; a share of it under sequence parallelism."""
-    return checkpoint_bytes(work.block, work.num_tokens, work.element_bytes) // work.sequence_ways
+    return checkpoint_bytes(shape.block, shape.num_tokens, shape.element_bytes) // shape.sequence_shards
 
 
-def kept_layer_bytes(work: Work) -> int:
+def kept_layer_bytes(shape: MicroBatchShape) -> int:
     """Bytes of one layer that stay until its backward pass, averaged over layers.
 
-    Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matrix
-    product (queries, values, gate, and the MLP's last unless a compiler sees that nobody reads it), attention's own
-    output with its log-sums, and the input.
+    Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matmul
+    (queries, values, gate, and the MLP's last unless a compiler sees that nobody reads it), attention's own output with
+    its log-sums, and the input.
     Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
     """
-    block, e, tokens = work.block, work.element_bytes, work.num_tokens
-    entry = 0 if work.offloads_activations else entry_bytes(work)
-    if work.recompute is Recompute.FULL:
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    entry = 0 if shape.offloads_activations else entry_bytes(shape)
+    if shape.recompute is Recompute.FULL:
         return entry
-    if work.recompute is Recompute.ALTERNATE:
-        return (entry + layer_bytes(work)) // 2
-    if work.recompute is Recompute.SELECTIVE:
-        last = 0 if work.is_compiled else block.hidden
+    if shape.recompute is Recompute.ALTERNATE:
+        return (entry + layer_bytes(shape)) // 2
+    if shape.recompute is Recompute.SELECTIVE:
+        last = 0 if shape.is_compiled else block.hidden
         half = 2 * block.q + block.k + block.intermediate + last
         return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
-    return 0 if work.offloads_activations else layer_bytes(work)
+    return 0 if shape.offloads_activations else layer_bytes(shape)
 
 
-def moments(held: Held, work: Work) -> dict[str, Moment]:
-    """Bytes by kind at the six moments: `loss`, `head`, `first_layer`, `last_layer`, `table` and `step`."""
-    kept = kept_layer_bytes(work.kinds[0]) * work.micro_batches_in_flight
-    layers = _all_kept_bytes(work) * work.micro_batches_in_flight
-    before = held.gradients if held.accumulates else held.kept_gradients
-    head = max(before, held.kept_gradients + held.head_gradient)
-    late = 0 if held.accumulates else held.layer_gradient + (0 if held.is_tied else held.table_gradient)
-    top = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in work.kinds)
-    last = layer_bytes(work) + _working_bytes(work) + kept - min(kept, layer_bytes(work))
-    twice = held.table_gradient if held.is_tied or held.accumulates else 0
-    entry = entry_bytes(work)
-    words, kept_words = _head_bytes(work), _held_logits(work)
-    tables = held.head_gradient * (2 if held.accumulates or work.loss in CHUNKED_LOSSES else 1)
-    start, passing = layers + _final_bytes(work), held.passing
-    early, inside = passing + held.head_passing, passing + held.layer_passing
+def snapshots(rank_state: RankState, shape: MicroBatchShape) -> dict[str, MemorySnapshot]:
+    """Bytes by kind in the six snapshots: `loss`, `head`, `first_layer`, `last_layer`, `table` and `step`."""
+    kept = kept_layer_bytes(shape.kinds[0]) * shape.micro_batches_in_flight
+    layers = _all_kept_bytes(shape) * shape.micro_batches_in_flight
+    before = rank_state.gradients if rank_state.accumulates else rank_state.kept_gradients
+    head = max(before, rank_state.kept_gradients + rank_state.head_gradient)
+    late = (
+        0
+        if rank_state.accumulates
+        else rank_state.layer_gradient + (0 if rank_state.is_tied else rank_state.table_gradient)
+    )
+    top = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in shape.kinds)
+    last = layer_bytes(shape) + _working_bytes(shape) + kept - min(kept, layer_bytes(shape))
+    twice = rank_state.table_gradient if rank_state.is_tied or rank_state.accumulates else 0
+    entry = entry_bytes(shape)
+    words, kept_words = _head_bytes(shape), _held_logits(shape)
+    tables = rank_state.head_gradient * (2 if rank_state.accumulates or shape.loss in CHUNKED_LOSSES else 1)
+    start, passing = layers + _final_bytes(shape), rank_state.passing
+    early, inside = passing + rank_state.head_passing, passing + rank_state.layer_passing
     return {
-        "loss": _moment(held, start, _loss_bytes(work), before, early),
-        "head": _moment(held, start, words, max(before, held.kept_gradients) + tables, early),
-        "first_layer": _moment(held, layers + top, kept_words, head, inside),
-        "last_layer": _moment(held, last, kept_words, max(head, held.gradients - late), inside),
-        "table": _moment(held, entry, kept_words, held.gradients + twice, passing),
-        "step": _moment(held, 0, kept_words, held.gradients, held.step_copies),
+        "loss": _snapshot(rank_state, start, _loss_bytes(shape), before, early),
+        "head": _snapshot(rank_state, start, words, max(before, rank_state.kept_gradients) + tables, early),
+        "first_layer": _snapshot(rank_state, layers + top, kept_words, head, inside),
+        "last_layer": _snapshot(rank_state, last, kept_words, max(head, rank_state.gradients - late), inside),
+        "table": _snapshot(rank_state, entry, kept_words, rank_state.gradients + twice, passing),
+        "step": _snapshot(rank_state, 0, kept_words, rank_state.gradients, rank_state.step_copies),
     }
 
 
@@ -205,34 +210,34 @@ CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
 """Losses after which the head's gradient comes once a chunk, and is added to what came before."""
 
 
-def _head_bytes(work: Work) -> int:
+def _head_bytes(shape: MicroBatchShape) -> int:
     """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone.
 
     By rows: those of some rows, normalizers, and the gradient of the rows that the head read.
     """
-    words = work.element_bytes * work.num_head_tokens * work.vocab_size
-    if work.loss in (Loss.NONE, Loss.FUSED):
+    words = shape.element_bytes * shape.num_head_tokens * shape.vocab_size
+    if shape.loss in (Loss.NONE, Loss.FUSED):
         return 0
-    if work.loss is Loss.BY_ROWS:
-        rows = rows_bytes(work.num_head_tokens, work.vocab_size, work.element_bytes, has_exponentials=False)
-        return rows + work.num_head_tokens * (FLOAT_BYTES + work.element_bytes * work.block.hidden)
-    return words - (words // CHUNKS if work.loss in CHUNKED_LOSSES else 0) + _held_logits(work)
+    if shape.loss is Loss.BY_ROWS:
+        rows = rows_bytes(shape.num_head_tokens, shape.vocab_size, shape.element_bytes, has_exponentials=False)
+        return rows + shape.num_head_tokens * (FLOAT_BYTES + shape.element_bytes * shape.block.hidden)
+    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _held_logits(shape)
 
 
-def _held_logits(work: Work) -> int:
+def _held_logits(shape: MicroBatchShape) -> int:
     """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
-    shifted = FLOAT_BYTES if work.loss is Loss.SHIFTED else 0
-    return (work.held_logit_bytes + shifted) * work.num_head_tokens * work.vocab_size
+    shifted = FLOAT_BYTES if shape.loss is Loss.SHIFTED else 0
+    return (shape.held_logit_bytes + shifted) * shape.num_head_tokens * shape.vocab_size
 
 
-def _all_kept_bytes(work: Work) -> int:
+def _all_kept_bytes(shape: MicroBatchShape) -> int:
     """Bytes of all layers of one micro-batch that stay until their backward passes."""
-    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in work.kinds)
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in shape.kinds)
 
 
-def _working_bytes(work: Work) -> int:
-    passed = ring_bytes(work.block, work.num_tokens, work.element_bytes) if work.passes_keys_on else 0
-    return working_bytes(work.block, work.num_tokens, work.element_bytes) + passed
+def _working_bytes(shape: MicroBatchShape) -> int:
+    passed = ring_bytes(shape.block, shape.num_tokens, shape.element_bytes) if shape.passes_keys_on else 0
+    return working_bytes(shape.block, shape.num_tokens, shape.element_bytes) + passed
 
 
 def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
@@ -250,58 +255,58 @@ def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     return 2 * element_bytes * width * num_tokens
 
 
-def _recomputed_bytes(work: Work) -> int:
+def _recomputed_bytes(shape: MicroBatchShape) -> int:
     """Bytes of the topmost layer that its backward pass makes anew. Alternate: the topmost layer was kept whole."""
-    if work.recompute in (Recompute.FULL, Recompute.SELECTIVE):
-        entry = entry_bytes(work)
-        kept = entry if work.recompute is Recompute.FULL else kept_layer_bytes(work)
-        return layer_bytes(work) - min(kept, layer_bytes(work))
+    if shape.recompute in (Recompute.FULL, Recompute.SELECTIVE):
+        entry = entry_bytes(shape)
+        kept = entry if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
+        return layer_bytes(shape) - min(kept, layer_bytes(shape))
     return 0
 
 
-def _final_bytes(work: Work) -> int:
+def _final_bytes(shape: MicroBatchShape) -> int:
     """Bytes that wait outside the layers, where this rank has the head."""
-    if not work.num_head_tokens:
+    if not shape.num_head_tokens:
         return 0
-    return final_saved_bytes(work.block, work.num_tokens, work.num_head_tokens, work.element_bytes)
+    return final_saved_bytes(shape.block, shape.num_tokens, shape.num_head_tokens, shape.element_bytes)
 
 
-def step_peak(held: Held, work: Work) -> Moment:
-    """The largest of the moments."""
-    return max(moments(held, work).values(), key=lambda moment: sum(moment.values()))
+def step_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
+    """The largest of the snapshots."""
+    return max(snapshots(rank_state, shape).values(), key=lambda snapshot: sum(snapshot.values()))
 
 
-def _loss_bytes(work: Work) -> int:
+def _loss_bytes(shape: MicroBatchShape) -> int:
     """The loss at its worst; capped logits (Gemma 2) save their tanh in the model's type too."""
-    capped = work.softcaps_logits and work.loss is Loss.PLAIN
-    extra = work.element_bytes * work.num_head_tokens * work.vocab_size if capped else 0
-    head = loss_peak_bytes(work.loss, work.num_head_tokens, work.vocab_size, work.element_bytes, work.block.hidden)
-    return head + extra + work.held_logit_bytes * work.num_head_tokens * work.vocab_size
+    capped = shape.softcaps_logits and shape.loss is Loss.PLAIN
+    extra = shape.element_bytes * shape.num_head_tokens * shape.vocab_size if capped else 0
+    head = loss_peak_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes, shape.block.hidden)
+    return head + extra + shape.held_logit_bytes * shape.num_head_tokens * shape.vocab_size
 
 
-def forward_end_bytes(work: Work) -> int:
+def forward_end_bytes(shape: MicroBatchShape) -> int:
     """Activations and logits that wait when the forward pass ends."""
-    held = held_bytes(work.loss, work.num_head_tokens, work.vocab_size, work.element_bytes)
-    if work.softcaps_logits and work.loss is Loss.PLAIN:
-        held += work.element_bytes * work.num_head_tokens * work.vocab_size
-    return _all_kept_bytes(work) + _final_bytes(work) + held
+    waiting = held_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes)
+    if shape.softcaps_logits and shape.loss is Loss.PLAIN:
+        waiting += shape.element_bytes * shape.num_head_tokens * shape.vocab_size
+    return _all_kept_bytes(shape) + _final_bytes(shape) + waiting
 
 
-def score_peak_bytes(work: Work) -> int:
+def score_peak_bytes(shape: MicroBatchShape) -> int:
     """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
 
     Counts: the largest layer (`forward_layer_bytes`); or the hidden states and the logits, where there is a vocabulary.
     """
-    block, e, tokens = work.block, work.element_bytes, work.num_tokens
-    logits = loss_peak_bytes(work.loss, work.num_head_tokens, work.vocab_size, e, block.hidden, has_gradient=False)
-    layer = max(forward_layer_bytes(kind.block, e) for kind in work.kinds)
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    logits = loss_peak_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, e, block.hidden, has_gradient=False)
+    layer = max(forward_layer_bytes(kind.block, e) for kind in shape.kinds)
     return max(tokens * layer, tokens * e * block.hidden + logits)
 
 
-def _moment(held: Held, activations: int, logits: int, gradients: int, buffers: int) -> Moment:
-    moment = dict(held.resident)
-    moment[MemoryKind.ACTIVATIONS] = activations
-    moment[MemoryKind.LOGITS] = logits
-    moment[MemoryKind.GRADIENTS] = max(moment.get(MemoryKind.GRADIENTS, 0), gradients)
-    moment[MemoryKind.COMM_BUFFERS] = moment.get(MemoryKind.COMM_BUFFERS, 0) + buffers
-    return {kind: size for kind, size in moment.items() if size}
+def _snapshot(rank_state: RankState, activations: int, logits: int, gradients: int, buffers: int) -> MemorySnapshot:
+    snapshot = dict(rank_state.resident)
+    snapshot[MemoryKind.ACTIVATIONS] = activations
+    snapshot[MemoryKind.LOGITS] = logits
+    snapshot[MemoryKind.GRADIENTS] = max(snapshot.get(MemoryKind.GRADIENTS, 0), gradients)
+    snapshot[MemoryKind.COMM_BUFFERS] = snapshot.get(MemoryKind.COMM_BUFFERS, 0) + buffers
+    return {kind: size for kind, size in snapshot.items() if size}

@@ -28,7 +28,7 @@ class TrainedRank:
 
     adapters: what is trained beside a frozen model; empty where the model itself is. ulysses: ranks that share a pass,
     each with a part of its tokens; tp: each with a part of every layer. dequantised: elements of the largest weight
-    whose 4 bits a product makes whole.
+    that a matmul dequantises from 4 bits.
     """
 
     model: ModelSpec

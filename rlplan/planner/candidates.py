@@ -2,8 +2,8 @@
 
 In: a ResolvedJob. Out: choices, and those that cannot be built with the reason.
 Left out: time, by which host_search.py ranks them. Where steps are as fast, or a profile has no rates, this order
-decides: hybrid before disaggregated, for it keeps every device busy in training; colocated last, for its engine starts
-anew in every step; ZeRO-2 before the other stages.
+decides: hybrid before disaggregated, because it keeps every device busy in training; colocated last, because its engine
+restarts in every step; ZeRO-2 before the other stages.
 """
 
 from itertools import chain
@@ -27,13 +27,13 @@ def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered
     choices, impossible = [], []
     for placement in sorted(wanted, key=ORDER.index):
         first = choice_of(job, placement, stages[0])
-        reason = next(chain(rules.of_job(job), rules.of_choice(job, first)), "")
+        reason = next(chain(rules.job_refusals(job), rules.choice_refusals(job, first)), "")
         if reason:  # whatever the stage
             impossible.append(Considered(placement, reason))
             continue
         for stage in stages:
             choice = choice_of(job, placement, stage)
-            if reason := rules.stage_of(job, choice):
+            if reason := rules.stage_refusal(job, choice):
                 impossible.append(Considered(placement, reason, stage))
             else:
                 choices.append(choice)

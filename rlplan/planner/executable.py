@@ -19,7 +19,7 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Role
 
-MAX_WAYS_OUT = 6
+MAX_REMEDIES = 6
 """Remedies that a message names; a page has them all."""
 WITHOUT = "estimate, plan, explain and simulate do not"
 
@@ -38,7 +38,7 @@ def executable_plan(plan: Plan) -> Plan:
     Raises: NoFeasiblePlanError where it does not fit, EmitError where its target or rlplan's own runtime refuses it.
     """
     check_fits(plan)
-    for reason in chain(rules.of_job(plan.job), rules.of_choice(plan.job, plan.choice)):
+    for reason in chain(rules.job_refusals(plan.job), rules.choice_refusals(plan.job, plan.choice)):
         raise rules.refused(reason)  # of a plan for another target
     return plan
 
@@ -85,12 +85,12 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
     peak, chosen = short.peak, choice_words(plan.choice, plan.job)
     words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())
     process, role, kind, size = peak.rows[0]
-    ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_WAYS_OUT])
+    ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_REMEDIES])
     others = f"a smaller model, shorter lengths or {'more memory' if plan.is_on_host else 'larger GPUs'}"
     return NoFeasiblePlanError(
         f"{plan.model_name} needs {format_bytes(short.needed_bytes)} of {short.of}, "
         f"{format_bytes(short.available_bytes)} available; the worst moment is {peak.action_id} "
-        f"({peak.moment}; {words})",
+        f"({peak.run_phase}; {words})",
         where=f"largest: {kind} of {role} in {process}, {format_bytes(size)}",
         rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
         "sequence into the KV cache",

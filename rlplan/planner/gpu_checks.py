@@ -70,19 +70,19 @@ def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    heads, ways = setting.policy.num_heads, given_ranks(job.training.ulysses)
-    if ways > setting.pools[0].num_gpus:
+    heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
+    if ulysses > setting.pools[0].num_gpus:
         yield (
-            f"training.ulysses is {ways}, there are {setting.pools[0].num_gpus} GPUs",
+            f"training.ulysses is {ulysses}, there are {setting.pools[0].num_gpus} GPUs",
             "training.ulysses",
-            "ranks that share a sequence are GPUs",
+            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
             "fewer ranks, or more GPUs",
         )
-    if heads % ways:
+    if heads % ulysses:
         yield (
-            f"training.ulysses is {ways}, the model has {heads} attention heads",
+            f"training.ulysses is {ulysses}, the model has {heads} attention heads",
             "training.ulysses",
-            "ranks that share a sequence take whole heads in turn",
+            "Ulysses ranks take whole attention heads",
             "a number that divides the heads",
         )
     largest = max((pool.gpu for pool in setting.pools), key=lambda gpu: gpu.memory.value)
@@ -117,7 +117,7 @@ def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
             "placement.placement",
-            "a placement says where training and generation lie; preferences are given",
+            "a placement says where training and generation run; preference data is given, so nothing is generated",
             "placement.placement=auto",
         )
 
@@ -141,6 +141,6 @@ def _engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"rollout.sleep_level {rollout.sleep_level} with placement {placement}",
             "rollout.sleep_level",
-            "the engine sleeps where it shares devices by turns: colocated (in hybrid it stays awake)",
+            "the engine sleeps where it time-shares devices: colocated (in hybrid it stays awake)",
             "placement.placement=colocated, or rollout.sleep_level=auto",
         )

@@ -111,7 +111,7 @@ class HostSearch:
     def run(self, *, with_others: bool = True) -> Plan:
         """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
         if not self.choices:
-            for reason in rules.of_job(self.job):
+            for reason in rules.job_refusals(self.job):
                 raise rules.refused(reason)
             raise nothing_possible(self.impossible)
         fitting = [one for one in self._built if one.verdict is Verdict.FITS]
@@ -217,7 +217,7 @@ def _why_not(one: _Built, best: _Built) -> str:
         )
     if one.seconds > best.seconds * (1 + AS_FAST):
         return f"would fit too, {format_seconds(one.seconds)} a step instead of {format_seconds(best.seconds)}"
-    return "would fit too, is as fast, and comes after in the order of preference"
+    return "would fit too and is as fast; the other is preferred"
 
 
 def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:

@@ -122,7 +122,7 @@ class Considered:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another candidate that was rated."""
+    """Another candidate that was scored."""
 
     choice: Choice
     timing: StepTiming | None
@@ -147,7 +147,7 @@ class SearchStats:
 
     num_candidates: int = 0
     """That there are."""
-    num_rated: int = 0
+    num_scored: int = 0
     """Whose bytes and seconds were worked out."""
 
 

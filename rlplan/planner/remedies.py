@@ -94,7 +94,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
     ]
     yield from ([_changed(spec, part, **changes)] for holds, part, changes in tried if holds)
     if training.ulysses == 1:
-        yield [_changed(spec, "training", ulysses=ways) for ways in (2, 4, 8)]
+        yield [_changed(spec, "training", ulysses=ulysses) for ulysses in (2, 4, 8)]
     yield from ([_changed(spec, "training", **changes) for changes in kind] for kind in _adapters(spec))
     more = [_with_gpus(spec, times) for times in MORE_GPUS]
     yield more

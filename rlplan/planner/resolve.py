@@ -6,7 +6,7 @@ is the schedule of (job, choice). Left out: which choice (the searches), whether
 
 from typing import Any, cast
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, Way
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, with_values
@@ -47,7 +47,7 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     )
     quantization = None if rollout.quantization == "none" else rollout.quantization
     engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, rollout.has_expert_parallel)
-    return Choice(arrangement, trainer, engine, _way(job, placement), rollout.num_engines, place.sync_senders)
+    return Choice(arrangement, trainer, engine, _sync_mode(job, placement), rollout.num_engines, place.sync_senders)
 
 
 def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
@@ -62,10 +62,10 @@ def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
     return "all" if place.offload == "disk" or job.device_kind == "cuda" else "frozen"
 
 
-def _way(job: ResolvedJob, placement: Placement) -> Way:
+def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
     content = job.placement.sync_content
     if content is not SyncContent.FULL:
-        return cast(Way, content.value)
+        return cast(WeightSyncMode, content.value)
     if job.placement.transport != "auto" or job.device_kind == "cpu":
         return job.sync_transport.value
     return "nccl" if placement is Placement.DISAGGREGATED else "cuda_ipc"
@@ -109,7 +109,7 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
         else given.num_scoring_devices,
         "max_staleness": given.max_staleness if arrangement.is_async else 0,
         "sync_senders": "each" if choice.hands_over_each else "one",
-        "sync_content": CONTENTS.get(choice.way, SyncContent.FULL),
+        "sync_content": CONTENTS.get(choice.sync_mode, SyncContent.FULL),
     }
     placement |= _offload(job, choice) | _transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
@@ -136,13 +136,13 @@ def _offload(job: SettledJob, choice: Choice) -> dict[str, str]:
 
 def _transport(job: SettledJob, choice: Choice) -> dict[str, Any]:
     """How what is sent travels: adapters and differences as whole weights would, where the job does not say."""
-    if not choice.way or (choice.way in CONTENTS and job.placement.transport != "auto"):
+    if not choice.sync_mode or (choice.sync_mode in CONTENTS and job.placement.transport != "auto"):
         return {}
-    if job.device_kind == "cpu" and choice.way in CONTENTS:
+    if job.device_kind == "cpu" and choice.sync_mode in CONTENTS:
         return {"transport": cast(ResolvedJob, job).sync_transport}
-    if choice.way in CONTENTS:
+    if choice.sync_mode in CONTENTS:
         return {"transport": Transport.CUDA_IPC if choice.arrangement.shares_devices else Transport.NCCL}
-    return {"transport": Transport(choice.way)}
+    return {"transport": Transport(choice.sync_mode)}
 
 
 def _on(job: SettledJob, arrangement: Arrangement) -> SettledJob:

@@ -1,7 +1,8 @@
 """What cannot run, and why: the one list that the search reads before it offers a choice, and that refuses a job.
 
 In: a job, a choice. Out: reasons; none where nothing speaks against it. Left out: bytes, and what one key of a job says
-by itself (spec/). A job may be refused whatever is chosen (`of_job`), a choice beside others that run (`of_choice`).
+by itself (spec/). A job may be refused whatever is chosen (`job_refusals`), a choice beside others that run
+(`choice_refusals`).
 """
 
 from collections.abc import Iterator
@@ -15,15 +16,15 @@ from rlplan.spec.profiles import find_profile
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
-ON_SHARED = ("cuda_ipc", "disk", "adapter")
-ON_OWN = ("nccl", "disk", "adapter", "delta")
-"""Ways for weights between processes on the same GPU, and on GPUs of their own (NCCL takes one rank a GPU)."""
-CUDA_WAYS = ("cuda_ipc", "nccl")
+SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
+SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
+"""Sync modes between processes on the same GPU, and between separate GPUs (NCCL takes one rank a GPU)."""
+CUDA_TRANSPORTS = ("cuda_ipc", "nccl")
 MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
-def of_job(job: SettledJob) -> Iterator[str]:
+def job_refusals(job: SettledJob) -> Iterator[str]:
     """Why rlplan's own runtime does not run a job whatever is chosen."""
     if job.target != "rlplan":
         yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan)"
@@ -36,7 +37,7 @@ def of_job(job: SettledJob) -> Iterator[str]:
         yield from _cpu_host(job)
 
 
-def of_choice(job: SettledJob, choice: Choice) -> Iterator[str]:
+def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why rlplan's own runtime does not run a choice of a job."""
     if job.target != "rlplan":
         return
@@ -54,7 +55,7 @@ def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 
     What megatron and fsdp2 lack is said before a search (target_checks.py): a plan of theirs is for them, not for emit.
     """
-    return () if job.target != "rlplan" else (*of_job(job), *of_choice(job, choice))
+    return () if job.target != "rlplan" else (*job_refusals(job), *choice_refusals(job, choice))
 
 
 def refused(reason: str) -> EmitError:
@@ -67,7 +68,7 @@ def refused(reason: str) -> EmitError:
     )
 
 
-def stage_of(job: SettledJob, choice: Choice) -> str:
+def stage_refusal(job: SettledJob, choice: Choice) -> str:
     """Why a trainer's ZeRO stage does not go with the rest of it; empty where it does."""
     trainer = choice.trainer
     asked = job.training.combination(
@@ -107,7 +108,10 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
     if not job.has_rollouts:
-        yield f"algorithm {job.algorithm.name}: on GPUs the runtime trains on rollouts, and these answers are given"
+        yield (
+            f"algorithm {job.algorithm.name}: on GPUs the runtime only trains on rollouts, and this algorithm's "
+            "answers are given (preference data)"
+        )
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
@@ -117,9 +121,9 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     if hardware.num_devices % hardware.num_hosts:
         yield f"hardware.num_hosts {hardware.num_hosts}: {hardware.num_devices} GPUs do not fill whole hosts"
     if rollout.quantization not in ("none", "auto", "fp8"):
-        yield f"rollout.quantization {rollout.quantization}: the engine makes fp8 of what it loads, and nothing else"
+        yield f"rollout.quantization {rollout.quantization}: the engine can only quantise to fp8 while loading"
     if rollout.speculative_tokens:
-        yield "rollout.speculative_tokens: what speculative decoding takes on a GPU is not in the memory model"
+        yield "rollout.speculative_tokens: the GPU memory of speculative decoding is not modelled"
 
 
 def _cpu_host(job: SettledJob) -> Iterator[str]:
@@ -142,7 +146,7 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
     lora = job.training.lora
     if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
         if job.training.has_packed_base:
-            yield "placement.sync_content adapter: the engine would hold the base as it was before it was quantised"
+            yield "placement.sync_content adapter: the engine would serve the base as it was before quantisation"
         if lora.rank > MAX_ENGINE_LORA_RANK:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
 
@@ -151,18 +155,21 @@ def _placed(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Devices enough, and groups of their own for what runs beside each other."""
     arrangement, engine = choice.arrangement, choice.engine
     placement, num_processes = arrangement.placement, choice.engines * engine.tp
-    if choice.way and num_processes > job.hardware.all_devices:
+    if choice.sync_mode and num_processes > job.hardware.all_devices:
         yield f"{choice.engines} engine(s) of {engine.tp} rank(s) need {num_processes} devices"
     is_asked = arrangement.is_async or (job.device_kind == "cpu" and job.placement.max_staleness)
     if is_asked and placement is not Placement.DISAGGREGATED:
         yield "generation runs beside training (placement.max_staleness) only on devices of its own"
     if not job.has_rollouts and (placement is Placement.COLOCATED or job.placement.max_staleness):
-        yield f"{job.algorithm.name} generates nothing, so that nothing shares time or runs ahead"
+        yield f"{job.algorithm.name} generates nothing, so colocated and async placements do not apply"
     if arrangement.num_training < 1:
         needed = job.hardware.num_devices + 1 - arrangement.num_training
         yield f"disaggregated needs at least {needed} devices: {needed - 1} generate or score, the others train"
     if choice.trainer.offloads_parameters and arrangement.offloaded == "all":
-        yield "training.offloads_parameters with placement.offload: what is offloaded for good is not moved"
+        yield (
+            "training.offloads_parameters with placement.offload: parameters that are offloaded permanently "
+            "cannot be offloaded again"
+        )
 
 
 def _shared_out(job: SettledJob, choice: Choice) -> Iterator[str]:
@@ -181,7 +188,7 @@ def _shared_out(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
     arrangement, engine, hardware = choice.arrangement, choice.engine, job.hardware
-    if not choice.way:
+    if not choice.sync_mode:
         return
     generating, ranks = arrangement.num_generation, choice.engines * engine.tp
     if ranks != generating:
@@ -206,15 +213,15 @@ def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 
 def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
-    way, arrangement, lora = choice.way, choice.arrangement, job.training.lora
-    if not way:
+    sync_mode, arrangement, lora = choice.sync_mode, choice.arrangement, job.training.lora
+    if not sync_mode:
         return
-    allowed = ON_SHARED if arrangement.shares_devices else ON_OWN
-    if way not in allowed:
+    allowed = SYNC_MODES_ON_SHARED_GPUS if arrangement.shares_devices else SYNC_MODES_ON_SEPARATE_GPUS
+    if sync_mode not in allowed:
         where = "shared GPUs" if arrangement.shares_devices else "GPUs of their own"
-        yield f"placement.transport {way}: on {where} weights go by {' or '.join(allowed[:2])}"
+        yield f"placement.transport {sync_mode}: on {where} weights go by {' or '.join(allowed[:2])}"
         return
-    if way == "adapter":
+    if sync_mode == "adapter":
         if lora is None:
             yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
         elif lora.rank > MAX_ENGINE_LORA_RANK:
@@ -222,23 +229,23 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
         if job.hardware.num_hosts > 1:
             yield "placement.sync_content adapter goes through the memory of one host, not of several"
         return
-    needs_each = way == "cuda_ipc" and arrangement.num_training > 1
+    needs_each = sync_mode == "cuda_ipc" and arrangement.num_training > 1
     if choice.senders != "auto" and needs_each != (choice.senders == "each"):
         wanted = "each" if needs_each else "one"
-        yield f"placement.sync_senders {choice.senders} with transport {way}: {wanted} is right here"
+        yield f"placement.sync_senders {choice.senders} with transport {sync_mode}: {wanted} is right here"
 
 
 def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
-    way, place, placement = choice.way, job.placement, choice.arrangement.placement
-    transport = place.transport if place.transport != "auto" else way
+    sync_mode, place, placement = choice.sync_mode, job.placement, choice.arrangement.placement
+    transport = place.transport if place.transport != "auto" else sync_mode
     content = place.sync_content
     if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
         yield (
-            "rollout.speculative_tokens: on a CPU a colocated engine is made anew in its process, which vLLM cannot do "
-            "once it has proposed tokens (Numba is loaded then)"
+            "rollout.speculative_tokens: on a CPU a colocated engine is restarted in its process, which vLLM "
+            "cannot do after speculative decoding (Numba is loaded then)"
         )
-    if transport in CUDA_WAYS:
-        yield f"placement.transport {transport} moves weights between CUDA devices, which a CPU host has none of"
+    if transport in CUDA_TRANSPORTS:
+        yield f"placement.transport {transport} moves weights between CUDA devices, and a CPU host has none"
     if place.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
         if placement is not Placement.HYBRID or choice.engines * choice.engine.tp != job.hardware.num_devices:
             yield "placement.sync_senders each: every training device has a rank of an engine on it (hybrid)"
@@ -247,7 +254,7 @@ def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
     if content is SyncContent.ADAPTER and job.training.lora is None:
         yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
     if content is SyncContent.ADAPTER and place.max_staleness:
-        yield "placement.sync_content adapter: open requests would lose theirs, so max_staleness is 0"
+        yield "placement.sync_content adapter: running requests would lose their adapter, so max_staleness must be 0"
     is_shared = place.transport == "shared_memory"
     if is_shared and job.hardware.num_hosts > 1:
         yield (

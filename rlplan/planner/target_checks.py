@@ -14,7 +14,7 @@ from rlplan.planner.setting import GpuSetting
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Layout, ModelSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.spec.training import cannot_share, given_ranks
+from rlplan.spec.training import given_ranks, sharing_refusals
 from rlplan.vocabulary import SyncContent, Transport
 
 Problem = tuple[str, str, str, str]
@@ -35,11 +35,11 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
     training, target = job.training, job.target
     for axis in ("ulysses", "tp", "pp", "cp", "ep"):
-        ways = given_ranks(getattr(training, axis))
-        if ways > 1 and axis not in AXES[target]:
+        num_ranks = given_ranks(getattr(training, axis))
+        if num_ranks > 1 and axis not in AXES[target]:
             others = [name for name in AXES if axis in AXES[name]]
             yield (
-                f"training.{axis} is {ways}, which {NAMES[target]} does not have",
+                f"training.{axis} is {num_ranks}, which {NAMES[target]} does not have",
                 f"training.{axis}",
                 f"target {target} has {', '.join(AXES[target])}",
                 f"training.{axis}=1, or target={' or '.join(others)}",
@@ -51,7 +51,7 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             f"one micro-batch takes {ranks} GPUs ({words}), there are {setting.pools[0].num_gpus} that train",
             "training.tp, training.pp, training.cp, training.ulysses",
-            "ranks that share a sequence are GPUs",
+            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
             "fewer ranks, or more GPUs",
         )
     yield from _tensor_parallel(job, setting.policy)
@@ -92,7 +92,7 @@ def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         return
     asked = job.training.combination()
     trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
-    sharing = (one for model in trained for one in cannot_share(model, asked.ulysses, asked.tp))
+    sharing = (one for model in trained for one in sharing_refusals(model, asked.ulysses, asked.tp))
     for one in (*asked.contradictions(), *sharing):
         yield (
             one.what,
@@ -104,7 +104,7 @@ def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     training, model = job.training, setting.policy
-    pp, ep, tp = (given_ranks(ways) for ways in (training.pp, training.ep, training.tp))
+    pp, ep, tp = (given_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
     if pp > model.num_layers:
         yield (
             f"training.pp is {pp}, the model has {model.num_layers} layers",
@@ -139,12 +139,12 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
 
 
 def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Ways to hold states that the target does not have."""
+    """ZeRO stages and offload that the target does not have."""
     training, target = job.training, job.target
     name, other = NAMES[target], "target=rlplan"
     if training.zero_stage != "auto" and training.zero_stage not in STAGES[target]:
         allowed = " or ".join(map(str, STAGES[target]))
-        rule = "shards everything: 3" if target == "fsdp2" else "shares the optimizer's states (1) or nothing (0)"
+        rule = "shards everything: 3" if target == "fsdp2" else "shards the optimizer's states (1) or nothing (0)"
         yield (
             f"training.zero_stage is {training.zero_stage}, target is {target}",
             "training.zero_stage",
@@ -170,7 +170,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         yield (
             "training.offloads_optimizer with zero_stage 0, target is megatron",
             "training.offloads_optimizer",
-            "planned with the distributed optimizer, whose states are shared out: 1",
+            "Megatron's offloaded optimizer is planned with the distributed optimizer: zero_stage 1",
             "training.zero_stage=1",
         )
     if target == "megatron" and training.offloads_parameters is True:
@@ -251,7 +251,7 @@ def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Ways for weights that the placement does not have."""
+    """Transports that the placement does not have."""
     place, wanted = job.placement, job.placement.placement
     shares = wanted in ("colocated", "hybrid")
     apart = wanted == "disaggregated" or setting.has_pools
@@ -261,10 +261,10 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         (Transport.SHARED_MEMORY, True, "shared memory and gloo are a CPU host's", "auto"),
         (Transport.GLOO, True, "shared memory and gloo are a CPU host's", "auto"),
     )
-    for way, holds, rule, instead in rules:
-        if holds and place.transport == way:
+    for transport_name, holds, rule, instead in rules:
+        if holds and place.transport == transport_name:
             yield (
-                f"placement.transport is {way} with placement {wanted} on GPUs",
+                f"placement.transport is {transport_name} with placement {wanted} on GPUs",
                 "placement.transport",
                 rule,
                 f"placement.transport={instead}",
@@ -310,9 +310,9 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         if pool.num_hosts > 1 and pool.node is None:
             hosts = f"{pool.num_hosts} hosts of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
             yield (
-                f"{hosts}, and no profile says how hosts with this GPU are joined",
+                f"{hosts}, and no node profile has the network of hosts with this GPU",
                 "hardware.profile, hardware.num_hosts",
-                "the time of a step needs the network's rate: a node profile with this GPU",
+                "predicting a step across hosts needs the network bandwidth of a node profile with this GPU",
                 "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave hardware.num_hosts out",
             )
             return

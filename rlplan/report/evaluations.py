@@ -7,7 +7,7 @@ Left out: drawing (result_charts.py), tiles and tables (html.py).
 from collections.abc import Sequence
 from typing import Any
 
-from rlplan.report import frames, style
+from rlplan.report import dataframes, style
 from rlplan.report.run_folder import RunFolder
 from rlplan.spec.rewards import EVALUATION_PREFIX, Evaluation
 
@@ -31,7 +31,7 @@ def evaluations(runs: Sequence[RunFolder]) -> tuple[Evaluation, ...]:
 
 def outcome(run: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
     """One metric of one run: before the first and after the last step that was evaluated; unknown is None."""
-    frame = frames.metrics(run)
+    frame = dataframes.metrics(run)
     rows = frame[["step", evaluation.metric]].dropna() if evaluation.metric in frame else frame.iloc[:0]
     before = float(rows[evaluation.metric].iloc[0]) if len(rows) and rows["step"].iloc[0] == 0 else None
     after = float(rows[evaluation.metric].iloc[-1]) if len(rows) and rows["step"].iloc[-1] > 0 else None

@@ -1,7 +1,7 @@
 """The report as one self-contained HTML page.
 
 In: Findings, their summary, and the figures. Out: HTML text; all values are data and pass through autoescape.
-Left out: working anything out (summary.py, frames.py); here numbers only become words.
+Left out: working anything out (summary.py, dataframes.py); here numbers only become words.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from rlplan.report import style
+from rlplan.report.dataframes import PEAK_TOLERANCE, held_memory
 from rlplan.report.evaluations import change_text, missing, value_text
-from rlplan.report.frames import PEAK_TOLERANCE, held_memory
 from rlplan.report.plans.plan_page import others_of
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -168,12 +168,12 @@ def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
     """For each process, its rows at the predicted peak; measured: the largest sample of that kind after that action."""
     held, joined = held_memory(findings.run.plan.ledger), findings.joined
     provenance = {
-        (row.moment, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
+        (row.run_phase, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
         for row in findings.run.plan.ledger.rows
     }
     groups = []
     for _, peak in findings.peaks.iterrows():
-        where = ["moment", "action_id", "process"]
+        where = ["run_phase", "action_id", "process"]
         mine, seen = held, joined[joined["statistic"] == "resident"]
         for column in where:
             mine, seen = mine[mine[column] == peak[column]], seen[seen[column] == peak[column]]

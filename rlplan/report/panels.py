@@ -67,17 +67,17 @@ class Scene:
         )
 
 
-def say_nothing(text: str) -> Figure:
+def text_figure(text: str) -> Figure:
     """A figure of words, where there is nothing to draw."""
     figure = style.new_figure(WIDTH, 1.6)
     style.say(figure.subplots(), text)
     return figure
 
 
-def draw_scenes(course: clock.Course, scenes: list[Scene], windows: tuple[clock.Window, ...]) -> Figure:
+def draw_scenes(traced: clock.TracedSchedule, scenes: list[Scene], windows: tuple[clock.Window, ...]) -> Figure:
     """A grid: a ribbon of phases on top, a row for each scene, a column for each window and one for the words."""
-    blocks = clock.phase_blocks(course)
-    ticks = {window: clock.ticks_of(course, window) for window in windows if not window.is_timed}
+    blocks = clock.phase_blocks(traced)
+    ticks = {window: clock.ticks_of(traced, window) for window in windows if not window.is_timed}
     foot = 0.55 + (
         0.052 * max(len(line) for _, names in ticks.values() for name in names for line in name.split("\n"))
         if ticks

@@ -1,6 +1,6 @@
 """What came out: learning curves of one or several runs, and each process's peak against its prediction.
 
-In: runs with labels, and the dataframes of frames.py. Out: matplotlib figures.
+In: runs with labels, and the dataframes of dataframes.py. Out: matplotlib figures.
 Left out: memory over time (charts.py).
 """
 
@@ -19,8 +19,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from rlplan.report import style
+from rlplan.report.dataframes import held_memory, is_fine_peak, metrics, process_peaks, timings
 from rlplan.report.evaluations import evaluations, value_text
-from rlplan.report.frames import held_memory, is_fine_peak, metrics, process_peaks, timings
 from rlplan.report.run_folder import RunFolder
 from rlplan.spec.rewards import Evaluation
 from rlplan.units import format_bytes
@@ -259,7 +259,7 @@ def _draw_bars(axes: Axes, peaks: pd.DataFrame, held: pd.DataFrame, prefix: str)
     tops: list[int] = [1]
     drawn: set[MemoryKind] = set()
     for row, (_, peak) in enumerate(peaks.iterrows()):
-        at = (held["moment"] == peak["moment"]) & (held["action_id"] == peak["action_id"])
+        at = (held["run_phase"] == peak["run_phase"]) & (held["action_id"] == peak["action_id"])
         mine = held[at & (held["process"] == peak["process"])].groupby("kind")["peak_bytes"].sum()
         left = 0
         for kind, color in style.KIND_COLORS.items():

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from rlplan import __version__
-from rlplan.report import frames
+from rlplan.report import dataframes
 from rlplan.report.evaluations import evaluations, outcome
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
@@ -60,16 +60,16 @@ class Findings:
 def find(run_dir: Path, compare: Sequence[Path] = ()) -> Findings:
     """Read the folders and join what they hold. Raises: SpecError for a folder that is no run folder."""
     run, *others = (read_run_folder(folder) for folder in (run_dir, *compare))
-    joined = frames.joined_memory(run)
+    joined = dataframes.joined_memory(run)
     return Findings(
         run=run,
         others=tuple(others),
         labels=unique_labels((run, *others)),
         joined=joined,
-        peaks=frames.process_peaks(run, joined),
-        exactness=frames.exactness(run, joined),
-        metrics=frames.metrics(run),
-        timings=frames.timings(run),
+        peaks=dataframes.process_peaks(run, joined),
+        exactness=dataframes.exactness(run, joined),
+        metrics=dataframes.metrics(run),
+        timings=dataframes.timings(run),
     )
 
 
@@ -120,7 +120,7 @@ def _learning(findings: Findings) -> list[dict[str, Any]]:
 
 def learned(run: RunFolder, label: str, known: Sequence[Evaluation]) -> dict[str, Any]:
     """What one run learned: each of those metrics before the first and after the last step that was evaluated."""
-    job, frame = run.plan.job, frames.metrics(run)
+    job, frame = run.plan.job, dataframes.metrics(run)
     return {
         "label": label,
         "run": run.name,
@@ -163,7 +163,7 @@ def seconds_per_action(findings: Findings) -> list[dict[str, Any]]:
 
 def _persistent_kinds(exactness: pd.DataFrame) -> list[dict[str, Any]]:
     rows = []
-    for kind in frames.PERSISTENT:
+    for kind in dataframes.PERSISTENT:
         mine = exactness[exactness["kind"] == kind]
         if len(mine):
             off = (mine["predicted_bytes"] - mine["measured_bytes"]).abs().max()
@@ -191,13 +191,13 @@ def _packed_weights(joined: pd.DataFrame) -> dict[str, Any] | None:
         "predicted_bytes": _integer(worst["predicted_bytes"]),
         "measured_bytes": _integer(worst["measured_bytes"]),
         "error_fraction": _number(worst["error_fraction"]),
-        "is_within_tolerance": bool(abs(worst["error_fraction"]) <= frames.PACKED_TOLERANCE),
+        "is_within_tolerance": bool(abs(worst["error_fraction"]) <= dataframes.PACKED_TOLERANCE),
     }
 
 
 def _peak(row: pd.Series) -> dict[str, Any]:
     """One process's peak as data."""
-    texts = ("process", "device", "moment", "action_id", "measured_action_id")
+    texts = ("process", "device", "run_phase", "action_id", "measured_action_id")
     values: dict[str, Any] = {name: None if pd.isna(row[name]) else str(row[name]) for name in texts}
     values["measured_step"] = _integer(row["measured_step"])
     for name in row.index:
@@ -205,8 +205,8 @@ def _peak(row: pd.Series) -> dict[str, Any]:
             values[name] = _integer(row[name])
         elif name.endswith(("_fraction", "_share")):
             values[name] = _number(row[name])
-    values["is_within_tolerance"] = frames.is_fine_peak(values["error_fraction"], 1.0)
-    values["net_is_within_tolerance"] = frames.is_fine_peak(values["net_error_fraction"], values["modelled_share"])
+    values["is_within_tolerance"] = dataframes.is_fine_peak(values["error_fraction"], 1.0)
+    values["net_is_within_tolerance"] = dataframes.is_fine_peak(values["net_error_fraction"], values["modelled_share"])
     return values
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.ledger import Bound, LedgerRow, MemoryLedger
-from rlplan.report.frames import TOTAL, moment_of_step
+from rlplan.report.dataframes import TOTAL, run_phase_of_step
 from rlplan.trace import Trace
 
 Bytes: TypeAlias = NDArray[np.float64]
@@ -27,7 +27,7 @@ Key = tuple[str, int, int]
 """(action_id, step, attempt)."""
 
 
-class Course(Protocol):
+class TracedSchedule(Protocol):
     """A schedule, the bytes that it is said to hold, and when its actions ran or are said to run."""
 
     @property
@@ -119,25 +119,28 @@ class Window:
 
 
 def predicted_levels(
-    course: Course, spaces: Iterable[str] = ("device", "host"), bound: Bound = "expected", device: str | None = None
+    traced: TracedSchedule,
+    spaces: Iterable[str] = ("device", "host"),
+    bound: Bound = "expected",
+    device: str | None = None,
 ) -> Levels:
     """What the ledger says for the actions that ran, when they ran, of the rows in those spaces.
 
     bound: which end of the rows' intervals. device: only rows that lie there.
     """
     wanted, rows = set(spaces), defaultdict(list)
-    for row in course.ledger.rows:
+    for row in traced.ledger.rows:
         if row.space in wanted and device in (None, row.device):
-            rows[(row.moment, row.action_id)].append(row)
-    whole_spans, own = intervals(course), _by_process(course)
+            rows[(row.run_phase, row.action_id)].append(row)
+    whole_spans, own = intervals(traced), _by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
     for key, whole in whole_spans.items():
-        for row in rows[(moment_of_step(key[1]), key[0])]:
+        for row in rows[(run_phase_of_step(key[1]), key[0])]:
             stay = stays[row.process].setdefault(key, _Stay(own.get(row.process, {}).get(key, whole)))
             inside, after = _bytes_of(row, bound)
             stay.inside[str(row.kind)] = stay.inside.get(str(row.kind), 0) + inside
             stay.after[str(row.kind)] = stay.after.get(str(row.kind), 0) + after
-    return _levels(course, stays)
+    return _levels(traced, stays)
 
 
 def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
@@ -146,11 +149,11 @@ def _bytes_of(row: LedgerRow, bound: Bound) -> tuple[int, int]:
     return row.peak_at(bound) * times, row.resident_at(bound) * times
 
 
-def measured_levels(course: Course) -> Levels:
+def measured_levels(traced: TracedSchedule) -> Levels:
     """The whole of every process as the operating system saw it, under the kind `total`."""
-    whole_spans, own = intervals(course), _by_process(course)
+    whole_spans, own = intervals(traced), _by_process(traced)
     stays: dict[str, dict[Key, _Stay]] = defaultdict(dict)
-    for sample in course.trace.samples:
+    for sample in traced.trace.samples:
         if sample.kind == TOTAL:
             key = (sample.action_id, sample.step, sample.attempt)
             span = own.get(sample.process, {}).get(key) or whole_spans.get(key) or (sample.at_s, sample.at_s)
@@ -158,10 +161,12 @@ def measured_levels(course: Course) -> Levels:
             for table in (stay.inside, stay.after):
                 table.setdefault(TOTAL, sample.num_bytes)
             (stay.inside if sample.statistic == "peak" else stay.after)[TOTAL] = sample.num_bytes
-    return _levels(course, stays)
+    return _levels(traced, stays)
 
 
-def measured_points(course: Course, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)) -> tuple[Bytes, Bytes]:
+def measured_points(
+    traced: TracedSchedule, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)
+) -> tuple[Bytes, Bytes]:
     """(seconds, bytes): the sum of what those processes held of those kinds, each time an action had been measured.
 
     A point needs a sample of every process that had begun by then, so that no point is a part that looks like a whole.
@@ -169,10 +174,10 @@ def measured_points(course: Course, processes: Iterable[str], kinds: Iterable[st
     wanted, known = set(processes), set(kinds)
     samples = [
         sample
-        for sample in sorted(course.trace.samples, key=lambda sample: sample.at_s)
+        for sample in sorted(traced.trace.samples, key=lambda sample: sample.at_s)
         if sample.process in wanted and sample.kind in known and sample.statistic == "resident"
     ]
-    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(course).items()}
+    begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(traced).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}
     latest: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for sample in reversed(samples):
@@ -188,17 +193,17 @@ def measured_points(course: Course, processes: Iterable[str], kinds: Iterable[st
     return pairs[:, 0], pairs[:, 1]
 
 
-def phase_blocks(course: Course) -> tuple[Block, ...]:
+def phase_blocks(traced: TracedSchedule) -> tuple[Block, ...]:
     """Which phase ran when; actions of one phase and step that follow each other are one block."""
-    parts = {"start": course.schedule.start, "finish": course.schedule.finish}
+    parts = {"start": traced.schedule.start, "finish": traced.schedule.finish}
     phases = {
         (part, action.id): str(action.phase)
         for part in ("start", "first", "steady", "finish")
-        for action in parts.get(part, course.schedule.step)
+        for action in parts.get(part, traced.schedule.step)
     }
     blocks: list[Block] = []
-    for (action_id, step, _), (start_s, end_s) in sorted(intervals(course).items(), key=lambda item: item[1]):
-        phase = phases.get((moment_of_step(step), action_id), "")
+    for (action_id, step, _), (start_s, end_s) in sorted(intervals(traced).items(), key=lambda item: item[1]):
+        phase = phases.get((run_phase_of_step(step), action_id), "")
         if blocks and (blocks[-1].phase, blocks[-1].step) == (phase, step):
             blocks[-1] = Block(phase, step, blocks[-1].start_s, max(blocks[-1].end_s, end_s))
         else:
@@ -224,10 +229,10 @@ def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
     return tuple(windows)
 
 
-def ticks_of(course: Course, window: Window) -> tuple[list[float], list[str]]:
+def ticks_of(traced: TracedSchedule, window: Window) -> tuple[list[float], list[str]]:
     """(middles, names) of the actions of a window; those that run at the same time share a name of several lines."""
     names: dict[tuple[float, float], list[str]] = defaultdict(list)
-    for (action, _, _), (start_s, end_s) in intervals(course).items():
+    for (action, _, _), (start_s, end_s) in intervals(traced).items():
         if window.start_s <= start_s and end_s <= window.end_s:
             names[(start_s, end_s)].append(action)
     return [sum(pair) / 2 for pair in sorted(names)], ["\n".join(names[pair]) for pair in sorted(names)]
@@ -242,25 +247,25 @@ def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:
     return f"{name} and finish" if is_finish else name
 
 
-def intervals(course: Course) -> dict[Key, tuple[float, float]]:
+def intervals(traced: TracedSchedule) -> dict[Key, tuple[float, float]]:
     """When each action ran, over all its processes."""
     found: dict[Key, tuple[float, float]] = {}
-    for spans in _by_process(course).values():
+    for spans in _by_process(traced).values():
         for key, (start_s, end_s) in spans.items():
             before = found.get(key, (start_s, end_s))
             found[key] = (min(before[0], start_s), max(before[1], end_s))
     return found
 
 
-def _by_process(course: Course) -> dict[str, dict[Key, tuple[float, float]]]:
+def _by_process(traced: TracedSchedule) -> dict[str, dict[Key, tuple[float, float]]]:
     spans: dict[str, dict[Key, tuple[float, float]]] = {}
-    for span in course.trace.spans:
+    for span in traced.trace.spans:
         spans.setdefault(span.process, {})[(span.action_id, span.step, span.attempt)] = (span.start_s, span.end_s)
     return spans
 
 
-def _levels(course: Course, stays: dict[str, dict[Key, _Stay]]) -> Levels:
-    own, edges = _by_process(course), _edges(course)
+def _levels(traced: TracedSchedule, stays: dict[str, dict[Key, _Stay]]) -> Levels:
+    own, edges = _by_process(traced), _edges(traced)
     if not len(edges):
         return Levels(edges, {})
     parts: dict[tuple[str, str], Bytes] = {}
@@ -275,12 +280,12 @@ def _levels(course: Course, stays: dict[str, dict[Key, _Stay]]) -> Levels:
     return Levels(edges, parts)
 
 
-def _edges(course: Course) -> Bytes:
+def _edges(traced: TracedSchedule) -> Bytes:
     """One grid for everything that is drawn together: all ends of spans, and samples that were taken outside them."""
-    own = _by_process(course)
+    own = _by_process(traced)
     times = {t for spans in own.values() for pair in spans.values() for t in pair}
     if times:
-        times |= {sample.at_s for sample in course.trace.samples if sample.process not in own}
+        times |= {sample.at_s for sample in traced.trace.samples if sample.process not in own}
     return np.array(sorted(times))
 
 

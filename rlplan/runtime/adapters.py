@@ -63,7 +63,7 @@ class _Change:
     scaling: float
 
     def added_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """A new tensor; computed in fp32, as the sum of products of a forward pass in fp32 would be."""
+        """A new tensor; computed in fp32, as a forward pass in fp32 would compute it."""
         change = self.b.detach().float() @ self.a.detach().float()
         return (weight.float() + self.scaling * change).to(weight.dtype)
 

@@ -2,7 +2,7 @@
 
 In: finished groups. Out: the oldest ones by number; the numbers of those that became too old, to be asked for again.
 On-policy is a bound of 0. What goes beyond `max_in_memory` waits on the disk, the newest first.
-Left out: which prompts may be begun (simulate/staleness.py), and what the groups teach (groups.py).
+Left out: which prompts may be begun (simulate/staleness.py), and their variance (groups.py).
 """
 
 import json
@@ -97,13 +97,13 @@ class ExperienceBuffer:
         return self._evict(dict.fromkeys((*self._groups, *self._spilled), version))
 
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
-        """Drop what will be too old at its turn, where so many are trained under each version from this one on.
+        """Drop what will be too old when it is taken, where so many are trained under each version from this one on.
 
-        others: numbers that are not in it and have their turns too.
+        others: numbers that are not in it and are taken too.
         """
         mine = {*self._groups, *self._spilled}
-        turns = enumerate(sorted(mine.union(others)))
-        return self._evict({number: version + place // num_per_version for place, number in turns if number in mine})
+        places = enumerate(sorted(mine.union(others)))
+        return self._evict({number: version + place // num_per_version for place, number in places if number in mine})
 
     def _evict(self, trained_under: dict[int, int]) -> list[int]:
         late = sorted(

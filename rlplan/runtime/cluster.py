@@ -1,8 +1,8 @@
 """Cluster: Ray on this host for one run, or a Ray cluster that is running already; and the devices reserved on it.
 
 In: the bundle's Ray placement, and the address of a cluster or none. Out: placement groups, one an island.
-Left out: the processes (crew.py). The hosts are chosen here (islands.py) and named to Ray, so that what cannot be
-satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
+Left out: the processes (worker_group.py). The hosts are chosen here (islands.py) and named to Ray, so that what cannot
+be satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
 """
 
 import logging
@@ -17,9 +17,9 @@ from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.islands import Host, Unplaced, add_up, deal_islands
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import ray_job
+from rlplan.runtime.safe_path import ray_job
 from rlplan.runtime.workers.network import LOOPBACK, own_addresses
-from rlplan.runtime.workers.without_arrow import WORKER_HOOK, keep_arrow_out
+from rlplan.runtime.workers.ray_serializers import WORKER_HOOK, keep_arrow_out
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""

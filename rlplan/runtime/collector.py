@@ -12,12 +12,12 @@ from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.runtime.action_dispatcher import ActionDispatcher
 from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
-from rlplan.runtime.calls import Calls
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.data.facts import ResponseLengths
 from rlplan.runtime.end_tokens import end_tokens
-from rlplan.runtime.environments.conversations import Conversations, Words
+from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.fleet import Fleet
@@ -25,10 +25,10 @@ from rlplan.runtime.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.requests import RequestMaker
-from rlplan.runtime.rewards.desk import RewardDesk, failures_of
 from rlplan.runtime.rewards.judge import Response
+from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.total import add_environment, finish_rewards
-from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.rollout_stream import RolloutStream, StreamSettings
 from rlplan.runtime.sample_watch import SampleWatch
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -40,31 +40,39 @@ class Collector:
     def __init__(
         self,
         spec: ExecutionSpec,
-        calls: Calls,
+        dispatcher: ActionDispatcher,
         recorder: Recorder,
         metrics: StepMetrics,
         fleet: Fleet,
         prompts: PromptSets,
-        desk: RewardDesk,
+        reward_pool: RewardPool,
         resumption: Resumption | None,
     ) -> None:
-        """desk: judges rollouts; whoever opened it closes it."""
-        self.spec, self.job, self.calls, self.recorder, self.metrics = spec, spec.job, calls, recorder, metrics
-        self.fleet, self.prompts, self.desk = fleet, prompts, desk
+        """reward_pool: computes rewards; whoever opened it closes it."""
+        self.spec, self.job, self.dispatcher, self.recorder, self.metrics = (
+            spec,
+            spec.job,
+            dispatcher,
+            recorder,
+            metrics,
+        )
+        self.fleet, self.prompts, self.reward_pool = fleet, prompts, reward_pool
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
         ends = end_tokens(Path(spec.job.policy.path))
         self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
-        self.generation = self._with_turns() if spec.job.has_turns else fleet
-        self.stream = self._stream() if spec.schedule.lead is not None else None
-        self.desk.forget()
+        self.generation = self._with_environment() if spec.job.has_turns else fleet
+        self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
+        self.reward_pool.forget()
         self._watch = SampleWatch(fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
         self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
-        """New prompts' rollouts; where the job says so, groups that teach nothing are replaced by the next prompts'."""
+        """New prompts' rollouts; where the job says so, zero-variance groups are replaced by the next prompts' (dynamic
+        sampling).
+        """
         first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
         measurements: list[Measurement] = []
 
@@ -97,13 +105,13 @@ class Collector:
     def verify(self, action: Action, step: int) -> list[Measurement]:
         """Have judged what is not yet judged. Raises: RunError when too many could not be."""
         everything = (*self.rollouts, *self.baselines)
-        self.desk.judge(everything)
-        self.metrics.add_reward_notes(*self.desk.take_notes())
+        self.reward_pool.judge(everything)
+        self.metrics.add_reward_notes(*self.reward_pool.take_notes())
         self.recorder.write_failures(failures_of(everything, step))
-        span = self.desk.take_span()
+        span = self.reward_pool.take_span()
         if span is not None:
             self.recorder.record_verifiers(action, step, *span)
-        self.desk.check_failures(everything, step)
+        self.reward_pool.check_failures(everything, step)
         return []
 
     def finish_rewards(self, step: int) -> None:
@@ -112,7 +120,7 @@ class Collector:
         failed = finish_rewards(self.rollouts, self.baselines, self.job, step)
         if failed:
             self.recorder.write_failures(failures_of(failed, step))
-            self.desk.check_failures([each for each in self.rollouts if not each.completion.failure], step)
+            self.reward_pool.check_failures([each for each in self.rollouts if not each.completion.failure], step)
 
     def _watch_environment(self, step: int) -> None:
         """Note what its processes hold. Masked rollouts must not go unseen."""
@@ -134,18 +142,18 @@ class Collector:
             Rollout(prompt, index, completions[0], self.groups.decode(completions[0].chosen), id=f"evaluate/{index}/0")
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
-        self.desk.judge(rollouts)
-        self.desk.take_notes()  # they are of training rollouts
-        self.desk.take_span()
+        self.reward_pool.judge(rollouts)
+        self.reward_pool.take_notes()  # they are of training rollouts
+        self.reward_pool.take_span()
         self.recorder.write_failures(failures_of(rollouts, step))
-        self.desk.check_failures(rollouts, step)
+        self.reward_pool.check_failures(rollouts, step)
         add_environment(rollouts, self.job)
         self.metrics.add_evaluation(rollouts)
         return measurements
 
-    def lead(self) -> None:
+    def async_rollouts(self) -> None:
         """Generate ahead of the steps, until the last one's rollouts are there."""
-        assert self.stream is not None, "generation leads"
+        assert self.stream is not None, "rollouts are async"
         with self._judging_early():
             self.stream.run()
 
@@ -158,15 +166,15 @@ class Collector:
             self.generation.close()
 
     def _stream(self) -> RolloutStream:
-        lead, work, place = self.spec.schedule.lead, self.job.workload, self.job.placement
-        assert lead is not None, "generation leads"
+        async_rollouts, work, place = self.spec.schedule.async_rollouts, self.job.workload, self.job.placement
+        assert async_rollouts is not None, "rollouts are async"
         folder = self.recorder.folder / "buffer"
         limits = BufferLimits(place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory, folder)
         return RolloutStream(
             self.generation,
             self.requests.rollouts,
-            lead,
-            StreamWork(
+            async_rollouts,
+            StreamSettings(
                 work.num_prompts_per_step,
                 work.num_steps,
                 self.job.limits.action_timeout_s,
@@ -175,19 +183,19 @@ class Collector:
             ExperienceBuffer(limits),
         )
 
-    def _with_turns(self) -> Conversations:
+    def _with_environment(self) -> Conversations:
         """The engines, and between the policy's turns the job's environment."""
         environment = self.job.rollout.environment
-        words = Words(str(Path(self.job.policy.path) / "tokenizer.json"))
+        words = TextTokenizer(str(Path(self.job.policy.path) / "tokenizer.json"))
         pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
-        self.calls.crew.not_ray = lambda: pool.pids
+        self.dispatcher.worker_group.pids_outside_ray = lambda: pool.pids
         return Conversations(self.fleet, pool, environment, words, self.requests.named)
 
     def _made(self, finished: Iterable[Finished]) -> list[Group]:
-        """Groups of finished completions, rewarded where it must be known which of them teach."""
+        """Groups of finished completions, rewarded where it must be known which have variance."""
         groups = [self.groups.make(each) for each in finished]
         if self.job.max_refills:
-            self.desk.judge([rollout for group in groups for rollout in group.rollouts])
+            self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts])
         return groups
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
@@ -211,15 +219,15 @@ class Collector:
 
     def _judging_early(self) -> AbstractContextManager[None]:
         """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
-        is_early = self.desk.is_early and not self.job.has_turns
+        is_early = self.reward_pool.is_early and not self.job.has_turns
         return self._watch.watching() if is_early else nullcontext()
 
     def _begin_to_judge(self, sample: FinishedRequest) -> None:
         prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
         is_rollout = sample.id.startswith("generate/")
         text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
-        self.desk.begin(sample.id, Response(prompt, text, completion.tokens))
+        self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
-        finished, measurements = self.generation.generate(requests, self.calls.deadline_s(action))
+        finished, measurements = self.generation.generate(requests, self.dispatcher.deadline_s(action))
         return [list(done.completions) for done in finished], measurements

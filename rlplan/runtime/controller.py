@@ -1,6 +1,6 @@
 """Controller: releases the actions of a Schedule when what they wait for is done, and knows nothing else.
 
-The action that leads, where there is one, is begun once and goes on beside all steps; it ends by itself after the last.
+Async rollouts, where there are any, are one action that is begun once and runs beside all steps until the last.
 
 In: a Schedule and something that performs one action. Out: nothing; the performer keeps the results.
 Every wait has a deadline.
@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 
 class Controller:
-    """Plays a schedule. deadline_s: how long one action may take before the run fails."""
+    """Runs a schedule. deadline_s: how long one action may take before the run fails."""
 
     def __init__(self, schedule: Schedule, perform: Perform, deadline_s: Callable[[Action], float]) -> None:
         self.schedule, self.perform, self.deadline_s = schedule, perform, deadline_s
@@ -33,27 +33,27 @@ class Controller:
         """
         self._play(self.schedule.start, 0)
         finish_step(0)
-        leading = self.schedule.leading
+        async_action = self.schedule.async_action
         beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leading")
         try:
-            self._beside = beside.submit(self.perform, leading, first_step) if leading else None
+            self._beside = beside.submit(self.perform, async_action, first_step) if async_action else None
             for step in range(first_step, num_steps + 1):
                 actions = self.schedule.actions_of(step)
-                self._play([action for action in actions if not leading or action.id != leading.id], step)
+                self._play([action for action in actions if not async_action or action.id != async_action.id], step)
                 finish_step(step)
-            self._join(leading, num_steps)
+            self._join(async_action, num_steps)
         finally:
             beside.shutdown(wait=False, cancel_futures=True)
         self._play(self.schedule.finish, -1)
         finish_step(-1)
 
-    def _join(self, leading: Action | None, step: int) -> None:
-        """Wait for the end of the action that led: everything that it made has been taken."""
-        if leading is None or self._beside is None:
+    def _join(self, async_action: Action | None, step: int) -> None:
+        """Wait for the end of async rollouts: everything that was generated has been taken."""
+        if async_action is None or self._beside is None:
             return
-        deadline = time.monotonic() + self.deadline_s(leading)
+        deadline = time.monotonic() + self.deadline_s(async_action)
         while not wait([self._beside], timeout=POLL_S).done:
-            _check_deadlines([(leading, deadline)], step)
+            _check_deadlines([(async_action, deadline)], step)
         self._beside.result()
 
     def _play(self, actions: Sequence[Action], step: int) -> None:

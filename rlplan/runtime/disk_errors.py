@@ -2,7 +2,7 @@
 
 In: whatever was raised while a file was written. Out: a RunError that names the file, what was to be written, what is
 free there and what to do; nothing where something else went wrong. `writing_file` is for a writer that knows its file,
-for the system names none when it refuses bytes; `telling_disk_errors` stands around all that a run does.
+for the system names none when it refuses bytes; `reporting_disk_errors` stands around all that a run does.
 Left out: how the run goes on afterwards (resuming.py says it).
 """
 
@@ -81,7 +81,7 @@ def writing_file(path: Path, num_bytes: int = 0, way_out: str = "") -> Iterator[
 
 
 @contextmanager
-def telling_disk_errors(folder: Path) -> Iterator[None]:
+def reporting_disk_errors(folder: Path) -> Iterator[None]:
     """For a block whose writers are many. folder: where most of them write. Raises: RunError."""
     try:
         yield

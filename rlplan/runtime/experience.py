@@ -239,7 +239,7 @@ class TrainSample:
 
 
 def blank_sample(prompt_len: int, response_len: int) -> TrainSample:
-    """A sample of so many tokens with every score that there may be: as large as any real one; it teaches nothing."""
+    """A sample of so many tokens with every score that there may be: as large as any real one; it gives no gradient."""
     scores = (0.0,) * response_len
     return TrainSample(
         prompt_tokens=(0,) * prompt_len,

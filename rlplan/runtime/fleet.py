@@ -2,7 +2,7 @@
 
 In: requests. Out: finished requests and measurements. Rank 0 of an engine is asked; its other ranks come along.
 What is submitted is remembered with its engine until it is collected: an engine that is lost gets it again.
-Left out: moving a request from one engine to another once it has begun; what a lost engine needs (revival.py).
+Left out: moving a request from one engine to another once it has begun; what a lost engine needs (recovery.py).
 """
 
 import heapq
@@ -13,9 +13,9 @@ from typing import Any
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.errors import RunError
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.supervision import LostProcessError
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.runtime.workers.memory_meter import Measurement
 
 LENGTH_MEMORY = 0.5
@@ -75,13 +75,13 @@ class ExpectedLengths:
 class Fleet:
     """The engines of a layout, each with its ranks' processes.
 
-    changing: held while an engine is started anew, so that nothing is submitted to it before it has its weights.
+    changing: held while an engine is restarted, so that nothing is submitted to it before it has its weights.
     num_begun_anew: requests that a lost engine had begun, since somebody last set it back.
     """
 
-    def __init__(self, crew: Crew, layout: RoleLayout) -> None:
+    def __init__(self, worker_group: WorkerGroup, layout: RoleLayout) -> None:
         names = [process for process, _ in layout.processes]
-        self.crew = crew
+        self.worker_group = worker_group
         self.engines = [tuple(names[first : first + layout.tp]) for first in range(0, len(names), layout.tp)]
         self.lengths = ExpectedLengths()
         self.changing = threading.RLock()
@@ -107,8 +107,8 @@ class Fleet:
     def restart(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Start the processes of an engine anew, with their libraries and without a model."""
         for each in ranks:
-            self.crew.restart(each)
-        self.crew.gather([self.crew.submit(each, "import_libraries") for each in ranks], timeout_s)
+            self.worker_group.restart(each)
+        self.worker_group.gather([self.worker_group.submit(each, "import_libraries") for each in ranks], timeout_s)
 
     def load(self, ranks: tuple[str, ...], model_folder: str, version: int, timeout_s: float) -> None:
         """Load the model on every rank of one engine."""
@@ -123,7 +123,7 @@ class Fleet:
         lost = [request for request, leader in self._open.values() if leader == ranks[0]]
         self.num_begun_anew += len(lost)
         if lost:
-            self.crew.gather([self.crew.submit(ranks[0], "submit", lost)], timeout_s)
+            self.worker_group.gather([self.worker_group.submit(ranks[0], "submit", lost)], timeout_s)
 
     def _start(
         self, engines: Sequence[tuple[str, ...]], model_folder: str, version: int, timeout_s: float
@@ -131,18 +131,18 @@ class Fleet:
         """Ranks of one engine meet at the first of them."""
         meetings: list[tuple[str, int] | None] = [None] * len(engines)
         if len(self.engines[0]) > 1:
-            addresses = [self.crew.addresses[ranks[0]] for ranks in engines]
+            addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
             listening = [
-                self.crew.submit(ranks[0], "open_rendezvous", address, 0)
+                self.worker_group.submit(ranks[0], "open_rendezvous", address, 0)
                 for ranks, address in zip(engines, addresses, strict=True)
             ]
-            meetings = list(zip(addresses, self.crew.gather(listening, timeout_s), strict=True))
+            meetings = list(zip(addresses, self.worker_group.gather(listening, timeout_s), strict=True))
         calls = [
-            self.crew.perform(process, "start", model_folder, rank, meeting, version)
+            self.worker_group.perform(process, "start", model_folder, rank, meeting, version)
             for ranks, meeting in zip(engines, meetings, strict=True)
             for rank, process in enumerate(ranks)
         ]
-        return self.crew.measured(calls, timeout_s)[1]
+        return self.worker_group.measured(calls, timeout_s)[1]
 
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float
@@ -151,10 +151,10 @@ class Fleet:
         calls: list[Any] = []
         for share, ranks in zip(self._shares(requests), self.engines, strict=True):
             mine = [requests[index] for index in share]
-            calls += [self.crew.perform(process, "generate", mine) for process in ranks]
+            calls += [self.worker_group.perform(process, "generate", mine) for process in ranks]
         try:
             with self._blaming():
-                results, measurements = self.crew.measured(calls, timeout_s)
+                results, measurements = self.worker_group.measured(calls, timeout_s)
         except LostProcessError as lost:
             self._abandon([request.id for request in requests], self.ranks_of(lost.process), timeout_s)
             raise
@@ -172,9 +172,9 @@ class Fleet:
             for request, leader in zip(new, self._leaders(new), strict=True):
                 shares.setdefault(leader, []).append(request)
                 self._open[request.id] = (request, leader)
-            calls = [self.crew.submit(leader, "submit", share) for leader, share in shares.items()]
+            calls = [self.worker_group.submit(leader, "submit", share) for leader, share in shares.items()]
         with self._blaming():
-            self.crew.gather(calls, timeout_s)
+            self.worker_group.gather(calls, timeout_s)
 
     def leave_home(self, home: str) -> None:
         """Nothing more of a home will come."""
@@ -188,12 +188,12 @@ class Fleet:
         When an engine is lost, what the others gave is kept for the next time.
         """
         share = max(1, at_least // len(self.engines))
-        calls = [self.crew.perform(ranks[0], "collect", max_wait_s, share) for ranks in self.engines]
+        calls = [self.worker_group.perform(ranks[0], "collect", max_wait_s, share) for ranks in self.engines]
         measurements, losses = [], []
         for call in calls:
             try:
                 with self._blaming():
-                    (result,), measured = self.crew.measured([call], timeout_s)
+                    (result,), measured = self.worker_group.measured([call], timeout_s)
             except LostProcessError as error:
                 losses.append(error)
                 continue
@@ -210,8 +210,8 @@ class Fleet:
 
     def finished_samples(self, max_wait_s: float, timeout_s: float) -> list[FinishedRequest]:
         """Samples that have ended since the last time, each as a request of its own; only where the job wants them."""
-        calls = [self.crew.submit(ranks[0], "finished_samples", max_wait_s) for ranks in self.engines]
-        return [sample for samples in self.crew.gather(calls, timeout_s) for sample in samples]
+        calls = [self.worker_group.submit(ranks[0], "finished_samples", max_wait_s) for ranks in self.engines]
+        return [sample for samples in self.worker_group.gather(calls, timeout_s) for sample in samples]
 
     @contextmanager
     def paused(self, timeout_s: float) -> Iterator[None]:
@@ -230,16 +230,20 @@ class Fleet:
 
     def stop(self, timeout_s: float) -> list[Measurement]:
         """Destroy every engine; its process stays and holds next to nothing."""
-        return self.crew.measured([self.crew.perform(process, "stop") for process in self.processes], timeout_s)[1]
+        return self.worker_group.measured(
+            [self.worker_group.perform(process, "stop") for process in self.processes], timeout_s
+        )[1]
 
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
         """Let the other engines drop what they were asked for together with a lost one."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
-        self.crew.gather([self.crew.submit(name, "abandon", request_ids) for name in leaders], timeout_s)
+        self.worker_group.gather(
+            [self.worker_group.submit(name, "abandon", request_ids) for name in leaders], timeout_s
+        )
 
     def _ask_leaders(self, method: str, timeout_s: float) -> None:
         with self._blaming():
-            self.crew.gather([self.crew.submit(ranks[0], method) for ranks in self.engines], timeout_s)
+            self.worker_group.gather([self.worker_group.submit(ranks[0], method) for ranks in self.engines], timeout_s)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
@@ -249,14 +253,14 @@ class Fleet:
         except LostProcessError:
             raise
         except RunError as error:
-            gone = [process for process in self.crew.lost() if process in self.processes]
+            gone = [process for process in self.worker_group.lost() if process in self.processes]
             if not gone:
                 raise
             way_out = "look at the end of its log"
             lost = LostProcessError.of(
                 gone[0], f"{gone[0]} is gone", where=error.where, rule=error.rule, way_out=way_out
             )
-            lost.life = self.crew.lives[gone[0]]
+            lost.restart_count = self.worker_group.restart_counts[gone[0]]
             raise lost from error
 
     def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Groups: finished completions become rollouts, and groups that teach nothing are replaced by other prompts'.
+"""Groups: finished completions become rollouts, and zero-variance groups are replaced by other prompts' (dynamic
+sampling).
 
 In: completions of prompts by number. Out: rollouts, and greedy baselines apart from them.
 Left out: where completions come from (an engine asked now, or a stream), and rewards (rewards/).
@@ -25,8 +26,8 @@ class Group:
     baselines: list[Rollout]
 
     @property
-    def teaches(self) -> bool:
-        """Whether its rewards differ. Source: DAPO, arXiv:2503.14476, section 3.2."""
+    def has_variance(self) -> bool:
+        """Whether its rewards differ (else its advantages are 0). Source: DAPO, arXiv:2503.14476, section 3.2."""
         return len({rollout.reward for rollout in self.rollouts if not rollout.has_failed}) > 1
 
     def place(self, index: int) -> None:
@@ -87,10 +88,10 @@ class GroupMaker:
 def gather(
     count: int, more: Callable[[int], list[Group]], max_refills: int, replaced: Callable[[int], None]
 ) -> list[Group]:
-    """`count` groups, those that teach first asked for: others are replaced at most `max_refills` times.
+    """`count` groups with variance, by dynamic sampling: the others are replaced at most `max_refills` times.
 
     more: gives so many new groups, rewarded. replaced: hears how many were asked for beyond `count`. What is missing in
-    the end is made up with the oldest that teach nothing, so that a step always has as many groups.
+    the end is made up with the oldest zero-variance groups, so that a step always has as many groups.
 
     >>> flat = Group(0, [], [])
     >>> len(gather(3, lambda n: [flat] * n, 2, lambda n: None))
@@ -99,14 +100,14 @@ def gather(
     groups = more(count)
     if not max_refills:
         return groups
-    kept = [group for group in groups if group.teaches]
-    flat = [group for group in groups if not group.teaches]
+    kept = [group for group in groups if group.has_variance]
+    flat = [group for group in groups if not group.has_variance]
     for _ in range(max_refills):
         missing = count - len(kept)
         if not missing:
             break
         replaced(missing)
         groups = more(missing)
-        kept += [group for group in groups if group.teaches]
-        flat += [group for group in groups if not group.teaches]
+        kept += [group for group in groups if group.has_variance]
+        flat += [group for group in groups if not group.has_variance]
     return sorted([*kept, *flat[: count - len(kept)]], key=lambda group: group.number)

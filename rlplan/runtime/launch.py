@@ -18,19 +18,17 @@ from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.emit.flags import check_keys
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
-from rlplan.planner.ladder import MAX_RUNGS, next_plan
+from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.controller import Controller
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.data.facts import data_facts
 from rlplan.runtime.devices import check_devices
-from rlplan.runtime.disk_errors import disk_error, telling_disk_errors
+from rlplan.runtime.disk_errors import disk_error, reporting_disk_errors
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.interrupts import interruptible, listen_for_signals, uninterrupted
-from rlplan.runtime.own_path import module_command
 from rlplan.runtime.player import Player, Task
 from rlplan.runtime.preflight import check_host, check_plan, load_prompts
 from rlplan.runtime.recorder import Recorder
@@ -40,16 +38,18 @@ from rlplan.runtime.resuming import (
     go_back,
     has_checkpoint,
     lost_group,
+    prepare_resume,
     resumable,
-    say_resumed,
     take_along,
 )
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_files import replace_whole
+from rlplan.runtime.safe_path import module_command
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import LostGroupError
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.spec.base import writing
 
 
@@ -77,17 +77,17 @@ def ready_to_run(
     found = None
     if earlier is not None:
         found = find_checkpoint(earlier, identity)
-        check_resumable(job, found, runs_ahead=spec.schedule.lead is not None)
-    desk = RewardDesk(job, sandbox)
+        check_resumable(job, found, is_async=spec.schedule.async_rollouts is not None)
+    reward_pool = RewardPool(job, sandbox)
     try:
-        desk.start(prompts.columns)
-        yield Task(spec, plan, prompts, address, desk, resumption=found, identity=identity)
+        reward_pool.start(prompts.columns)
+        yield Task(spec, plan, prompts, address, reward_pool, resumption=found, identity=identity)
     finally:
-        desk.close()
+        reward_pool.close()
 
 
 def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> Task:
-    """Write what a run begins with into a run folder of its own (claim.py): the checkpoint that it goes on from, and
+    """Write what a run begins with into a run folder of its own (run_lock.py): the checkpoint that it goes on from, and
     its bundle where none stands elsewhere (keeps_bundle).
 
     Returns: the task as it was written. Raises: SpecError, EmitError; then nothing of it stays.
@@ -110,7 +110,7 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
     """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
     recorder, followers = _open_records(task, run_folder), None
     try:
-        with telling_disk_errors(run_folder):
+        with reporting_disk_errors(run_folder):
             with interruptible():
                 followers = _begin(task, recorder, listener)
                 _run_to_the_end(replace(task, followers=followers), recorder, listener)
@@ -136,7 +136,7 @@ def _open_records(task: Task, run_folder: Path) -> Recorder:
     """The run folder's files, open. Raises: SpecError, RunError; that of a run that is resumed says how to do so."""
     after = task.resumption.step if task.resumption else None
     try:
-        with writing(run_folder), telling_disk_errors(run_folder):
+        with writing(run_folder), reporting_disk_errors(run_folder):
             (run_folder / "logs").mkdir(parents=True, exist_ok=True)
             replace_whole(run_folder / "plan.json", _plan_for(task.plan, run_folder))
             return Recorder(run_folder, dict(task.spec.schedule.processes), after)
@@ -147,22 +147,22 @@ def _open_records(task: Task, run_folder: Path) -> Recorder:
 def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
     """Put on record what is known before any process starts."""
     job, resumption = task.spec.job, task.resumption
-    _say_sandbox(task.desk, recorder, listener)
+    _announce_sandbox(task.reward_pool, recorder, listener)
     recorder.write_status("running", None)
     for line in task.prompts.said:
         listener(RunEvent("phase", 0, line))
     recorder.write_data(data_facts(task.prompts))
     if resumption is not None:
-        say_resumed(resumption, recorder, listener)
+        prepare_resume(resumption, recorder, listener)
     return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
 
 
-def _say_sandbox(desk: RewardDesk, recorder: Recorder, listener: Listener) -> None:
+def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder, listener: Listener) -> None:
     """Where programs of responses run; that nothing protects from them does not go unseen."""
-    if desk.sandbox is None:
+    if reward_pool.sandbox is None:
         return
-    recorder.facts["sandbox"] = desk.sandbox.name
-    if desk.sandbox.name == NONE:
+    recorder.facts["sandbox"] = reward_pool.sandbox.name
+    if reward_pool.sandbox.name == NONE:
         text = "programs in responses run without a sandbox (--sandbox none): with all rights of this user"
         recorder.write_alarm(0, "sandbox", text)
         listener(RunEvent("alarm", 0, text))
@@ -175,7 +175,7 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
         try:
             return _run(task, recorder, listener)
         except MisfitError as error:
-            task = _next_rung(task, error, recorder, listener)
+            task = _next_fallback(task, error, recorder, listener)
         except LostGroupError as error:
             if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
                 raise
@@ -183,9 +183,9 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
             task = replace(task, resumption=go_back(error, task.identity, recorder, listener))
 
 
-def _next_rung(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:
+def _next_fallback(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:
     """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
-    step = next_plan(task.plan) if len(task.changes) < MAX_RUNGS else None
+    step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
     if step is None:
         raise error.after(list(task.changes)) from None
     change, plan = step
@@ -209,14 +209,14 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
     )
     model_folder = _start_checkpoint(spec, recorder.folder)
     runner: ActionRunner | None = None
-    crew = Crew(spec, recorder.folder / "logs", task.address)
+    worker_group = WorkerGroup(spec, recorder.folder / "logs", task.address)
     try:
-        crew.start()
+        worker_group.start()
         listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
-        play = Player(recorder, crew, listener, task)
+        play = Player(recorder, worker_group, listener, task)
         resumption = task.resumption
         runner = play.runner = ActionRunner(
-            spec, crew, recorder, task.prompts, model_folder, play.announce, task.desk, resumption
+            spec, worker_group, recorder, task.prompts, model_folder, play.announce, task.reward_pool, resumption
         )
         if resumption is not None and runner.resumed:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
@@ -229,13 +229,13 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
         if runner is not None:
             with uninterrupted():
                 runner.checkpoints.settle()
-        lost = lost_group(error, crew)
+        lost = lost_group(error, worker_group)
         if lost is error:
             raise
         raise lost from error
     finally:
         with uninterrupted():
-            crew.close()
+            worker_group.close()
             if runner is not None:
                 runner.close()
                 # What ends the run is told, not that the lengths could not be written either.

@@ -1,7 +1,7 @@
 """Leaks: memory that grows step after step, told from memory that settles.
 
 In: what each process holds at the end of each step. Out: an alarm, once a process.
-Left out: growth of what the plan itself foretells to grow; nothing does after the first steps.
+Left out: growth that the plan itself predicts; nothing does after the first steps.
 
 The slope is the Theil-Sen estimate, the median of the slopes between all pairs of the last WINDOW steps: up to 29 % of
 the points may be outliers (one long prompt, one evaluation) without moving it far. It raises the alarm when it is above
@@ -92,5 +92,5 @@ class LeakWatch:
                 yield Leak(process, step, int(slope), size, threshold)
 
     def forget(self, process: str) -> None:
-        """A process was started anew: what it held before says nothing."""
+        """A process was restarted: what it held before says nothing."""
         self._points.pop(process, None)

@@ -10,9 +10,9 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
-from rlplan.runtime.agreement import check_agreement, differences_of
-from rlplan.runtime.calls import Calls
+from rlplan.runtime.action_dispatcher import ActionDispatcher
 from rlplan.runtime.experience import Rollout
+from rlplan.runtime.logprob_mismatch import check_logprob_mismatch, differences_of
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.mini_batch import deal_out, train_sample
 from rlplan.runtime.role_tokenizers import RoleReaders
@@ -25,26 +25,26 @@ from rlplan.vocabulary import Role
 class Learner:
     """See the module docstring."""
 
-    def __init__(self, spec: ExecutionSpec, calls: Calls, metrics: StepMetrics) -> None:
-        self.job, self.calls, self.metrics = spec.job, calls, metrics
+    def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, metrics: StepMetrics) -> None:
+        self.job, self.dispatcher, self.metrics = spec.job, dispatcher, metrics
         self._layouts = spec.schedule.layouts
         self._readers = RoleReaders(spec.job)
         self._alarm: str | None = None
 
     def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
-        ways = self._ranks_per_pass(action)
-        shares = _contiguous(wanted, len(action.processes) // ways)
+        ranks_per_pass = self._ranks_per_pass(action)
+        shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
 
         def call(rank: int) -> tuple[Any, ...]:
             return (
                 "score",
-                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ways]],
+                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ranks_per_pass]],
                 action.role.value,
             )
 
-        results, measurements = self.calls.everywhere(action, call)
-        for share, scores in zip(shares, results[::ways], strict=True):
+        results, measurements = self.dispatcher.everywhere(action, call)
+        for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
                 rollout.scores[action.role] = score
         return measurements
@@ -67,22 +67,22 @@ class Learner:
         """
         size = self.job.workload.mini_batch_size
         batch = [train_sample(rollout) for rollout in rollouts[(action.mini_batch or 0) * size :][:size]]
-        ways = self._ranks_per_pass(action)
-        shares = deal_out(batch, self.job, len(action.processes) // ways)
+        ranks_per_pass = self._ranks_per_pass(action)
+        shares = deal_out(batch, self.job, len(action.processes) // ranks_per_pass)
 
         def call(rank: int) -> tuple[Any, ...]:
-            mine = shares[rank // ways]
+            mine = shares[rank // ranks_per_pass]
             return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
 
-        results, measurements = self.calls.everywhere(action, call)
-        results = results[::ways]  # ranks that share a pass all give the numbers of the whole
+        results, measurements = self.dispatcher.everywhere(action, call)
+        results = results[::ranks_per_pass]  # ranks that share a pass all give the numbers of the whole
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
             return measurements
         _check_finite([result["loss"] for result in results], step)
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and engine_held_the_policy:
-            self._alarm = check_agreement(differences_of(results), self.job, step)
+            self._alarm = check_logprob_mismatch(differences_of(results), self.job, step)
         return measurements
 
     def take_alarm(self) -> str | None:
@@ -92,7 +92,7 @@ class Learner:
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
-        results, measurements = self.calls.everywhere(action, lambda rank: ("optimizer_step",))
+        results, measurements = self.dispatcher.everywhere(action, lambda rank: ("optimizer_step",))
         if not results[0].get("is_skipped"):
             _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)
@@ -110,7 +110,7 @@ def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
         raise RunError(
             f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
             where=f"step {step}, " + ("rollout.environment" if job.has_turns else "rewards"),
-            rule="environments answer and rewards judge",
+            rule="a step needs at least one rollout with an environment answer and a reward",
             way_out="read logs/environment.log and failures.jsonl in the run folder",
         )
 

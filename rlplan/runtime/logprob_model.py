@@ -1,7 +1,7 @@
 """A causal language model that gives log-probs of the response tokens instead of logits.
 
 In: token ids of sequences, packed into one row. Out: log-prob and entropy of every response token.
-Sequences stand one after the other without padding; positions start anew with each, and none sees another
+Sequences stand one after the other without padding; positions restart with each, and none sees another
 (packed_attention.py). The head runs on response positions only and a few rows at a time, in both passes, so that the
 logits never exist whole.
 """
@@ -70,7 +70,7 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     )
 
 
-def judge_packed(
+def score_packed(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:
     """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
@@ -212,18 +212,18 @@ class _Workspace:
         self.hidden, self.weight = hidden, weight
         self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
         shape = (min(len(hidden), rows_at_once), weight.shape[0])
-        self.product = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        self.buffer = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         is_whole = hidden.dtype is torch.float32
-        self.logits = self.product if is_whole else torch.empty(shape, device=hidden.device)
+        self.logits = self.buffer if is_whole else torch.empty(shape, device=hidden.device)
 
     def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
         """Logits of some rows in fp32, over the temperature."""
         hidden = self.hidden[rows]
-        product, logits = self.product[: len(hidden)], self.logits[: len(hidden)]
-        torch.mm(hidden, self.weight.T, out=product)
-        return logits.copy_(product).div_(temperature)
+        buffer, logits = self.buffer[: len(hidden)], self.logits[: len(hidden)]
+        torch.mm(hidden, self.weight.T, out=buffer)
+        return logits.copy_(buffer).div_(temperature)
 
     def rounded(self, num_rows: int) -> torch.Tensor:
         """What now lies in place of the logits, in the model's type."""
-        part = self.product[:num_rows]
-        return part if self.product is self.logits else part.copy_(self.logits[:num_rows])
+        part = self.buffer[:num_rows]
+        return part if self.buffer is self.logits else part.copy_(self.logits[:num_rows])

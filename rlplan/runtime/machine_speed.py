@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rlplan.runtime.own_path import alone_command
+from rlplan.runtime.safe_path import alone_command
 
 _WORK = "x = 0\nfor i in range(200_000): x += i * i % 7"
 REFERENCE_S = 0.05

@@ -1,4 +1,4 @@
-"""Microbenchmarks: what this machine reaches, as rates: products, memory, copies, launches, collectives, disk.
+"""Microbenchmarks: what this machine reaches, as rates: matmuls, memory, copies, launches, collectives, disk.
 
 In: a device and how long each benchmark may take. Out: Measurements with median and spread.
 Left out: other hosts (a network needs several), clocks and power, and what else runs meanwhile.
@@ -171,7 +171,7 @@ def _benchmarks(
 ) -> Iterator[tuple[str, Callable[[], list[Measurement]]]]:
     sizes = effort.gpu_matrices if device == "cuda" else effort.cpu_matrices
     for dtype in (ComputeDtype.FLOAT32, ComputeDtype.BFLOAT16):
-        yield f"matrix products, {dtype}", partial(measure_matmul, device, dtype, sizes, effort, remarks)
+        yield f"matmuls, {dtype}", partial(measure_matmul, device, dtype, sizes, effort, remarks)
     yield "copies in memory", lambda: measure_copy(device, effort, remarks)
     yield "launches", lambda: measure_launch(device, effort)
     if device == "cpu":
@@ -228,12 +228,12 @@ def quartiles(values: list[float]) -> tuple[float, float]:
 def measure_matmul(
     device: str, dtype: ComputeDtype, sizes: tuple[int, ...], effort: Effort, remarks: list[str]
 ) -> list[Measurement]:
-    """Square products, 2 n^3 FLOP each; the fastest size counts: small ones do not fill the machine."""
+    """Square matmuls, 2 n^3 FLOP each; the fastest size counts: small ones do not fill the machine."""
     kind = getattr(torch, dtype.value)
     found = []
     for size in sizes:
         if 3 * size * size * kind.itemsize > SHARE_OF_MEMORY * _free_bytes(device):
-            remarks.append(f"no product of {size} x {size}: too little free memory")
+            remarks.append(f"no matmul of {size} x {size}: too little free memory")
             continue
         left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(kind) for _ in range(2))
         out = torch.empty(size, size, device=device, dtype=kind)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlplan.errors import RunError
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 
 START_S = 90.0
 """To import torch and meet; ENDING_S: to end. Both scaled by the machine's slowdown."""

@@ -41,8 +41,8 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
     each one the same, half of it each answer.
 
     >>> from rlplan.spec.algorithm import AlgorithmSpec
-    >>> class Work: max_response_len = 5
-    >>> class Job: workload, algorithm = Work, AlgorithmSpec(token_weights="token")
+    >>> class MicroBatchShape: max_response_len = 5
+    >>> class Job: workload, algorithm = MicroBatchShape, AlgorithmSpec(token_weights="token")
     >>> token_weights([TrainSample((), (1,) * n, (0.0,) * n, (), ()) for n in (1, 3)], Job)
     [0.25, 0.25]
     """
@@ -74,7 +74,7 @@ def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -
 
 
 def _units(samples: Sequence[TrainSample]) -> list[list[int]]:
-    """The pair of each group; what is in no pair teaches nothing and is left out."""
+    """The pair of each group; what is in no pair gives no gradient and is left out."""
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.advantage:

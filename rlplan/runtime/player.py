@@ -10,16 +10,16 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.leaks import LeakWatch
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.rehearsal import as_json, check_fits, compare
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.runtime.steps import ActionRunner
 from rlplan.runtime.supervision import FREEING, Restart, check_freed
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.vocabulary import ActionKind
 
 REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
@@ -44,7 +44,7 @@ class Task:
     address: str | None
     """HOST:PORT of a running Ray cluster; None starts Ray here."""
 
-    desk: RewardDesk
+    reward_pool: RewardPool
     """Judges responses."""
 
     followers: Followers | None = None
@@ -65,8 +65,8 @@ class Player:
 
     runner: ActionRunner
 
-    def __init__(self, recorder: Recorder, crew: Crew, listener: Listener, task: Task) -> None:
-        self.recorder, self.crew, self.listener, self.task = recorder, crew, listener, task
+    def __init__(self, recorder: Recorder, worker_group: WorkerGroup, listener: Listener, task: Task) -> None:
+        self.recorder, self.worker_group, self.listener, self.task = recorder, worker_group, listener, task
         self.ledger = task.plan.ledger
         self.leaks = LeakWatch()
 
@@ -78,7 +78,7 @@ class Player:
         check_freed(self.ledger, action, step, before, self.recorder.held())
 
     def announce(self, restart: Restart) -> None:
-        """A process is about to be started anew."""
+        """A process is about to be restarted."""
         self.leaks.forget(restart.process)
         self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
         self.listener(RunEvent("alarm", restart.step, restart.text()))
@@ -89,7 +89,7 @@ class Player:
         if not self.task.spec.job.preflight.rehearses:
             return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
         if any(action.kind.value in FREEING for action in schedule.step):
-            return self.recorder.write_preflight(as_json((), changes, "phases share memory in turn: step 1 shows it"))
+            return self.recorder.write_preflight(as_json((), changes, "phases time-share memory: step 1 shows it"))
         self.listener(RunEvent("action", 0, "rehearse"))
         actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
         rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
@@ -98,7 +98,7 @@ class Player:
 
     def finish_step(self, step: int) -> None:
         """Write down what a step was like; step 0 is the run's start, and -1 its end."""
-        self.recorder.record_host(step, self.crew.system_bytes())
+        self.recorder.record_host(step, self.worker_group.system_bytes())
         if step == 0 and self.task.resumption is not None:
             self.runner.metrics.take_rows(step)  # the run's start is on record
             return

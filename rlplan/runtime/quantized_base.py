@@ -1,7 +1,7 @@
 """A frozen base in 4-bit normal floats (QLoRA), by bitsandbytes: linear layers replaced in place, and read again.
 
 In: a Hugging Face module and the names of its weights. Out: the same module whose linear layers multiply by 4-bit
-weights; whole tensors of them, as the products see them. Left out: adapters beside them (adapters.py).
+weights; whole tensors of them, dequantised. Left out: adapters beside them (adapters.py).
 
 bitsandbytes 0.50 has kernels for CPUs too. There it turns weights over to a format of its own when a module is
 evaluated, on processors with bf16 instructions: that would round differently in training and in scoring, so it is off.
@@ -26,7 +26,7 @@ def quantize_base(model: Any, names: Iterable[str]) -> None:
 
 
 def whole_weight(parameter: torch.Tensor) -> torch.Tensor:
-    """A weight as products see it: itself, or what its 4 bits stand for."""
+    """A weight as a matmul reads it: itself, or dequantised from 4 bits."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.detach()

@@ -74,7 +74,7 @@ def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident:
                 f"{format_bytes(available)} available",
                 where=f"furthest from its plan: {largest.process}, {format_bytes(largest.measured_bytes)} measured, "
                 f"{format_bytes(largest.predicted_bytes)} predicted",
-                rule="what is rehearsed fits into hardware.memory, or the profile's memory, of each host",
+                rule="the rehearsed micro-batch must fit into hardware.memory, or the profile's memory, of each host",
                 way_out="give it more memory, or measure this machine's profile (`rlplan profiles measure`)",
             )
 
@@ -93,7 +93,7 @@ def _predicted(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> 
     totals: dict[tuple[str, str], int] = {}
     for row in ledger.rows_of(process):
         if row.action_id in actions and row.space == "device":
-            key = (row.moment, row.action_id)
+            key = (row.run_phase, row.action_id)
             totals[key] = totals.get(key, 0) + row.peak_bytes
     return max(totals.values(), default=0)
 

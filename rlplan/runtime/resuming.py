@@ -15,10 +15,10 @@ from rlplan.runtime.checkpoints.finding import Resumption, check_run_folder, fin
 from rlplan.runtime.checkpoints.folder import sync_folder
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.checkpoints.run_state import check_order
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.events import Listener, RunEvent
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.supervision import LostGroupError
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.spec.base import read_json, writing
 from rlplan.spec.resolved import ResolvedJob
 
@@ -69,10 +69,10 @@ def bundle_of(run_folder: Path) -> Path:
     return run_folder / "bundle"
 
 
-def check_resumable(job: ResolvedJob, found: Resumption, *, runs_ahead: bool) -> None:
+def check_resumable(job: ResolvedJob, found: Resumption, *, is_async: bool) -> None:
     """A checkpoint of this job (`find_checkpoint`) is one that it can go on from.
 
-    runs_ahead: generation does. Raises: SpecError when a role is not in it, nothing is left to do after it, or some
+    is_async: generation does. Raises: SpecError when a role is not in it, nothing is left to do after it, or some
     prompts would come twice and others never.
     """
     for role in job.trained_roles:
@@ -84,7 +84,7 @@ def check_resumable(job: ResolvedJob, found: Resumption, *, runs_ahead: bool) ->
             rule="a run goes on after the step of its checkpoint",
             way_out=f"workload.num_steps={found.step + 1} or more, with the job file",
         )
-    if not runs_ahead:
+    if not is_async:
         check_order(found, job.workload.num_prompts_per_step)
 
 
@@ -103,14 +103,16 @@ def take_along(found: Resumption, run_folder: Path) -> Resumption:
     return replace(found, folder=target)
 
 
-def say_resumed(found: Resumption, recorder: Recorder, listener: Listener) -> None:
-    """On the display and in `alarms.jsonl`."""
+def prepare_resume(found: Resumption, recorder: Recorder, listener: Listener) -> None:
+    """Tell the display and `alarms.jsonl` how the run goes on; drops weights of engines that are gone."""
     shutil.rmtree(recorder.folder / "weights", ignore_errors=True)  # of engines that are gone
     for problem in found.problems:
-        _say(f"{problem}; it is passed over", found.step, recorder, listener, kind="checkpoint")
+        _announce(f"{problem}; it is passed over", found.step, recorder, listener, kind="checkpoint")
     for change in found.changes:
-        _say(change, found.step, recorder, listener, kind="change")
-    _say(f"going on after step {found.step}, from {found.folder.name}", found.step, recorder, listener, kind="resume")
+        _announce(change, found.step, recorder, listener, kind="change")
+    _announce(
+        f"going on after step {found.step}, from {found.folder.name}", found.step, recorder, listener, kind="resume"
+    )
 
 
 def go_back(
@@ -118,16 +120,16 @@ def go_back(
 ) -> Resumption:
     """After ranks were lost: the run's last checkpoint, and its lines up to it. identity: of its job."""
     found = replace(find_checkpoint(recorder.folder, identity), changes=())  # said when the run began
-    _say(f"{error.what}; all processes start anew", found.step, recorder, listener, kind="restart")
-    say_resumed(found, recorder, listener)
+    _announce(f"{error.what}; all processes restart", found.step, recorder, listener, kind="restart")
+    prepare_resume(found, recorder, listener)
     recorder.go_back(found.step)
     return found
 
 
-def lost_group(error: RlplanError, crew: Crew) -> RlplanError:
+def lost_group(error: RlplanError, worker_group: WorkerGroup) -> RlplanError:
     """The error itself, or that a process is gone, where another one's failure was only what it led to."""
     is_plain = isinstance(error, RunError) and not isinstance(error, LostGroupError)
-    gone = crew.lost() if is_plain else []
+    gone = worker_group.lost() if is_plain else []
     if not gone:
         return error
     return LostGroupError(
@@ -148,7 +150,7 @@ def resumable(error: RlplanError, run_folder: Path) -> RlplanError:
     return type(error)(error.what, where=error.where, rule=error.rule, way_out=f"{error.way_out}; {way_out}")
 
 
-def _say(text: str, step: int, recorder: Recorder, listener: Listener, *, kind: str) -> None:
+def _announce(text: str, step: int, recorder: Recorder, listener: Listener, *, kind: str) -> None:
     recorder.write_alarm(step, kind, text)
     listener(RunEvent("alarm", step, text))
 

@@ -1,6 +1,6 @@
-"""RolloutStream: generation that goes on by itself, and what it has made, until a step takes it.
+"""RolloutStream: async generation, and the groups that it has finished, until a step takes them.
 
-In: how to ask for the n-th prompt's rollouts, and a Lead. Out: the oldest complete groups, and measurements.
+In: how to ask for the n-th prompt's rollouts, and AsyncRollouts. Out: the oldest complete groups, and measurements.
 Left out: what becomes of them (collector.py). Which may be begun and which must be waited for is a rule of
 simulate/staleness.py, so that a run does what was simulated.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlplan.dataflow.graph import Lead
+from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.errors import RunError
 from rlplan.runtime.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.checkpoints.manifest import StreamState
@@ -28,7 +28,7 @@ COLLECT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWork:
+class StreamSettings:
     """What a stream has to generate."""
 
     num_prompts: int
@@ -54,11 +54,11 @@ class RolloutStream:
         self,
         fleet: Fleet | Conversations,
         request_of: Callable[[int], RolloutRequest],
-        lead: Lead,
-        work: StreamWork,
+        async_rollouts: AsyncRollouts,
+        settings: StreamSettings,
         buffer: ExperienceBuffer,
     ) -> None:
-        self.fleet, self.request_of, self.lead, self.work = fleet, request_of, lead, work
+        self.fleet, self.request_of, self.async_rollouts, self.settings = fleet, request_of, async_rollouts, settings
         self.version = 0
         self._num_begun = self._num_replaced = 0
         self._again: list[int] = []
@@ -66,7 +66,7 @@ class RolloutStream:
         self.buffer = buffer
         self._measurements: list[Measurement] = []
         self._is_held = self._is_closed = False
-        self._is_finished = not work.can_replace
+        self._is_finished = not settings.can_replace
         self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
@@ -81,8 +81,8 @@ class RolloutStream:
                 if not self._open:  # something may still have to be replaced, or room to be made
                     self._changed.wait(COLLECT_S)
                     continue
-            at_least = max(1, self.work.num_prompts // 4)
-            collect = partial(self.fleet.collect, COLLECT_S, at_least, self.work.deadline_s)
+            at_least = max(1, self.settings.num_prompts // 4)
+            collect = partial(self.fleet.collect, COLLECT_S, at_least, self.settings.deadline_s)
             collected, measurements = self.watch(collect)
             with self._changed:
                 for finished in collected:
@@ -100,7 +100,7 @@ class RolloutStream:
             return taken
 
     def replace(self, num_groups: int) -> None:
-        """So many groups that were taken teach nothing: as many more are begun and taken."""
+        """So many of the groups taken have zero variance: as many more are begun and taken."""
         with self._changed:
             self._num_replaced += num_groups
             self._changed.notify_all()
@@ -113,7 +113,7 @@ class RolloutStream:
 
     @property
     def _num_wanted(self) -> int:
-        return self.work.num_prompts * self.work.num_steps + self._num_replaced
+        return self.settings.num_prompts * self.settings.num_steps + self._num_replaced
 
     @property
     def _has_begun_all(self) -> bool:
@@ -132,17 +132,17 @@ class RolloutStream:
 
     def begin_at(self, step: int, num_replaced: int) -> None:
         """Go on after a run whose steps each generated their own rollouts, and so many more."""
-        self.version, self._num_begun = step, step * self.work.num_prompts + num_replaced
+        self.version, self._num_begun = step, step * self.settings.num_prompts + num_replaced
         self._num_replaced = num_replaced
 
     def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
-        """Go on where another run was, `version` hand-overs in: what was under way there is begun anew.
+        """Go on where another run was, `version` weight syncs in: what was under way there is begun anew.
 
         So is what would become older than this run allows, which may be less than that one did.
         """
         self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
         self.buffer.restore(buffer)
-        late = self.buffer.evict_late(version, self.work.num_prompts, state.again)
+        late = self.buffer.evict_late(version, self.settings.num_prompts, state.again)
         self._again = sorted([*state.again, *late])
 
     def take_measurements(self) -> list[Measurement]:
@@ -158,9 +158,9 @@ class RolloutStream:
             self._is_held = True
         with self._submitting:  # what is just being sent arrives first
             pass
-        if not self.lead.interrupts:
+        if not self.async_rollouts.interrupts:
             self._wait(lambda: not self._open, "the end of what is under way")
-        with self.fleet.paused(self.work.deadline_s):
+        with self.fleet.paused(self.settings.deadline_s):
             yield
         with self._changed:
             self.version += 1
@@ -178,11 +178,11 @@ class RolloutStream:
             with self._changed:
                 requests = [] if self._is_held else self._next_requests()
             if requests:
-                self.watch(lambda: self.fleet.submit(requests, self.work.deadline_s))
+                self.watch(lambda: self.fleet.submit(requests, self.settings.deadline_s))
 
     def _next_requests(self) -> Sequence[RolloutRequest]:
-        work = self.work
-        allowed = num_allowed(self.version, self.lead.max_staleness, work.num_prompts)
+        settings = self.settings
+        allowed = num_allowed(self.version, self.async_rollouts.max_staleness, settings.num_prompts)
         last = min(allowed + self._num_replaced, self._num_wanted)
         requests: list[RolloutRequest] = []
         while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
@@ -195,11 +195,11 @@ class RolloutStream:
 
     def _is_ready(self, count: int) -> bool:
         begun = [*(version for _, version in self._open.values()), *self.buffer.versions_after(count)]
-        late = must_be_waited_for(begun, self.version, self.lead.max_staleness, self.work.num_prompts)
+        late = must_be_waited_for(begun, self.version, self.async_rollouts.max_staleness, self.settings.num_prompts)
         return len(self.buffer) >= count and not late
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self.work.deadline_s
+        deadline = time.monotonic() + self.settings.deadline_s
         with self._changed:
             while not is_over():
                 if self._is_closed or not self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
@@ -208,7 +208,7 @@ class RolloutStream:
     def _give_up(self, deadline: float, what: str) -> None:
         if self._is_closed or time.monotonic() > deadline:
             raise RunError(
-                f"{what} did not come" + ("" if self._is_closed else f" within {self.work.deadline_s:.0f} s"),
+                f"{what} did not come" + ("" if self._is_closed else f" within {self.settings.deadline_s:.0f} s"),
                 where=", ".join(self.fleet.processes),
                 rule="generation goes on beside the steps; every wait has a deadline (limits.action_timeout_s)",
                 way_out="read the engine's log; raise the limit if rollouts are really that long",

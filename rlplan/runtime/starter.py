@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
-from rlplan.runtime.calls import Calls
+from rlplan.runtime.action_dispatcher import ActionDispatcher
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.fleet import Fleet
-from rlplan.runtime.handover import Handover
 from rlplan.runtime.recorder import Recorder
 from rlplan.runtime.switches import Switches
+from rlplan.runtime.weight_sync_driver import WeightSync
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
@@ -26,7 +26,7 @@ class Starter:
     spec: ExecutionSpec
     """What the bundle says."""
 
-    calls: Calls
+    dispatcher: ActionDispatcher
     """To the workers."""
 
     recorder: Recorder
@@ -35,7 +35,7 @@ class Starter:
     fleet: Fleet
     """The engines."""
 
-    handover: Handover
+    weight_sync: WeightSync
     """Of weights to the engines."""
 
     switches: Switches
@@ -53,39 +53,39 @@ class Starter:
     def start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
         asked = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
-        address, port = self.calls.rendezvous(action, asked)
+        address, port = self.dispatcher.rendezvous(action, asked)
         world, folder = len(action.processes), self.folder_of(action.role)
-        started = self.calls.everywhere(action, lambda rank: ("start", rank, world, port, folder, address))[1]
-        prepared = self.checkpoints.prepare(action, self.resumption, self.calls.deadline_s(action))
+        started = self.dispatcher.everywhere(action, lambda rank: ("start", rank, world, port, folder, address))[1]
+        prepared = self.checkpoints.prepare(action, self.resumption, self.dispatcher.deadline_s(action))
         return imported + started + prepared + self._prepare_weights(action)
 
     def start_engine(self, action: Action, step: int) -> list[Measurement]:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
-        self.handover.forget()
+        self.weight_sync.forget()
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
-        self.switches.check_saved(action.processes, self.handover.version)
-        return imported + self.fleet.start(folder, self.handover.version, self.calls.deadline_s(action))
+        self.switches.check_saved(action.processes, self.weight_sync.version)
+        return imported + self.fleet.start(folder, self.weight_sync.version, self.dispatcher.deadline_s(action))
 
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported, folder = self._import_libraries(action), self.folder_of(action.role)
         if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
-            return imported + self.calls.everywhere(action, lambda rank: ("start", folder))[1]
-        address, config = self.calls.rendezvous(action, 0), self.spec.deepspeed[action.role]
+            return imported + self.dispatcher.everywhere(action, lambda rank: ("start", folder))[1]
+        address, config = self.dispatcher.rendezvous(action, 0), self.spec.deepspeed[action.role]
         world = len(action.processes)
         share = (world, address, folder, config)
-        return imported + self.calls.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
+        return imported + self.dispatcher.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
 
     def rehearse(self) -> dict[str, int]:
         """The largest step that the plan allows for, on every trainer, and back to the start: each process's peak."""
         peaks = {}
         for action in self.spec.schedule.start:
             if action.kind is ActionKind.START_TRAINER:
-                for measurement in self.calls.everywhere(action, lambda rank: ("rehearse",))[1]:
+                for measurement in self.dispatcher.everywhere(action, lambda rank: ("rehearse",))[1]:
                     device = measurement.device
                     peaks[measurement.process] = device.peak if device else measurement.peak_bytes
                 folder = self.folder_of(action.role)
-                self.calls.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
+                self.dispatcher.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
 
     def folder_of(self, role: Role) -> str:
@@ -98,14 +98,14 @@ class Starter:
         if self.resumption is None or action.role is not Role.POLICY:
             return []
         if hands_over:
-            self.handover.version -= 1  # the hand-over that follows makes it the saved one
+            self.weight_sync.version -= 1  # the weight sync that follows makes it the saved one
             return []
         saving = next((a for a in self.spec.schedule.step if a.kind is ActionKind.SAVE_WEIGHTS), action)
-        return self.switches.save_weights(saving, self.handover.version, self.spec.job.policy.path)
+        return self.switches.save_weights(saving, self.weight_sync.version, self.spec.job.policy.path)
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
-        _, measurements = self.calls.everywhere(action, lambda rank: ("import_libraries",))
+        _, measurements = self.dispatcher.everywhere(action, lambda rank: ("import_libraries",))
         for measurement in measurements:
             self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
         return measurements

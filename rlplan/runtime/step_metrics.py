@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlplan.runtime.agreement import DIFFERENCE, differences_of
 from rlplan.runtime.experience import Rollout
+from rlplan.runtime.logprob_mismatch import DIFFERENCE, differences_of
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype, Role
 
 
 class StepMetrics:
-    """Collects during a step; `take_rows` gives what was collected and starts anew."""
+    """Collects during a step; `take_rows` gives what was collected and restarts."""
 
     def __init__(self, job: ResolvedJob) -> None:
         self.job = job

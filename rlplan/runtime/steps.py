@@ -1,8 +1,8 @@
-"""ActionRunner: what each kind of action means on a crew. The Schedule says when; this says who does it.
+"""ActionRunner: what each kind of action means on a worker group. The Schedule says when; this says who does it.
 
 In: an action and the step it belongs to. Out: measurements for the recorder. Left out: how a run's processes start
 (starter.py), where a step's rollouts come from (collector.py), what is learned from them (learner.py), how the policy
-reaches the engines (handover.py), and who comes and goes between phases (switches.py).
+reaches the engines (weight_sync_driver.py), and who comes and goes between phases (switches.py).
 """
 
 import time
@@ -12,72 +12,84 @@ from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
-from rlplan.runtime.calls import Calls
+from rlplan.runtime.action_dispatcher import ActionDispatcher
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.collector import Collector
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.fleet import Fleet
-from rlplan.runtime.handed_over import check_fresh
-from rlplan.runtime.handover import Handover
 from rlplan.runtime.learner import Learner
 from rlplan.runtime.preflight import PromptSets
 from rlplan.runtime.recorder import Recorder
-from rlplan.runtime.revival import Revival
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.recovery import Recovery
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.starter import Starter
 from rlplan.runtime.step_metrics import StepMetrics
 from rlplan.runtime.supervision import Handler, Restart, Supervisor
 from rlplan.runtime.switches import Switches
+from rlplan.runtime.weight_sync_driver import WeightSync
+from rlplan.runtime.weight_verification import check_fresh
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind, Role
 
 
 class ActionRunner:
-    """Performs actions on a crew. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
+    """Performs actions on a worker group. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
 
     def __init__(
         self,
         spec: ExecutionSpec,
-        crew: Crew,
+        worker_group: WorkerGroup,
         recorder: Recorder,
         prompts: PromptSets,
         model_folder: Path,
         announce: Callable[[Restart], None],
-        desk: RewardDesk,
+        reward_pool: RewardPool,
         resumption: Resumption | None = None,
     ) -> None:
-        """announce: hears of processes that are started anew. desk: judges rollouts; whoever opened it closes it.
+        """announce: called before a process is restarted. reward_pool: computes rewards; whoever opened it closes it.
 
         resumption: the checkpoint that the run goes on from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
         self.listen: Callable[[int, str], None] = lambda step, text: None
         self.metrics = StepMetrics(spec.job)
-        self.handover = Handover(spec, crew)
-        self.fleet = Fleet(crew, spec.schedule.layout("rollout_engine"))
-        self.switches = Switches(crew, recorder.folder, spec.job)
-        self.checkpoints = Checkpointer(spec, crew, recorder)
-        calls = Calls(crew, spec.job.limits)
-        self.calls, self.deadline_s = calls, calls.deadline_s
+        self.weight_sync = WeightSync(spec, worker_group)
+        self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
+        self.switches = Switches(worker_group, recorder.folder, spec.job)
+        self.checkpoints = Checkpointer(spec, worker_group, recorder)
+        dispatcher = ActionDispatcher(worker_group, spec.job.limits)
+        self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
         self.starter = Starter(
-            spec, calls, recorder, self.fleet, self.handover, self.switches, self.checkpoints, model_folder, resumption
+            spec,
+            dispatcher,
+            recorder,
+            self.fleet,
+            self.weight_sync,
+            self.switches,
+            self.checkpoints,
+            model_folder,
+            resumption,
         )
-        self.collector = Collector(spec, calls, recorder, self.metrics, self.fleet, prompts, desk, resumption)
-        self.learner = Learner(spec, calls, self.metrics)
-        self.revival = Revival(spec, crew, self.fleet, self.handover, self.switches, self.starter.folder_of)
-        self.supervisor = self._supervisor(crew, announce)
+        self.collector = Collector(
+            spec, dispatcher, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
+        )
+        self.learner = Learner(spec, dispatcher, self.metrics)
+        self.recovery = Recovery(
+            spec, worker_group, self.fleet, self.weight_sync, self.switches, self.starter.folder_of
+        )
+        self.supervisor = self._supervisor(worker_group, announce)
         self.stream = self.collector.stream
         if self.stream is not None:
             self.stream.watch = self._watch_stream
-        self.resumed = give_state(resumption, self.handover, self.fleet, self.stream) if resumption else ""
+        self.resumed = give_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
 
     def perform(self, action: Action, step: int) -> None:
-        """Do one action and record it. The one that leads goes on until all steps are done."""
-        if self.stream is not None and action == self.spec.schedule.leading:
-            return self.collector.lead()
+        """Do one action and record it. Async rollouts go on until all steps are done."""
+        if self.stream is not None and action == self.spec.schedule.async_action:
+            return self.collector.async_rollouts()
         if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
             return None  # the run has its first evaluation already
         handler = self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
@@ -111,16 +123,16 @@ class ActionRunner:
             ActionKind.CHECKPOINT: self._checkpoint,
         }
 
-    def _supervisor(self, crew: Crew, announce: Callable[[Restart], None]) -> Supervisor:
-        max_restarts = self.job.limits.max_restarts if self.revival.is_possible else 0
-        supervisor = Supervisor(max_restarts, self.revival.revive, announce)
-        supervisor.is_replaced, supervisor.num_open = crew.is_replaced, self._num_open
+    def _supervisor(self, worker_group: WorkerGroup, announce: Callable[[Restart], None]) -> Supervisor:
+        max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
+        supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
+        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self._num_open
         return supervisor
 
     def _watch_stream(self, call: Callable[[], Any]) -> Any:
-        leading = self.spec.schedule.leading
-        assert leading is not None, "generation leads"
-        return self.supervisor.watch(call, leading, self.handover.version)
+        async_action = self.spec.schedule.async_action
+        assert async_action is not None, "rollouts are async"
+        return self.supervisor.watch(call, async_action, self.weight_sync.version)
 
     def _num_open(self, process: str) -> int:
         return self.fleet.num_open(process) if process in self.fleet.processes else 0
@@ -132,7 +144,7 @@ class ActionRunner:
             return handler
 
         def alone(action: Action, step: int) -> list[Measurement]:
-            with self.revival.trainers:
+            with self.recovery.trainers:
                 return handler(action, step)
 
         return alone
@@ -145,26 +157,26 @@ class ActionRunner:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
     def _state(self, step: int) -> tuple[RunState, Any]:
-        state, buffer = take_state(step, self.handover, self.fleet, self.stream)
+        state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
         more = {"num_replaced": self.collector.num_replaced, "response_lengths": self.collector.lengths.counts()}
         return state.model_copy(update=more), buffer
 
     def close(self) -> None:
         """Let the collector end; remove what weight sync may have left behind."""
         self.collector.close()
-        self.handover.close()
+        self.weight_sync.close()
 
     def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
-        """What the engine did meanwhile counts as the action that led."""
+        """What the engine did meanwhile counts as the async action."""
         self.collector.take_rollouts(step)
         if self.stream is None:
             return []
-        self.metrics.add_staleness(self.collector.rollouts, self.handover.version)
+        self.metrics.add_staleness(self.collector.rollouts, self.weight_sync.version)
         self.metrics.add_begun_anew(self.fleet.num_begun_anew)
         self.fleet.num_begun_anew = 0
-        leading = self.spec.schedule.leading
-        if leading is not None:
-            self.recorder.record(leading, step, self.stream.take_measurements())
+        async_action = self.spec.schedule.async_action
+        if async_action is not None:
+            self.recorder.record(async_action, step, self.stream.take_measurements())
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
@@ -180,7 +192,7 @@ class ActionRunner:
         rollouts, held = self.collector.rollouts, self._engine_held_the_policy(step)
         if held and action.role is Role.POLICY and not action.mini_batch:
             sampled = {span.version for rollout in rollouts for span in rollout.completion.spans}
-            check_fresh(self.handover.is_behind, self.handover.version, sampled, step)
+            check_fresh(self.weight_sync.is_behind, self.weight_sync.version, sampled, step)
         measurements = self.learner.train_forward_backward(action, step, rollouts, held)
         if (alarm := self.learner.take_alarm()) is not None:
             self.recorder.write_alarm(step, "numerics", alarm)
@@ -189,7 +201,7 @@ class ActionRunner:
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         if action.role is Role.POLICY:
-            self.handover.is_behind = True
+            self.weight_sync.is_behind = True
         return self.learner.optimizer_step(action, step)
 
     def _engine_held_the_policy(self, step: int) -> bool:
@@ -201,15 +213,15 @@ class ActionRunner:
         """Hand the policy over, unless the job leaves this step's sync out on purpose."""
         if step and step == self.job.controls.skip_sync_after_step:
             return []
-        if self.stream is None or not step:  # the first hand-over comes before anything is begun
-            return self.handover.sync(action)
-        with self.stream.handing_over(), self.revival.trainers:
-            return self.handover.sync(action)
+        if self.stream is None or not step:  # the first weight sync comes before anything is begun
+            return self.weight_sync.sync(action)
+        with self.stream.handing_over(), self.recovery.trainers:
+            return self.weight_sync.sync(action)
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
-        self.handover.version += 1
-        self.handover.is_behind = False
-        return self.switches.save_weights(action, self.handover.version, self.job.policy.path)
+        self.weight_sync.version += 1
+        self.weight_sync.is_behind = False
+        return self.switches.save_weights(action, self.weight_sync.version, self.job.policy.path)
 
     def _save_states(self, action: Action, step: int) -> list[Measurement]:
         return self.checkpoints.save(action, step, self.deadline_s(action))
@@ -217,4 +229,4 @@ class ActionRunner:
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files."""
         folder = self.recorder.folder / "policy"
-        return self.calls.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
+        return self.dispatcher.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]

@@ -1,10 +1,10 @@
-"""Supervision: what is lost while a run goes on, what is started anew, and what ends the run.
+"""Supervision: what is lost while a run goes on, what is restarted, and what ends the run.
 
-In: actions as they are done on a crew. Out: the same actions done again after an engine or a scorer was lost, or a
-RunError. An engine that dies or hangs is started again with the weights that the policy has now, and its requests are
-submitted again: seeds belong to the requests, so the completions are the same. A rank cannot rejoin its group.
-Where generation runs beside the steps two threads may find the same process lost: the first starts it anew.
-Left out: how a process is started (revival.py) and noticed (crew.py).
+In: actions as they are done on a worker group. Out: the same actions done again after an engine or a scorer was lost,
+or a RunError. An engine that dies or hangs is started again with the weights that the policy has now, and its requests
+are submitted again: seeds belong to the requests, so the completions are the same. A rank cannot rejoin its process
+group. Where generation runs beside the steps two threads may find the same process lost: the first starts it anew.
+Left out: how a process is started (recovery.py) and noticed (worker_group.py).
 """
 
 import threading
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from rlplan.dataflow.schedule import Action
 from rlplan.errors import RunError
-from rlplan.memory.ledger import MemoryLedger, Moment
+from rlplan.memory.ledger import MemoryLedger, RunPhase
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.units import MIB, format_bytes
 from rlplan.vocabulary import ActionKind
@@ -41,10 +41,10 @@ LEAST_CHECKED = 16 * MIB
 
 
 class LostProcessError(RunError):
-    """A process died or hung. process: which; life: how often it had been started anew when it was called."""
+    """A process died or hung. process: which; restart_count: its restarts when it was called."""
 
     process: str = ""
-    life: int = 0
+    restart_count: int = 0
 
     @classmethod
     def of(cls, process: str, what: str, *, where: str, rule: str, way_out: str) -> "LostProcessError":
@@ -55,12 +55,12 @@ class LostProcessError(RunError):
 
 
 class LostGroupError(RunError):
-    """A process was lost that cannot be started anew alone: all processes start anew, from the last checkpoint."""
+    """A process was lost that cannot be restarted alone: all processes restart, from the last checkpoint."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A process that is about to be started anew."""
+    """A process that is about to be restarted."""
 
     process: str
     """Its name."""
@@ -80,7 +80,7 @@ class Restart:
     def text(self) -> str:
         """For people. num_requests: that were under way there, beside the action."""
         again = f"{self.num_requests} requests are begun anew" if self.num_requests else "the action is done again"
-        return f"{self.reason}; it is started anew (attempt {self.attempt}) and {again}"
+        return f"{self.reason}; it is restarted (attempt {self.attempt}) and {again}"
 
 
 Handler = Callable[[Action, int], list[Measurement]]
@@ -92,16 +92,16 @@ def _never(lost: LostProcessError) -> bool:
 
 
 class Supervisor:
-    """Does actions, again where a process was lost that can be started anew. max_restarts: of each process in a run.
+    """Does actions, again where a process was lost that can be restarted. max_restarts: of each process in a run.
 
     is_replaced: whether somebody has started a lost process anew since. num_open: requests under way in a process.
     """
 
     def __init__(
-        self, max_restarts: int, revive: Callable[[str, Action, int], None], announce: Callable[[Restart], None]
+        self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Callable[[Restart], None]
     ) -> None:
-        """revive: starts a process as it was. announce: hears of each restart before it happens."""
-        self.max_restarts, self._revive, self._announce = max_restarts, revive, announce
+        """recover: restarts a process with its former state. announce: called before each restart."""
+        self.max_restarts, self._revive, self._announce = max_restarts, recover, announce
         self.is_replaced: Callable[[LostProcessError], bool] = _never
         self.num_open: Callable[[str], int] = lambda process: 0
         self._restarts: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class Supervisor:
     def watch(self, call: Callable[[], Result], action: Action, step: int) -> Result:
         """The result of a call that belongs to an action, made again after what was lost is there again.
 
-        Raises: RunError where it may not be started anew.
+        Raises: RunError where it may not be restarted.
         """
         attempt, lost = 1, None
         while True:
@@ -152,11 +152,13 @@ class Supervisor:
 def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -> RunError:
     kind: type[RunError] = LostGroupError
     if lost.process.startswith(TRAINERS):
-        rule = "a lost rank cannot rejoin its group; all processes start anew from a checkpoint, where there is one"
+        rule = (
+            "a lost rank cannot rejoin its process group; all processes restart from a checkpoint, where there is one"
+        )
     elif num_restarts:
-        kind, rule = RunError, f"a process is started anew at most {num_restarts} times in a run (limits.max_restarts)"
+        kind, rule = RunError, f"a process is restarted at most {num_restarts} times in a run (limits.max_restarts)"
     else:
-        rule = f"a process is started anew once it was up, while it does what can be done again; this was {action.kind}"
+        rule = f"a process is restarted once it was up, while it does what can be done again; this was {action.kind}"
     return kind(lost.what, where=lost.where, rule=rule, way_out=lost.way_out)
 
 
@@ -181,22 +183,22 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
 
 def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
     """Bytes that an action frees in a process: held after its action before this one, less held after this one."""
-    moment = _moment(step)
-    held: dict[tuple[Moment, str], int] = {}
+    run_phase = _run_phase(step)
+    held: dict[tuple[RunPhase, str], int] = {}
     for row in ledger.rows_of(process):
         if row.space == "device":
-            key = (row.moment, row.action_id)
+            key = (row.run_phase, row.action_id)
             held[key] = held.get(key, 0) + row.resident_bytes
     mine = [key for key in ledger.order if key in held]
-    if (moment, action_id) not in ledger.order:
+    if (run_phase, action_id) not in ledger.order:
         return 0
-    position = ledger.order.index((moment, action_id))
+    position = ledger.order.index((run_phase, action_id))
     earlier = [key for key in mine if ledger.order.index(key) < position]
-    if moment == "steady":  # the step before was steady, too
+    if run_phase == "steady":  # the step before was steady, too
         earlier = [key for key in mine if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
-    return held[earlier[-1]] - held.get((moment, action_id), 0) if earlier else 0
+    return held[earlier[-1]] - held.get((run_phase, action_id), 0) if earlier else 0
 
 
-def _moment(step: int) -> Moment:
-    moments: dict[int, Moment] = {0: "start", 1: "first", -1: "finish"}
-    return moments.get(step, "steady")
+def _run_phase(step: int) -> RunPhase:
+    run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
+    return run_phases.get(step, "steady")

@@ -1,4 +1,4 @@
-"""Switches: what happens between phases where trainer and engine take turns: who goes, who comes back, and with what.
+"""Switches between phases of time sharing: sleep, wake, offload, reload, stop and restart, as the schedule says.
 
 In: an action and its step. Out: measurements. Left out: when each happens (the schedule says it).
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
-from rlplan.runtime.crew import Crew
-from rlplan.runtime.handed_over import check_weights
+from rlplan.runtime.weight_verification import check_weights
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind
@@ -19,8 +19,8 @@ from rlplan.vocabulary import ActionKind
 class Switches:
     """saved: the folder that an engine is started from, None before any; checksums: of the weights in it."""
 
-    def __init__(self, crew: Crew, run_folder: Path, job: ResolvedJob) -> None:
-        self.crew, self.run_folder, self.job = crew, run_folder, job
+    def __init__(self, worker_group: WorkerGroup, run_folder: Path, job: ResolvedJob) -> None:
+        self.worker_group, self.run_folder, self.job = worker_group, run_folder, job
         self.offload, self.sleep_level = job.placement.offload, job.rollout.sleep_level
         self.timeout_s = job.limits.action_timeout_s
         self.saved: Path | None = None
@@ -41,8 +41,10 @@ class Switches:
     def save_weights(self, action: Action, version: int, tokenizer_folder: str) -> list[Measurement]:
         """Write the policy into a folder of its own; the one before goes, for nobody will start from it again."""
         folder = self.run_folder / "weights" / f"version-{version}"
-        calls = [self.crew.perform(process, "save", str(folder), tokenizer_folder) for process in action.processes]
-        written, measurements = self.crew.measured(calls, self.timeout_s)
+        calls = [
+            self.worker_group.perform(process, "save", str(folder), tokenizer_folder) for process in action.processes
+        ]
+        written, measurements = self.worker_group.measured(calls, self.timeout_s)
         (self.checksums,) = [checksums for checksums in written if checksums is not None]
         if self.saved is not None:
             shutil.rmtree(self.saved, ignore_errors=True)
@@ -53,10 +55,10 @@ class Switches:
         """Raises: RunError where an engine's process reads other weights in the saved folder than the trainer wrote."""
         if self.saved is None:
             return
-        calls = [self.crew.submit(process, "file_checksums", str(self.saved)) for process in processes]
-        for process, read in zip(processes, self.crew.gather(calls, self.timeout_s), strict=True):
+        calls = [self.worker_group.submit(process, "file_checksums", str(self.saved)) for process in processes]
+        for process, read in zip(processes, self.worker_group.gather(calls, self.timeout_s), strict=True):
             check_weights(self.checksums, read, process, version, self.job)
 
     def _everywhere(self, processes: Sequence[str], *call: Any) -> list[Measurement]:
-        calls = [self.crew.perform(process, *call) for process in processes]
-        return self.crew.measured(calls, self.timeout_s)[1]
+        calls = [self.worker_group.perform(process, *call) for process in processes]
+        return self.worker_group.measured(calls, self.timeout_s)[1]

@@ -9,7 +9,7 @@ Between two changes of the running set every sequence gains one token a step, so
     seconds = k x decode_step_s(n, C + n (k - 1) / 2)        exact where the speed is a straight line in the tokens held
 
 k ends with the next rollout, or before the step for which blocks are lacking; then the rollout that came last gives up
-its blocks and starts anew later (recompute). Symbols: n running sequences, C tokens held, B block size, t decode steps
+its blocks and restarts later (recompute). Symbols: n running sequences, C tokens held, B block size, t decode steps
 since the start. A sequence that holds v tokens needs a new block when v is a multiple of B. All v grow together, so
 (v - t) mod B never changes: n sequences in B classes say when blocks are needed without looking at each sequence.
 """
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from simpy import Environment, Event
 
-from rlplan.simulate.later import Later
 from rlplan.simulate.speed import Speed, batch_prefill_s
+from rlplan.simulate.timeout import Timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Group:
 class Rollout:
     """One completion. done: tokens it has (while it runs: when it joined the batch).
 
-    version: of its first token; later: (version, tokens) of those that were made under newer weights.
+    version: of its first token; newer_spans: (version, tokens) of those that were generated under newer weights.
     """
 
-    __slots__ = ("done", "group", "held", "joined", "later", "length", "ticket", "version")
+    __slots__ = ("done", "group", "held", "joined", "length", "newer_spans", "ticket", "version")
     held: int
     joined: int
     ticket: int
@@ -72,13 +72,13 @@ class Rollout:
 
     def __init__(self, group: Group, length: int) -> None:
         self.group, self.length, self.done = group, length, 0
-        self.later: tuple[tuple[int, int], ...] = ()
+        self.newer_spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """(version, tokens) in order; versions may repeat after a preemption."""
-        first = self.done - sum(tokens for _, tokens in self.later)
-        return ((self.version, first), *self.later)
+        first = self.done - sum(tokens for _, tokens in self.newer_spans)
+        return ((self.version, first), *self.newer_spans)
 
 
 class Engine:
@@ -154,7 +154,7 @@ class Engine:
         if steps:
             num_seqs = len(self.running)
             seconds += steps * self._decode_step_s(num_seqs, self._held + num_seqs * (steps - 1) / 2)
-        self._next = Later(self.env, seconds, self._at_end)
+        self._next = Timeout(self.env, seconds, self._at_end)
 
     def _end(self, event: Event) -> None:
         """A segment has ended: the batch has its tokens, and who has all of them leaves."""
@@ -207,7 +207,7 @@ class Engine:
             rest = max(0.0, start * steps + slope * steps * steps - passed)
         if steps < planned:
             self._planned = steps
-            self._next = Later(self.env, rest, self._at_end)
+            self._next = Timeout(self.env, rest, self._at_end)
 
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
@@ -306,7 +306,7 @@ class Engine:
         rollout.ticket = 0
         rollout.done += gained
         if rollout.version != self.version:
-            rollout.later += ((self.version, gained),)
+            rollout.newer_spans += ((self.version, gained),)
         self.num_tokens += gained
         self._held -= held
         self._classes[(rollout.held - rollout.joined) % size] -= 1

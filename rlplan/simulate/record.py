@@ -26,7 +26,7 @@ class Recorder:
         self._devices = dict(setting.schedule.processes)
         self._rows: dict[tuple[str, str], list[LedgerRow]] = defaultdict(list)
         for row in setting.ledger.rows if setting.ledger else ():
-            self._rows[(row.moment, row.action_id)].append(row)
+            self._rows[(row.run_phase, row.action_id)].append(row)
 
     def add(self, action: Action, step: int, start_s: float, end_s: float) -> None:
         """An action has ended."""
@@ -60,14 +60,14 @@ class Recorder:
 
     def add_engines(self, action: Action, engines: Iterable[Engine], step_ends: list[float]) -> None:
         """The engines' busy time: a span for each stretch between two pauses, on the engine's first device."""
-        crew = list(engines)
+        all_engines = list(engines)
         group = self.setting.groups_of(action)[0]
         devices = next(each.devices for each in self.setting.schedule.groups if each.name == group)
-        ranks = max(1, len(devices) // len(crew))
-        mean_s = sum(engine.busy_s for engine in crew) / len(crew)
+        ranks = max(1, len(devices) // len(all_engines))
+        mean_s = sum(engine.busy_s for engine in all_engines) / len(all_engines)
         self.busy_s[group] += mean_s
         until = step_ends[min(len(step_ends), self.setting.num_traced_steps) - 1]
-        for index, engine in enumerate(crew):
+        for index, engine in enumerate(all_engines):
             device = devices[min(index * ranks, len(devices) - 1)]
             for start_s, end_s in engine.intervals:
                 if start_s < until:

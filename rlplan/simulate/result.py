@@ -35,7 +35,7 @@ class GroupUse:
 class SimulationResult:
     """A simulated run.
 
-    step_s: from the end of a step (the hand-over of its weights) to the end of the next; the first from the start.
+    step_s: from the end of a step (the weight sync of its weights) to the end of the next; the first from the start.
     phase_s: seconds of each phase in all steps; of an asynchronous step they overlap.
     token_staleness, rollout_staleness: how many were how many versions old when they were trained; a rollout as old as
         its oldest token.

@@ -1,4 +1,4 @@
-"""Run: plays a schedule step after step in simulated time.
+"""Run: runs a schedule step after step in simulated time.
 
 In: a SimulationSetting, a seed. Out: a SimulationResult, the same for the same seed.
 Left out: failures, starting and finishing, training that takes longer where a batch happens to be longer.
@@ -16,8 +16,8 @@ from typing import Any
 from simpy import AllOf, Environment, Event, Resource
 
 from rlplan.dataflow.schedule import Action
-from rlplan.simulate.crew import Crew
 from rlplan.simulate.engine import Group
+from rlplan.simulate.engine_pool import EnginePool
 from rlplan.simulate.record import Recorder
 from rlplan.simulate.result import GroupUse, SimulationResult
 from rlplan.simulate.setting import Asynchrony, SimulationSetting
@@ -55,9 +55,9 @@ class _Run:
         self.open: dict[int, int] = {}
         self.unfinished: dict[int, int] = {}
         self.changed: list[tuple[int, Event]] = []
-        self.crew: Crew | None = None
+        self.engine_pool: EnginePool | None = None
         if setting.generates and setting.rollouts and setting.speed:
-            self.crew = Crew(self.env, setting, setting.rollouts, setting.speed, seed, self._rewarded)
+            self.engine_pool = EnginePool(self.env, setting, setting.rollouts, setting.speed, seed, self._rewarded)
 
     def play(self) -> SimulationResult:
         asynchrony = self.setting.asynchrony
@@ -103,26 +103,26 @@ class _Run:
                     ends[action.id] = self.env.process(self._in_order(action, step, before))
             yield AllOf(self.env, list(ends.values()))
             self.version += 1
-            if self.crew:
-                self.crew.resume(self.version)
+            if self.engine_pool:
+                self.engine_pool.resume(self.version)
             self._step_ended()
 
     def _in_order(self, action: Action, step: int, before: Sequence[Event]) -> Play:
         yield AllOf(self.env, before)
-        if self.crew and action is self.setting.generates:
-            yield from self._generate(self.crew, action, step)
+        if self.engine_pool and action is self.setting.generates:
+            yield from self._generate(self.engine_pool, action, step)
             self._train_on(self._take(len(self.queue)))
         else:
             yield from self._act(action, step)
 
-    def _generate(self, crew: Crew, action: Action, step: int) -> Play:
+    def _generate(self, engine_pool: EnginePool, action: Action, step: int) -> Play:
         """A whole batch on the engines; the devices are free when the last has its tokens, rewards may come later."""
         name = self.setting.groups_of(action)[0]
         with self.devices[name].request() as request:
             yield request
             start = self.env.now
-            self._begin(crew, step, crew.work.num_prompts)
-            yield crew.silence()
+            self._begin(engine_pool, step, engine_pool.work.num_prompts)
+            yield engine_pool.silence()
             self.recorder.phase_s[Phase.ROLLOUT] += self.env.now - start
             if step <= self.setting.num_traced_steps:
                 self.recorder.sample(action, step, self.env.now)
@@ -132,12 +132,12 @@ class _Run:
     # -------------------------------------------------------------------------------------- batch after batch
 
     def _generate_ahead(self, asynchrony: Asynchrony) -> Play:
-        assert self.crew is not None
+        assert self.engine_pool is not None
         assert self.setting.generates is not None
         for step in range(1, self.setting.num_steps + 1):
             while self.version < step - 1 - int(asynchrony.max_staleness):
                 yield self._change(-1)
-            yield from self._generate(self.crew, self.setting.generates, step)
+            yield from self._generate(self.engine_pool, self.setting.generates, step)
 
     def _train_behind(self, asynchrony: Asynchrony) -> Play:
         for step in range(1, self.setting.num_steps + 1):
@@ -189,25 +189,25 @@ class _Run:
 
     def _feed(self) -> None:
         """Begin as many prompts as may be."""
-        asynchrony, crew = self.setting.asynchrony, self.crew
-        if crew is None or asynchrony is None or self.is_handing_over:
+        asynchrony, engine_pool = self.setting.asynchrony, self.engine_pool
+        if engine_pool is None or asynchrony is None or self.is_handing_over:
             return
-        size = crew.work.num_prompts
+        size = engine_pool.work.num_prompts
         allowed = min(num_allowed(self.version, asynchrony.max_staleness, size), self.setting.num_steps * size)
         count = allowed - self.num_begun
         if asynchrony.max_groups_at_once is not None:
             count = min(count, asynchrony.max_groups_at_once - self.open.get(0, 0))
         if count > 0:
-            self._begin(crew, 0, count)
+            self._begin(engine_pool, 0, count)
 
     # ------------------------------------------------------------------------------------------------- shared
 
-    def _begin(self, crew: Crew, batch: int, count: int) -> None:
+    def _begin(self, engine_pool: EnginePool, batch: int, count: int) -> None:
         self.num_begun += count
         self.open[batch] = self.open.get(batch, 0) + count
-        groups = crew.make(batch, count)
+        groups = engine_pool.make(batch, count)
         self.unfinished |= {group.number: self.version for group in groups}
-        crew.begin(groups)
+        engine_pool.begin(groups)
 
     def _rewarded(self, group: Group) -> None:
         """A group is complete: it may be trained on, and in a stream the next may begin."""
@@ -230,13 +230,13 @@ class _Run:
 
     def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
         """New weights for all engines: these stop first, in mid-sentence or when they have nothing left to do."""
-        assert self.crew is not None
+        assert self.engine_pool is not None
         self.is_handing_over = True
         syncs = [action for action in self.setting.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS]
         if asynchrony.interrupts or asynchrony.streams:
             if not asynchrony.interrupts:
-                yield self.crew.silence()
-            yield self.crew.pause()
+                yield self.engine_pool.silence()
+            yield self.engine_pool.pause()
             for action in syncs:
                 start = self.env.now
                 yield self.env.timeout(self.setting.seconds(action))
@@ -245,7 +245,7 @@ class _Run:
             for action in syncs:
                 yield from self._act(action, step)
         self.version += 1
-        self.crew.resume(self.version)
+        self.engine_pool.resume(self.version)
         self.is_handing_over = False
         self._step_ended()
         self._tell(-1)
@@ -263,8 +263,8 @@ class _Run:
             event.succeed()
 
     def _result(self) -> SimulationResult:
-        engines = self.crew.engines if self.crew else []
-        if self.crew and self.setting.generates:
+        engines = self.engine_pool.engines if self.engine_pool else []
+        if self.engine_pool and self.setting.generates:
             self.recorder.add_engines(self.setting.generates, engines, self.step_ends)
             if self.setting.asynchrony and self.setting.asynchrony.streams:
                 self.recorder.phase_s[Phase.ROLLOUT] += sum(engine.busy_s for engine in engines) / len(engines)
@@ -288,6 +288,6 @@ class _Run:
             kv_use=max((engine.max_blocks_used / engine.limits.num_blocks for engine in engines), default=0.0),
             num_events=sum(engine.num_segments for engine in engines)
             + self.num_actions
-            + (self.crew.num_rewards if self.crew else 0),
+            + (self.engine_pool.num_rewards if self.engine_pool else 0),
             trace=self.recorder.trace,
         )

@@ -19,7 +19,7 @@ from rlplan.vocabulary import ActionKind
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutWork:
+class StepRollouts:
     """The rollouts of a step: groups of `num_samples` of one prompt, dealt out to engines that are all alike."""
 
     num_prompts: int
@@ -38,7 +38,7 @@ class Asynchrony:
         most (version + 1 + max_staleness) x num_prompts prompts have been begun. A fraction is allowed when streaming;
         0 streams the rollouts of one version into training without ever using older ones.
     streams: prompts are begun one by one and trained as they come; otherwise whole batches are handed over.
-    interrupts: the hand-over of weights stops rollouts in mid-sentence, and they go on under the new weights (partial
+    interrupts: the weight sync stops rollouts in mid-sentence, and they go on under the new weights (partial
         rollouts, their KV cache made anew); otherwise it waits until none is running.
     num_takes: parts in which a step's prompts are taken and trained; weights are handed over after the last.
     max_groups_at_once: prompts that are worked on at the same time.
@@ -58,7 +58,8 @@ class Asynchrony:
 class SimulationSetting:
     """What is simulated.
 
-    costs: by action id; an action without one takes no time. GENERATE is played by engines where there are `rollouts`
+    costs: by action id; an action without one takes no time. GENERATE is simulated by engines where there are
+    `rollouts`
         and a `speed`, and takes its cost otherwise. asynchrony: None for a synchronous step.
     reward_latency_s: from a rollout's last token to its reward; at most `num_reward_workers` at once (0: any number).
     ledger: where memory over time is wanted. num_traced_steps: the first steps, that go into the trace.
@@ -66,7 +67,7 @@ class SimulationSetting:
 
     schedule: Schedule
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    rollouts: RolloutWork | None = None
+    rollouts: StepRollouts | None = None
     speed: Speed | None = None
     num_steps: int = 20
     asynchrony: Asynchrony | None = None
@@ -84,13 +85,13 @@ class SimulationSetting:
 
     @property
     def generates(self) -> Action | None:
-        """The action that engines play."""
+        """The action that engines simulate."""
         kinds = {action.kind: action for action in self.schedule.step}
         return kinds.get(ActionKind.GENERATE) if self.rollouts else None
 
     @property
     def rest(self) -> tuple[Action, ...]:
-        """What runs beside generation: all but it and the hand-over of weights."""
+        """What runs beside generation: all but it and the weight sync."""
         apart = (ActionKind.GENERATE, ActionKind.SYNC_WEIGHTS)
         return tuple(action for action in self.schedule.step if action.kind not in apart)
 
@@ -147,7 +148,7 @@ def num_engines(schedule: Schedule) -> int:
     return schedule.layout("rollout_engine").dp
 
 
-def _check_rollouts(rollouts: RolloutWork | None, speed: Speed | None) -> None:
+def _check_rollouts(rollouts: StepRollouts | None, speed: Speed | None) -> None:
     if rollouts is None:
         return
     if speed is None:

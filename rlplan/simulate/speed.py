@@ -67,7 +67,7 @@ class RememberedSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpeed:
-    """A straight line: weights and launches once a step, products a sequence, KV cache a token held.
+    """A straight line: weights and launches once a step, matmuls a sequence, KV cache a token held.
 
     Counts: base_s + per_seq_s x sequences + per_token_s x tokens held; a prefill is prefill_token_s x tokens.
     Source: the decode roofline with its two sides added up instead of the larger taken.

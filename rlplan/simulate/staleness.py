@@ -3,7 +3,7 @@
 In: versions of the weights, groups with the version of each token. Out: how many prompts may begin; histograms.
 Left out: what staleness does to learning.
 
-A version is a hand-over of weights to the engines: version v was trained on v batches. Optimizer steps inside a batch
+A version is a weight sync to the engines: version v was trained on v batches. Optimizer steps inside a batch
 do not count: the tokens of a synchronous step are 0 versions old, whatever its mini-batches.
 """
 
@@ -19,8 +19,8 @@ def num_allowed(version: int, max_staleness: float, num_prompts: int) -> int:
 
     Counts: floor((version + 1 + max_staleness) x prompts of a batch).
     Source: AReaL's rule (Fu et al. 2025, equation 3) with the bound in batches; verl's fully asynchronous trainer
-        (`staleness_threshold`) says the same: at a hand-over it counts what is queued and unfinished, which is what was
-        begun less version x batch, and begins no more than (1 + threshold) x batch.
+        (`staleness_threshold`) says the same: at a weight sync it counts what is queued and unfinished, which is what
+        was begun less version x batch, and begins no more than (1 + threshold) x batch.
     Assumes: no prompt is dropped.
 
     >>> num_allowed(0, 0.0, 512), num_allowed(0, 0.5, 512), num_allowed(3, 0.5, 512)
@@ -52,7 +52,7 @@ def mean_lag(num_in_system: float, num_prompts: float) -> float:
     Counts: prompts begun and not yet trained / prompts of a batch.
     Source: Little's law; Sample Factory (Petrenko et al. 2020) and its documentation, "Policy Lag": the lag is
         proportional to num_epochs x samples in flight / batch size, counted in optimizer steps.
-    Assumes: a steady flow, first in first out. Differs: from Sample Factory by counting hand-overs of weights.
+    Assumes: a steady flow, first in first out. Differs: from Sample Factory by counting weight syncs.
 
     >>> mean_lag(1024, 512)
     2.0
@@ -79,7 +79,7 @@ class StalenessCounts:
                 total += rollout.length
                 age = version - rollout.version
                 rollouts[age] += 1
-                if rollout.later:
+                if rollout.newer_spans:
                     for made_under, num_tokens in rollout.spans:
                         tokens[version - made_under] += num_tokens
                 else:

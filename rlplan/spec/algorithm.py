@@ -28,12 +28,12 @@ class AlgorithmSpec(Spec):
     teacher_coef: weight of KL(policy || teacher) in the loss, where there is one. entropy_coef: of the entropy bonus.
     token_weights: whether each sequence counts the same, or each token, or each token as 1 / max_response_len.
     masks_truncated: nothing is learned from responses that were cut off. overlong_buffer: tokens before the limit in
-    which a penalty grows from 0 to overlong_penalty. max_refills: how often groups whose rewards are all the same are
-    replaced by new prompts' in a step; what is left then stays. importance: how the engine's log-probs, and those of
+    which a penalty grows from 0 to overlong_penalty. max_refills: how often zero-variance groups are replaced by new
+    prompts' in a step (dynamic sampling); what is left then stays. importance: how the engine's log-probs, and those of
     older weights, are corrected for: each token's weight is truncated to, or masked outside of, [importance_low,
-    importance_high]; the clipped ratio then compares with the trainer's own log-probs before the step.
-    gamma, gae_lambda: of generalized advantage estimation. value_clip: how far a value may move from the one that the
-    rollouts were judged by; 0 does not clip. value_coef: weight of the value loss on a shared backbone.
+    importance_high]; the clipped ratio then compares with the trainer's own log-probs before the step. gamma,
+    gae_lambda: of generalized advantage estimation. value_clip: how far a value may move from the one that the rollouts
+    were judged by; 0 does not clip. value_coef: weight of the value loss on a shared backbone.
     value_learning_rate: of the value model; the policy's where it is not given. value_warmup_steps: first steps in
     which the value model alone is trained.
     """

@@ -18,7 +18,7 @@ class LimitsSpec(Spec):
     """Deadlines. start_timeout_s: for a process to come up; action_timeout_s: for any other action.
 
     stall_timeout_s: an engine that makes no progress for so long hangs. max_restarts: how often a lost engine or scorer
-    is started anew in a run. num_reward_workers: responses judged at the same time. max_failed_rewards: share of a
+    is restarted in a run. num_reward_workers: responses judged at the same time. max_failed_rewards: share of a
     step's rollouts that may stay without a reward before the run fails.
     """
 
@@ -40,7 +40,7 @@ class CheckpointsSpec(Spec):
     """What a run goes on from after its end. every: so many steps; 0 keeps none. keep_last: checkpoints that stay.
 
     writes: `beside` copies the trained states and writes the copy beside what comes next, `waiting` writes them as they
-    lie, and the trainer waits for the disk. `auto` is `beside` unless phases share memory in turn.
+    lie, and the trainer waits for the disk. `auto` is `beside` unless phases time-share memory.
     """
 
     every: int = Field(default=0, ge=0, le=MAX_COUNT)
@@ -59,7 +59,7 @@ class ControlsSpec(Spec):
 
     shuffle_rewards: hand each rollout another one's reward. skip_sync_after_step: leave out that step's weight sync.
     forces_lengths: every rollout gets a length drawn from workload.response_lengths, whatever the policy says; what it
-    says after its end of sequence is computed but teaches nothing.
+    says after its end of sequence is computed but not trained on.
     """
 
     shuffle_rewards: bool = False

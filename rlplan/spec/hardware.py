@@ -20,7 +20,7 @@ from rlplan.vocabulary import Provenance
 
 
 class ComputeDtype(StrEnum):
-    """The element type of a matrix product's operands: what a FLOP/s figure is for."""
+    """The element type of a matmul's operands: what a FLOP/s figure is for."""
 
     FLOAT32 = "float32"
     TFLOAT32 = "tfloat32"
@@ -94,13 +94,13 @@ class ProcessOverheads(Spec):
 class ProcessSlack(Spec):
     """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects.
 
-    guessing: Numba, which comes with an engine that guesses tokens; a profile without it counts nothing for it.
+    speculative_decoding: Numba, which such an engine loads; a profile without it counts nothing for it.
     """
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
-    guessing: SourcedBytes | None = None
+    speculative_decoding: SourcedBytes | None = None
 
 
 class WeightPacking(Spec):
@@ -128,7 +128,7 @@ class ProfileBase(Spec):
 class CpuRates(Spec):
     """What a host without a GPU reaches, all its cores together.
 
-    flops_per_s: of large square products, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
+    flops_per_s: of large square matmuls, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
     collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
     flushed. launch: seconds of one operation on one element. num_cores: that these rates are for.
     fresh_memory_bytes_per_s: of results that one process writes into memory that the system has just given to it,
@@ -220,7 +220,7 @@ class DeviceLink(Spec):
 class Efficiencies(Spec):
     """The share of a peak that long-running work reaches.
 
-    matmul: of `dense_flops_per_s`, by large 16-bit matrix products of training and scoring. memory: of
+    matmul: of `dense_flops_per_s`, by large 16-bit matmuls of training and scoring. memory: of
     `memory_bytes_per_s`, by the elementwise work between them. host_link, device_link: of the links' rates, by large
     copies and collectives.
     """

@@ -60,7 +60,9 @@ class PlacementSpec(Spec):
     """Who shares devices with whom, and how weights travel."""
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
-    """Same devices in turn, same devices side by side, or groups of their own."""
+    """colocated: time sharing of the same devices; hybrid: the same devices side by side; disaggregated: groups of
+    their own.
+    """
     num_generation_devices: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
     """Devices that generate, where these have a group of their own."""
     num_scoring_devices: Annotated[int, Field(ge=0, le=1 << 20)] | Auto = "auto"

@@ -58,7 +58,7 @@ class Combination(NamedTuple):
         if self.offloads_parameters and self.zero_stage in (0, 1, 2):
             yield Contradiction(f"{key} with {stage}", key, "only ZeRO-3 offloads parameters", "training.zero_stage=3")
         if self.has_packed_base and self.zero_stage == 3:
-            rule = "packed weights lie whole on every rank, with training.zero_stage 0 to 2"
+            rule = "4-bit weights are not sharded: training.zero_stage 0 to 2"
             yield Contradiction(f"a base in nf4 with {stage}", "training.zero_stage", rule, "training.zero_stage=2")
         if self.tp > 1:
             yield from self._beside_tensor_parallel(stage)
@@ -186,11 +186,11 @@ class TrainingSpec(Spec):
 
 def check_sharing(training: TrainingSpec, model: ModelSpec, where: str) -> None:
     """Raises: SpecError where ranks cannot share a pass through this model."""
-    for one in cannot_share(model, given_ranks(training.ulysses), given_ranks(training.tp)):
+    for one in sharing_refusals(model, given_ranks(training.ulysses), given_ranks(training.tp)):
         raise SpecError(one.what, where=f"{one.where}, {where}", rule=one.rule, way_out=one.way_out)
 
 
-def cannot_share(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
+def sharing_refusals(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
     """Why ranks cannot share a pass through this model.
 
     Ulysses: each rank takes whole heads in turn; where there are fewer key heads than ranks, each is taken by several.

@@ -15,12 +15,12 @@ from rlplan.spec.training import LoraSpec
 from rlplan.timing.elementwise import ELEMENT_BYTES
 
 DEQUANTIZED = NF4_DOUBLE.bits / 8 + ELEMENT_BYTES
-"""Bytes of a weight that are read and written to have it in 16 bits again, before every product with it."""
+"""Bytes of a weight that are read and written to have it in 16 bits again, before every matmul with it."""
 
 
 @lru_cache(maxsize=256)
 def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
-    """FLOPs of a token in the products of all adapters, forward.
+    """FLOPs of a token in the matmuls of all adapters, forward.
 
     Counts: 2 r (in + out) a layer. Source: LoRA, arXiv 2106.09685, section 4.1.
 

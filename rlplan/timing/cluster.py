@@ -78,15 +78,15 @@ class Cluster:
         return float(self._known(self.gpu.memory_bytes_per_s, "memory_bytes_per_s").value)
 
     def flops_per_s(self, dtype: Dtype) -> float:
-        """Dense peak of matrix products of `dtype`. Raises: SpecError where the chip has none."""
+        """Dense peak of matmuls of `dtype`. Raises: SpecError where the chip has none."""
         return float(self.gpu.flops_per_s(ComputeDtype(dtype.value)))
 
     def _known(self, value: Value | None, key: str) -> Value:
         if value is None:
             raise SpecError(
-                f"profile '{self.gpu.name}' has no {key}, so no time can be told",
+                f"profile '{self.gpu.name}' has no {key}, so no time can be predicted",
                 where=f"{self.gpu.name}: {key}",
-                rule="time needs rates of memory, products and links, each with its source",
+                rule="predicted times need memory, matmul and link rates, each with its source",
                 way_out="add it to the profile; hardware_profiles/README.md shows how",
             )
         return value

@@ -13,8 +13,8 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.links import Link, link, link_domain, link_out
 
 
-def _cost(way: Link, transfer_s: float, hops: float) -> Cost:
-    return Cost({way.resource: transfer_s, Resource.LATENCY: hops * way.latency_s})
+def _cost(route: Link, transfer_s: float, hops: float) -> Cost:
+    return Cost({route.resource: transfer_s, Resource.LATENCY: hops * route.latency_s})
 
 
 def all_gather_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
@@ -31,8 +31,8 @@ def all_gather_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    way = link(cluster, num_ranks, stride)
-    return _cost(way, (num_ranks - 1) / num_ranks * num_bytes / way.bytes_per_s, _hops(num_ranks))
+    route = link(cluster, num_ranks, stride)
+    return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, _hops(num_ranks))
 
 
 def _hops(num_ranks: int) -> float:
@@ -60,9 +60,9 @@ def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     """
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
-    way, n = link(cluster, num_ranks, stride), num_ranks
-    ring = _cost(way, 2 * (n - 1) / n * num_bytes / way.bytes_per_s, 2 * (n - 1.0))
-    tree = _cost(way, 2 * num_bytes / way.bytes_per_s, 2 * log2(n))
+    route, n = link(cluster, num_ranks, stride), num_ranks
+    ring = _cost(route, 2 * (n - 1) / n * num_bytes / route.bytes_per_s, 2 * (n - 1.0))
+    tree = _cost(route, 2 * num_bytes / route.bytes_per_s, 2 * log2(n))
     return min(ring, tree, key=lambda cost: cost.seconds)
 
 
@@ -81,9 +81,9 @@ def all_to_all_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     if num_ranks <= 1 or not num_bytes:
         return NOTHING
     if num_ranks * stride <= link_domain(cluster):
-        way = link(cluster, num_ranks, stride)
-        return _cost(way, (num_ranks - 1) / num_ranks * num_bytes / way.bytes_per_s, num_ranks - 1.0)
-    way = link_out(cluster, num_ranks, stride)
+        route = link(cluster, num_ranks, stride)
+        return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, num_ranks - 1.0)
+    route = link_out(cluster, num_ranks, stride)
     of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
-    outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / way.bytes_per_s
-    return _cost(way, outside, num_ranks - 1.0)
+    outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / route.bytes_per_s
+    return _cost(route, outside, num_ranks - 1.0)

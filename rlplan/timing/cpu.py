@@ -23,7 +23,7 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.cpu_engine import CpuEngine, Requests
 from rlplan.timing.cpu_host import CpuHost, CpuShare, host_of, when_tasks_end
-from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_work, forward_work, fresh_bytes
+from rlplan.timing.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts, fresh_bytes
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
@@ -106,7 +106,7 @@ class CpuTimes:
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
             ActionKind.STOP_ENGINE: self.stop_cost,
-            ActionKind.OFFLOAD_ROLE: self.park_cost,
+            ActionKind.OFFLOAD_ROLE: self.unload_cost,
             ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
@@ -114,7 +114,7 @@ class CpuTimes:
     def move_states_cost(self, trained: RoleLayout, *, is_back: bool) -> Cost:
         """A trained role's states to a file, or back into fresh memory: of all ranks, through one disk.
 
-        Source: `rlplan.runtime.workers.parked_states`.
+        Source: `rlplan.runtime.workers.offloaded_states`.
         """
         states = trained_rank(
             self.job.training, self.model, trained.zero_stage, trained.num_shards, 0
@@ -239,10 +239,10 @@ class CpuTimes:
         cost = share.touch_cost(6 * whole + 2 * packed)
         cost += share.fresh_cost(_fresh(model) + packed + (self._arena_bytes if is_first else 0))
         cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
-        return cost + self._way_cost(whole) + self._call().times(3 if is_first else 1)
+        return cost + self._transport_cost(whole) + self._call().times(3 if is_first else 1)
 
-    def _way_cost(self, num_bytes: float) -> Cost:
-        """What a transport other than shared memory adds.
+    def _transport_cost(self, num_bytes: float) -> Cost:
+        """What a transport other than shared memory adds to a sync.
 
         Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
         kernel's and read from there (four times the bytes).
@@ -266,8 +266,8 @@ class CpuTimes:
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
 
-    def park_cost(self) -> Cost:
-        """A frozen model is let go; its pages are given back. Python's look for what is left over is not counted."""
+    def unload_cost(self) -> Cost:
+        """A frozen model is dropped and its pages are freed. Python's garbage collection is not counted."""
         return NOTHING
 
     def load_cost(self) -> Cost:
@@ -319,8 +319,8 @@ class CpuTimes:
 
         def one(num_sequences: int) -> Cost:
             batch = MicroBatch(num_sequences, prompt + response, response)
-            work = forward_work(self.model, batch, computes_entropy=trains)
-            work = work + backward_work(self.model, batch) if trains else work
+            work = forward_counts(self.model, batch, computes_entropy=trains)
+            work = work + backward_counts(self.model, batch) if trains else work
             if not self.job.hardware.keeps_heap:
                 return share.pass_cost(work)
             warm = share.touch_cost(work.fresh_bytes)  # what would be fresh is written where it was
@@ -336,10 +336,10 @@ class CpuTimes:
         Counts, a layer: Ulysses queries, keys, values and attention's output of its own tokens, e(2q + 2k) / n; tensor
         parallel ranks all-reduce e h of every token behind attention and behind the MLP, which sends each twice.
         """
-        model, e, ways = self.model, self.job.training.dtype.num_bytes, layout.num_ranks_per_pass
-        if ways == 1:
+        model, e, ranks_per_pass = self.model, self.job.training.dtype.num_bytes, layout.num_ranks_per_pass
+        if ranks_per_pass == 1:
             return 0.0
-        own = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) / ways
+        own = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) / ranks_per_pass
         return e * model.num_layers * (own if layout.tp == 1 else 4 * model.hidden_size)
 
     def _micro_batch(self, num_rollouts: int) -> int:
@@ -363,18 +363,18 @@ class CpuTimes:
 
     @cached_property
     def _training(self) -> CpuShare:
-        num_engines = self.job.rollout.num_engines if self._runs_ahead else 0
+        num_engines = self.job.rollout.num_engines if self._is_async else 0
         return self.host.share(1, self._num_ranks, num_engines)
 
     @property
-    def _runs_ahead(self) -> bool:
+    def _is_async(self) -> bool:
         """Whether generation goes on while training does."""
         return self.job.placement.max_staleness > 0
 
     @cached_property
     def engine(self) -> CpuEngine:
         """The rollout engine and what it has of the host."""
-        num_beside = self._num_ranks if self._runs_ahead else 0
+        num_beside = self._num_ranks if self._is_async else 0
         share = self.host.share(len(self._group("rollout_engine")), num_beside=num_beside)
         return CpuEngine(self.model, self.job.rollout, share)
 

@@ -15,7 +15,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedRollout
 from rlplan.timing.cost import Cost
 from rlplan.timing.cpu_host import CpuShare
-from rlplan.timing.eager import FLOAT_BYTES, PassWork, fresh_bytes, matrix_numel
+from rlplan.timing.eager import FLOAT_BYTES, PassCounts, fresh_bytes, matrix_numel
 from rlplan.units import ceil_div
 
 
@@ -92,7 +92,9 @@ class CpuEngine:
         )
         fresh += fresh_bytes({2 * model.intermediate_size: 1, model.intermediate_size: 1}, tokens)
         logits = fresh_bytes({model.vocab_size: 4}, int(num_sequences))
-        work = PassWork(flops, model.num_layers * fresh + logits, self.matrix_bytes + FLOAT_BYTES * table + cache, 0)
+        counts = PassCounts(
+            flops, model.num_layers * fresh + logits, self.matrix_bytes + FLOAT_BYTES * table + cache, 0
+        )
         fixed = latencies.engine_step.value + model.num_layers * latencies.engine_layer.value
         fixed += num_sequences * latencies.engine_sequence.value
-        return self.share.pass_cost(work) + self.share.latency_cost(fixed)
+        return self.share.pass_cost(counts) + self.share.latency_cost(fixed)

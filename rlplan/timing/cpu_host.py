@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlplan.spec.hardware import ComputeDtype, CpuLatencies, CpuProfile, CpuRates
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.eager import PassWork
+from rlplan.timing.eager import PassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,28 @@ class CpuHost:
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """One process's part of a host. cores: of all cores; turns: of the time that one thread runs.
+    """One process's part of a host. cores: share of all cores; thread_share: share of the time that one thread runs.
 
     num_beside: other processes that read and write memory meanwhile.
     """
 
     host: CpuHost
     cores: float
-    turns: float
+    thread_share: float
     num_processes: int
     num_beside: int = 0
 
-    def pass_cost(self, work: PassWork) -> Cost:
-        """Seconds of a pass: products, weights read, fresh memory, dispatch, one after the other.
+    def pass_cost(self, counts: PassCounts) -> Cost:
+        """Seconds of a pass: matmuls, weights read, fresh memory, dispatch, one after the other.
 
-        Assumes: nothing overlaps. Products of few rows reach 45 % of the large ones' FLOP/s where weights come from
+        Assumes: nothing overlaps. Matmuls of few rows reach 45 % of the large ones' FLOP/s where weights come from
         the cache, and wait for them where they do not: a sum is nearer than the larger of the two.
         """
         return (
-            Cost({Resource.COMPUTE: work.flops / (self.host.flops_per_s * self.cores)})
-            + self.touch_cost(work.read_bytes)
-            + self.fresh_cost(work.fresh_bytes)
-            + Cost({Resource.LATENCY: work.num_ops * self.host.launch_s / self.turns})
+            Cost({Resource.COMPUTE: counts.flops / (self.host.flops_per_s * self.cores)})
+            + self.touch_cost(counts.read_bytes)
+            + self.fresh_cost(counts.fresh_bytes)
+            + Cost({Resource.LATENCY: counts.num_ops * self.host.launch_s / self.thread_share})
         )
 
     def touch_cost(self, num_bytes: float) -> Cost:
@@ -76,11 +76,11 @@ class CpuShare:
 
     def fresh_cost(self, num_bytes: float) -> Cost:
         """Seconds of results in fresh memory: page faults, zeroing, the operation itself, and giving back."""
-        return Cost({Resource.HOST: num_bytes / (self.host.fresh_bytes_per_s * self.turns)})
+        return Cost({Resource.HOST: num_bytes / (self.host.fresh_bytes_per_s * self.thread_share)})
 
     def latency_cost(self, seconds: float, count: float = 1) -> Cost:
         """Seconds of Python and calls, `count` times."""
-        return Cost({Resource.LATENCY: seconds * count / self.turns})
+        return Cost({Resource.LATENCY: seconds * count / self.thread_share})
 
     def all_reduce_cost(self, num_bytes: float) -> Cost:
         """Seconds of an all-reduce among the processes: each sends 2 (n - 1)/n of the bytes."""
@@ -92,7 +92,7 @@ class CpuShare:
 
     def _sent(self, num_bytes: float) -> Cost:
         sent = num_bytes * (self.num_processes - 1) / self.num_processes
-        return Cost({Resource.NETWORK: sent / (self.host.collective_bytes_per_s * self.turns)})
+        return Cost({Resource.NETWORK: sent / (self.host.collective_bytes_per_s * self.thread_share)})
 
 
 def host_of(profile: CpuProfile) -> CpuHost | None:
@@ -109,7 +109,7 @@ def host_of(profile: CpuProfile) -> CpuHost | None:
 
 
 def when_tasks_end(seconds: list[float], num_cores: int) -> list[float]:
-    """When each of several single-threaded tasks ends that begin at once and share the cores evenly.
+    """When each of several single-threaded tasks ends, started together and sharing the cores evenly.
 
     >>> when_tasks_end([2.0, 4.0, 6.0], 2)  # three on two cores: 3.0; then two, one core each: 5.0, 7.0
     [3.0, 5.0, 7.0]

@@ -1,6 +1,6 @@
 """Eager passes: FLOPs, fresh bytes and operations of transformers' decoders as the CPU runtime trains and scores them.
 
-In: a ModelSpec and a micro-batch. Out: PassWork, by forward and backward pass. Left out: other architectures than the
+In: a ModelSpec and a micro-batch. Out: PassCounts, by forward and backward pass. Left out: other architectures than the
 runtime's (dense, rotary, a gated MLP), recomputation, 16 bits. A result costs the making of a fresh tensor, whose first
 touch takes ten times as long as the sum or product itself, and the reading of its operands, which a pass of thousands
 of tokens has pushed out of the cache.
@@ -47,16 +47,18 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PassWork:
-    """What a pass asks for. fresh_bytes: touched for the first time. read_bytes: weights and operands."""
+class PassCounts:
+    """FLOPs, bytes and operations of a pass. fresh_bytes: touched for the first time. read_bytes: weights and
+    operands.
+    """
 
     flops: float
     fresh_bytes: float
     read_bytes: float
     num_ops: int
 
-    def __add__(self, other: "PassWork") -> "PassWork":
-        return PassWork(
+    def __add__(self, other: "PassCounts") -> "PassCounts":
+        return PassCounts(
             self.flops + other.flops,
             self.fresh_bytes + other.fresh_bytes,
             self.read_bytes + other.read_bytes,
@@ -75,16 +77,16 @@ def matrix_numel(model: ModelSpec) -> int:
     return sum(t.numel for t in model.parameters if len(t.shape) > 1 and t.component not in tables)
 
 
-def forward_work(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool = False) -> PassWork:
-    """Work of a forward pass to log-probs.
+def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool = False) -> PassCounts:
+    """FLOPs, bytes and operations of a forward pass to log-probs.
 
     Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q a token and layer (half of 4 s q: causal). Fresh floats of a
     token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of 128 rows at most: one of
     the log-probs' logsumexp, four more of the entropy. Weights are read once, operands as `forward_operands` says.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
-    products = tokens * matrix_numel(model) + rows * model.head_width * model.hidden_size
-    flops = 2 * products + _attention_flops(model, batch)
+    multiplied = tokens * matrix_numel(model) + rows * model.head_width * model.hidden_size
+    flops = 2 * multiplied + _attention_flops(model, batch)
     fresh = model.num_layers * fresh_bytes(forward_floats(model), tokens)
     fresh += fresh_bytes({model.hidden_size: 4}, tokens) + fresh_bytes(
         {model.hidden_size: 1, model.head_width: 1}, rows
@@ -92,24 +94,24 @@ def forward_work(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool 
     slice_bytes = fresh_bytes({model.head_width: 5 if computes_entropy else 1}, min(rows, ROWS_AT_ONCE))
     fresh += slice_bytes * rows / min(rows, ROWS_AT_ONCE)
     read = _weights_read(model) + model.num_layers * fresh_bytes(forward_operands(model), tokens)
-    return PassWork(flops, fresh, read, FORWARD_OPS * model.num_layers + HEAD_OPS)
+    return PassCounts(flops, fresh, read, FORWARD_OPS * model.num_layers + HEAD_OPS)
 
 
-def backward_work(model: ModelSpec, batch: MicroBatch) -> PassWork:
-    """Work of a backward pass, with the gradients of all parameters as new tensors.
+def backward_counts(model: ModelSpec, batch: MicroBatch) -> PassCounts:
+    """FLOPs, bytes and operations of a backward pass, with the gradients of all parameters as new tensors.
 
     Counts: twice the forward pass's FLOPs; fresh floats of a token and layer by `backward_floats`; a gradient of every
     parameter; of a tied table two and their sum. Logits become their own gradient in place.
     Differs: attention's backward pass is 2.5 times its forward pass in flash attention; here it counts twice.
     """
     tokens, h, vocab = batch.num_tokens, model.hidden_size, model.vocab_size
-    flops = 2 * forward_work(model, batch).flops
+    flops = 2 * forward_counts(model, batch).flops
     fresh = model.num_layers * fresh_bytes(backward_floats(model), tokens) + fresh_bytes({h: 11}, tokens)
     fresh += fresh_bytes({h: 1}, batch.num_response_tokens)
     fresh += sum(fresh_bytes({tensor.numel: 1}, 1) for tensor in model.parameters)
     fresh += fresh_bytes({vocab * h: 2}, 1) if model.has_tied_embeddings else 0
     read = _weights_read(model) + model.num_layers * fresh_bytes(backward_operands(model), tokens)
-    return PassWork(flops, fresh, read, BACKWARD_OPS * model.num_layers + HEAD_BACKWARD_OPS)
+    return PassCounts(flops, fresh, read, BACKWARD_OPS * model.num_layers + HEAD_BACKWARD_OPS)
 
 
 def forward_floats(model: ModelSpec) -> Mapping[int, float]:

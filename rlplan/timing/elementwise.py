@@ -1,8 +1,8 @@
-"""Bytes that move between matrix products: norms, rotary positions, activations, residuals, the cross-entropy.
+"""Bytes that move between matrix matmuls: norms, rotary positions, activations, residuals, the cross-entropy.
 
 In: a ModelSpec, whether kernels are fused. Out: bytes read and written per token, forward. This work is bound by the
-memory, whose rate has grown less than that of products: so newer GPUs reach a smaller share of their FLOP/s.
-Left out: operands of matrix products (part of their efficiency), dropout, biases (epilogues), vision towers.
+memory, whose rate has grown less than that of matmuls: so newer GPUs reach a smaller share of their FLOP/s.
+Left out: operands of matmuls (part of their efficiency), dropout, biases (epilogues), vision towers.
 
 Symbols: h hidden, q, k widths of queries and keys, I width of the MLP, t experts of a token, e = 2 bytes an element.
 """
@@ -41,7 +41,7 @@ product reads three, writes two; a sum reads two, writes one: 1.5 to 2.2 times."
 
 @lru_cache(maxsize=512)
 def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = False) -> float:
-    """Bytes of a token in all layers, forward, between the products. has_plain_rotary: beside other fused kernels.
+    """Bytes of a token in all layers, forward, of elementwise operators. has_plain_rotary: beside other fused kernels.
 
     Counts: two norms, two sums, rotary positions of q + k, attention's q, k, v and output, the MLP or its experts, with
     rows copied there and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
@@ -116,7 +116,7 @@ def repeat_bytes(model: ModelSpec) -> float:
 def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
     """Bytes of a token's casts to 8-bit floats in all layers, in one pass.
 
-    Counts: forward the inputs of the products (2 h + q + I), each read for its largest, read, written in 8 bits: 5
+    Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
     bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
     float8 with one scale a tensor, computed anew each time. Assumes: a dense, gated layer; the head stays in 16 bits.
 

@@ -28,8 +28,8 @@ memory's full peak; 0.25 to 1 fit about alike (docs/timing.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
-    """Matrix products of one format. num_bytes: of their weights. num_weights: multiplied with each token.
+class Matmuls:
+    """Matmuls of one format. num_bytes: of their weights. num_weights: multiplied with each token.
 
     form: name of the weights' format, empty for plain ones; it decides in which type the GPU multiplies.
     """
@@ -40,7 +40,7 @@ class Products:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertProducts:
+class ExpertMatmuls:
     """The routed experts of a rank. num_bytes, num_weights: of one expert of one layer, as far as the rank holds it.
 
     num_experts, num_active: E and k. num_held: experts of which the rank holds something; num_layers: with experts.
@@ -62,7 +62,7 @@ class ExpertProducts:
         Differs: even routing, (1 - k/E)^T, reads 32 % more experts at 16 tokens below.
         Source: the negative binomial's probability of no draw; EVENNESS. Assumes: tokens are independent.
 
-        >>> experts = ExpertProducts(1.0, 1.0, "", 128, 4, 128, 1)
+        >>> experts = ExpertMatmuls(1.0, 1.0, "", 128, 4, 128, 1)
         >>> experts.num_hit(1), round(experts.num_hit(16), 2)  # 4, and 128 * (1 - 31/32 * (1 + 15/16)^-0.5)
         (4.0, 38.92)
         """
@@ -71,7 +71,7 @@ class ExpertProducts:
         return self.num_held * min(1.0, num_tokens) * (1.0 - float(missed))
 
     def pairs(self, num_tokens: float) -> float:
-        """Products of a token and an expert on a rank, of one layer: T * k * held / E."""
+        """Pairs of a token and an expert on a rank, in one layer: T * k * held / E."""
         return num_tokens * self.num_active * self.num_held / self.num_experts
 
 
@@ -92,14 +92,14 @@ class CacheReads:
 class EngineCounts:
     """One rank of an engine.
 
-    products: of every layer, for every token; head: for each token that is sampled. elementwise_bytes: that a token's
+    matmuls: of every layer, for every token; head: for each token that is sampled. elementwise_bytes: that a token's
     activations are read and written, over all layers. state_bytes: read and written for a sequence by linear layers.
     message_bytes: of a token in one all-reduce. num_collectives: of a step.
     """
 
-    products: tuple[Products, ...]
-    head: Products
-    experts: ExpertProducts | None
+    matmuls: tuple[Matmuls, ...]
+    head: Matmuls
+    experts: ExpertMatmuls | None
     caches: tuple[CacheReads, ...]
     num_layers: int
     elementwise_bytes: int
@@ -131,7 +131,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> counts = engine_counts(find_model("meta-llama/Llama-3.1-8B"), EngineCut())
-    >>> counts.products[0].num_weights  # 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    >>> counts.matmuls[0].num_weights  # 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     6979321856
     >>> counts.kv_bytes_per_token, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
     (131072, 0)
@@ -145,7 +145,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
         head = [tensor for tensor in whole if tensor.component is Component.EMBEDDINGS][:1]
     caches = layer_caches(model, cut.tp)
     return EngineCounts(
-        products=tuple(_by_format(dense, cut)),
+        matmuls=tuple(_by_format(dense, cut)),
         head=next(iter(_by_format(head, cut))),
         experts=_experts(model, tensors, cut),
         caches=_cache_reads(model, caches, cut),
@@ -158,18 +158,18 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     )
 
 
-def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Products]:
+def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
     quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]
     if plain:
-        yield Products(stored_bytes(plain, cut.element_bytes), sum(tensor.numel for tensor in plain), "")
+        yield Matmuls(stored_bytes(plain, cut.element_bytes), sum(tensor.numel for tensor in plain), "")
     if quantized and cut.scheme is not None:
         num_bytes = weight_bytes(quantized, cut.element_bytes, cut.scheme)
-        yield Products(num_bytes, sum(tensor.numel for tensor in quantized), cut.scheme.form.name)
+        yield Matmuls(num_bytes, sum(tensor.numel for tensor in quantized), cut.scheme.form.name)
 
 
-def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> ExpertProducts | None:
+def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> ExpertMatmuls | None:
     """What a rank holds of one expert: the bytes of all experts over their number and layers."""
     spec = model.experts
     if spec is None:
@@ -181,7 +181,7 @@ def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> 
     num_bytes = weight_bytes(held, cut.element_bytes, cut.scheme)
     weights = sum(tensor.numel for tensor in held)
     form = cut.scheme.form.name if covered and cut.scheme else ""
-    return ExpertProducts(
+    return ExpertMatmuls(
         num_bytes / number, weights / number, form, spec.num_experts, spec.num_active, num_held, num_layers
     )
 
@@ -219,7 +219,7 @@ def _elementwise_bytes(model: ModelSpec, layout: Layout) -> int:
     """Bytes that a token's activations are read and written by all layers, in 16 bits.
 
     Counts: two norms with their residuals 8*h, rotary 2*a*d/t, gate, up and activation 3*I/t; of experts 3*k*Ie/t, and
-    4*k*h to spread tokens over experts and gather them. What products and attention read and write of activations is
+    4*k*h to spread tokens over experts and gather them. What matmuls and attention read and write of activations is
     in their own shares of the peak.
     Source: own count over vLLM's Llama and fused MoE layers. Assumes: norms, activation and rotary fused, a pass each.
 

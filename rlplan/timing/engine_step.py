@@ -3,10 +3,10 @@
 In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with penalties or grammars, LoRA, speculative
 drafts, sparse attention (an indexer's reads are counted, its savings are not), spread between ranks.
 
-    step = max(products + attention + elementwise + all-reduces + layers, launches) + sequences
+    step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + sequences
 
 Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of them together, L layers, t tp,
-B memory's peak, F peak of products, S bytes of a message.
+B memory's peak, F peak of matmuls, S bytes of a message.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.engine_counts import EngineCounts
 
 BLEND = 3.0
-"""A product takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge neither hides the other wholly. 2 to 6 fit
+"""A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge neither hides the other wholly. 2 to 6 fit
 alike (mean errors within 0.5 points)."""
 CACHE_READS = 0.77
 """Share of the memory's peak at which attention reads the cache in a decode. Fitted 0.68 to 0.80 with other constants
@@ -26,7 +26,7 @@ PREFILL_ATTENTION = 0.6
 """Share of the peak that attention reaches in a prefill. Source: FlashAttention-3 (Shah 2024), figure 5: 55 to 75 % of
 an H100's 16-bit peak at head dimension 128, causal."""
 FOUR_BIT = 0.75
-"""What 4-bit products reach of the shares of other formats, of bandwidth and FLOPs alike: unpacking, and a scale for
+"""What 4-bit matmuls reach of the shares of other formats, of bandwidth and FLOPs alike: unpacking, and a scale for
 every 16 or 32 weights. Source: Llama-3.1-70B nvfp4 against fp8 on one and two B200; 0.745 to 0.767 in every fit."""
 SEQUENCE = 22e-6
 """Seconds of the host for each sequence of a step that the GPU waits for: batch preparation, sampling, output.
@@ -49,7 +49,7 @@ RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVIC
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What one step works on.
 
     num_seqs: sequences that decode. context_tokens: cached, of all of them together. prefill_tokens: of prompts.
@@ -152,13 +152,13 @@ class EngineRates:
         def flops_per_s(form: str) -> float:
             return float(gpu.flops_per_s(multiplied_as(gpu, form)))
 
-        def product(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
+        def matmul(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
             share = FOUR_BIT if form in ("nvfp4", "mxfp4") else 1.0
             flops = flops_per_s(form) * serving.matmul.value * share
             return num_bytes / (self._bytes_per_s * share), 2 * num_weights / flops
 
-        self._products = [product(one.num_bytes, one.num_weights, one.form) for one in counts.products]
-        self._head = product(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
+        self._matmuls = [matmul(one.num_bytes, one.num_weights, one.form) for one in counts.matmuls]
+        self._head = matmul(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
         self._layers = counts.num_layers * serving.layer.value
         self._expert_read = self._expert_pair = 0.0
         if (experts := counts.experts) is not None:
@@ -180,23 +180,23 @@ class EngineRates:
         is_inside = counts.ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         """Seconds of one step."""
         return sum(self.parts(load))
 
-    def cost(self, load: Load) -> Cost:
+    def cost(self, load: StepLoad) -> Cost:
         """The same by resource."""
         return cost_of(self.parts(load), self.link)
 
-    def parts(self, load: Load) -> Parts:
+    def parts(self, load: StepLoad) -> Parts:
         """Seconds by resource, in the order of `RESOURCES`.
 
-        Counts: each product by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
+        Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
         the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
         sequence; where the step is not in a CUDA graph, at least LAUNCH a layer.
         """
         tokens = load.num_seqs + load.prefill_tokens
-        compute, memory = self._product_parts(load, tokens)
+        compute, memory = self._matmul_parts(load, tokens)
         reading, attending = self._attention_parts(load)
         memory += reading + tokens * self._token + load.num_seqs * self._sequence_state
         compute += attending
@@ -213,9 +213,9 @@ class EngineRates:
             host += max(0.0, self._launches - compute - memory - latency - link)
         return compute, memory, latency, link, host
 
-    def _product_parts(self, load: Load, tokens: float) -> tuple[float, float]:
+    def _matmul_parts(self, load: StepLoad, tokens: float) -> tuple[float, float]:
         compute = memory = 0.0
-        work = [(read, flop * tokens) for read, flop in self._products]
+        work = [(read, flop * tokens) for read, flop in self._matmuls]
         work.append((self._head[0], self._head[1] * (load.num_seqs + load.num_prefills)))
         if (experts := self._counts.experts) is not None:
             work.append((self._expert_read * experts.num_hit(tokens), self._expert_pair * experts.pairs(tokens)))
@@ -227,7 +227,7 @@ class EngineRates:
                 compute += both
         return compute, memory
 
-    def _attention_parts(self, load: Load) -> tuple[float, float]:
+    def _attention_parts(self, load: StepLoad) -> tuple[float, float]:
         reading = attending = 0.0
         for read, flop, prefill_flop, window in self._caches:
             seen, pairs = load.context_tokens, load.prefill_pairs

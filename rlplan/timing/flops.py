@@ -1,10 +1,10 @@
-"""FLOPs of a pass over a model, forward: matrix products of the layers, of the head, and attention's.
+"""FLOPs of a pass over a model, forward: matmuls of the layers, of the head, and attention's.
 
 In: a ModelSpec, lengths in tokens. Out: floating-point operations; a multiply-add is two. Left out: norms and what else
 is bound by memory (elementwise.py), how often a pass happens (passes.py), vision towers, the indexer of sparse
 attention (its layers count as full attention), multi-token-prediction heads.
 
-Symbols: P parameters in matrix products that a token passes, h hidden, V vocabulary, s tokens of a sequence, a heads,
+Symbols: P parameters in matmuls that a token passes, h hidden, V vocabulary, s tokens of a sequence, a heads,
 dq, dv widths of a head's queries and values, w window, C tokens of a chunk.
 """
 
@@ -35,16 +35,16 @@ class Lengths:
     mean_square: float
 
 
-def _is_product(parameter: Parameter) -> bool:
+def _is_matmul(parameter: Parameter) -> bool:
     return len(parameter.shape) > 1 and not parameter.is_buffer and not parameter.name.endswith("bias")
 
 
 @lru_cache(maxsize=256)
-def product_parameters(model: ModelSpec) -> dict[Component, int]:
-    """Parameters in matrix products of the layers, by component; of experts all, not only those that are active."""
+def matmul_parameters(model: ModelSpec) -> dict[Component, int]:
+    """Parameters in matmuls of the layers, by component; of experts all, not only those that are active."""
     counts: dict[Component, int] = {}
     for parameter in model.parameters:
-        if parameter.component in LAYER_COMPONENTS and _is_product(parameter):
+        if parameter.component in LAYER_COMPONENTS and _is_matmul(parameter):
             counts[parameter.component] = counts.get(parameter.component, 0) + parameter.numel
     return counts
 
@@ -63,12 +63,12 @@ def layer_parameters(model: ModelSpec) -> float:
     active = 1.0 if model.experts is None else model.experts.num_active / model.experts.num_experts
     return sum(
         numel * (active if component is Component.EXPERTS else 1.0)
-        for component, numel in product_parameters(model).items()
+        for component, numel in matmul_parameters(model).items()
     )
 
 
 def linear_flops(model: ModelSpec) -> float:
-    """FLOPs of a token's matrix products in the layers, forward.
+    """FLOPs of a token's matmuls in the layers, forward.
 
     Counts: 2 P. Source: Kaplan et al. 2020, section 2.1; Narayanan et al. 2021, appendix.
     Differs: 2 N of all parameters counts the embedding too.

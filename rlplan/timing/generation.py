@@ -20,18 +20,18 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.engine_counts import EngineCounts, EngineCut, engine_counts
-from rlplan.timing.engine_step import RESOURCES, EngineRates, Load, Parts, cost_of
+from rlplan.timing.engine_step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
 from rlplan.timing.occupancy import DEEPEST, SAMPLE, Occupancy, mean_footprint, occupancy
 
-RUNG = 1.2
-"""Ratio between the numbers at work for which a step is worked out; between two it is interpolated."""
+GRID_RATIO = 1.2
+"""Ratio between the numbers of running rollouts for which a step is worked out; between two it is interpolated."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeed:
     """How fast one engine is. has_custom_all_reduce: vLLM's own, within a host; else NCCL's.
 
-    ladders: times of works that were asked for, so that one speed should serve a search.
+    grids: times that were worked out before, so that one speed should serve a search.
 
     Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
     """
@@ -41,7 +41,7 @@ class EngineSpeed:
     choice: EngineChoice
     cluster: Cluster
     has_custom_all_reduce: bool = True
-    ladders: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
+    grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -75,15 +75,15 @@ class EngineSpeed:
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
         """Seconds of a step in which `num_seqs` sequences decode. context_tokens: cached, of all of them together."""
-        return self.rates.seconds(Load(num_seqs, context_tokens))
+        return self.rates.seconds(StepLoad(num_seqs, context_tokens))
 
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
         """Seconds to prefill a prompt of `num_tokens` behind `context_tokens` that are cached, and nothing else."""
-        return self.rates.seconds(Load(0, 0, num_tokens, num_tokens * (context_tokens + num_tokens / 2), 1))
+        return self.rates.seconds(StepLoad(0, 0, num_tokens, num_tokens * (context_tokens + num_tokens / 2), 1))
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationWork:
+class EngineRollouts:
     """One engine's share of a step. num_samples: of a prompt, which is prefilled once. kv_tokens: that the cache holds.
 
     max_num_seqs: at work at once, at most.
@@ -111,83 +111,90 @@ class GenerationWork:
         return max(1.0, min(self.limit, self.kv_tokens / each))
 
 
-def generate_cost(speed: EngineSpeed, work: GenerationWork) -> Cost:
+def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     """Seconds from the first prompt to the last token of one engine's rollouts, by resource.
 
     Counts: prompts, then each piece of the occupancy at its own decode step. Where the cache allows fewer at work than
-    the limit, the time is interpolated between rungs, each of them at least that of the one with more at work: more
+    the limit, the time is interpolated on a grid, each point at least that of the one with more running: more
     cache is never slower. Assumes: as occupancy.py.
     Differs: rollouts * mean length / throughput leaves the tail out, 20 to 60 % of the time.
     """
-    if work.num_rollouts < 1:
+    if rollouts.num_rollouts < 1:
         return Cost({})
-    ladder, fewer = _ladder(speed, work), work.limit / work.concurrency
-    rung = int(log(fewer, RUNG) + 1e-9)
-    position = (fewer / RUNG**rung - 1) / (RUNG - 1)
-    below = above = _at(speed, work, ladder, rung)
+    grid, fewer = _grid(speed, rollouts), rollouts.limit / rollouts.concurrency
+    index = int(log(fewer, GRID_RATIO) + 1e-9)
+    position = (fewer / GRID_RATIO**index - 1) / (GRID_RATIO - 1)
+    below = above = _at(speed, rollouts, grid, index)
     if position > 1e-9:
-        above = _at(speed, work, ladder, rung + 1)
+        above = _at(speed, rollouts, grid, index + 1)
     compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
     return cost_of((compute, memory, latency, link, host), speed.rates.link)
 
 
-def slowest_engine_cost(speed: EngineSpeed, work: GenerationWork, num_engines: int) -> Cost:
+def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engines: int) -> Cost:
     """Seconds that a step waits for the engine with the longest rollout of all, beyond one engine's own share.
 
     Counts: tokens of the longest of all engines' rollouts beyond the longest of one engine's, decoded alone.
     Source: order statistics, `Lengths.longest_of`. Assumes: rollouts are dealt to engines as they come.
     """
-    longest = work.lengths.longest_of(work.num_rollouts * num_engines)
-    more = longest - work.lengths.longest_of(work.num_rollouts)
-    return Cost({Resource.IDLE: more * speed.decode_step_s(1, work.prompt_len + longest)})
+    longest = rollouts.lengths.longest_of(rollouts.num_rollouts * num_engines)
+    more = longest - rollouts.lengths.longest_of(rollouts.num_rollouts)
+    return Cost({Resource.IDLE: more * speed.decode_step_s(1, rollouts.prompt_len + longest)})
 
 
-def _ladder(speed: EngineSpeed, work: GenerationWork) -> list[Parts]:
-    key = (work.num_rollouts, work.limit, work.prompt_len, work.num_samples, work.lengths.spec, work.lengths.longest)
-    return speed.ladders.setdefault(key, [])
+def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:
+    key = (
+        rollouts.num_rollouts,
+        rollouts.limit,
+        rollouts.prompt_len,
+        rollouts.num_samples,
+        rollouts.lengths.spec,
+        rollouts.lengths.longest,
+    )
+    return speed.grids.setdefault(key, [])
 
 
-def _at(speed: EngineSpeed, work: GenerationWork, ladder: list[Parts], rung: int) -> Parts:
-    """The time of a rung, at least that of the one before."""
-    while len(ladder) <= rung:
-        parts = _parts(speed, work, max(1.0, work.limit / RUNG ** len(ladder)))
-        ladder.append(max(parts, ladder[-1], key=sum) if ladder else parts)
-    return ladder[rung]
+def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
+    """The time at a grid point, at least that of the one before."""
+    while len(grid) <= index:
+        parts = _parts(speed, rollouts, max(1.0, rollouts.limit / GRID_RATIO ** len(grid)))
+        grid.append(max(parts, grid[-1], key=sum) if grid else parts)
+    return grid[index]
 
 
-def _parts(speed: EngineSpeed, work: GenerationWork, places: float) -> Parts:
+def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts:
     """Seconds with so many places for rollouts."""
-    lengths, ratio = work.lengths, work.num_rollouts / places
+    lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
     steady = max(0, int(ratio - DEEPEST))
-    shape = occupancy(lengths.spec, lengths.longest, work.num_rollouts, ratio - steady)
+    shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
     age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
     pieces = [(steady * lengths.mean, places, age)] if steady else []
     pieces += [(piece.steps, max(1.0, piece.busy * places), piece.age) for piece in shape.pieces]
-    pieces.append(_longest(work, shape, ratio - steady))
-    totals = _prompts(speed, work)
+    pieces.append(_longest(rollouts, shape, ratio - steady))
+    totals = _prompts(speed, rollouts)
     for steps, busy, age in pieces:
-        parts = speed.rates.parts(Load(busy, busy * (work.prompt_len + age)))
+        parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age)))
         totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]
     compute, memory, latency, link, host = totals
     return compute, memory, latency, link, host
 
 
-def _longest(work: GenerationWork, shape: Occupancy, ratio: float) -> tuple[float, float, float]:
+def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[float, float, float]:
     """Steps, rollouts at work and age of what the longest of all has beyond the sample's longest.
 
     Counts: of N/SAMPLE rollouts that the last quantile stands for, half go beyond it, fewer and fewer: the geometric
     mean of that and one half. Of r rollouts in a row one is the last, so that only some end later for it.
     """
-    beyond = max(0.0, work.lengths.quantile(1 - 0.5 / work.num_rollouts) - shape.longest)
-    return beyond / ratio, max(1.0, 0.5 * (work.num_rollouts / SAMPLE) ** 0.5), shape.longest
+    beyond = max(0.0, rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts) - shape.longest)
+    return beyond / ratio, max(1.0, 0.5 * (rollouts.num_rollouts / SAMPLE) ** 0.5), shape.longest
 
 
-def _prompts(speed: EngineSpeed, work: GenerationWork) -> list[float]:
+def _prompts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
     """Seconds of all prompts of a step, each prefilled once, in full batches."""
-    prompts, length = ceil(work.num_rollouts / max(1, work.num_samples)), work.prompt_len
+    prompts, length = ceil(rollouts.num_rollouts / max(1, rollouts.num_samples)), rollouts.prompt_len
     tokens = prompts * length
     batch = min(tokens, float(speed.rollout.max_num_batched_tokens))
     if not batch:
         return [0.0] * len(RESOURCES)
-    load = Load(0.0, 0.0, batch, batch * length / 2, batch / length)
+    load = StepLoad(0.0, 0.0, batch, batch * length / 2, batch / length)
     return [part * tokens / batch for part in speed.rates.parts(load)]

@@ -41,14 +41,14 @@ class JobTiming:
 def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
     """When each action runs. costs: by part and action id, one for each action of the schedule. Raises: KeyError.
 
-    An action that leads runs beside the rest of a step: the longer of the two sides counts.
+    Async rollouts run beside the rest of a step: the longer of the two sides counts.
     """
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
     step = _play("step", always, costs, 0.0)
-    if schedule.lead is not None:
+    if schedule.async_rollouts is not None:
         mine = {action.id: costs[("step", action.id)] for action in always}
-        step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.lead.max_staleness)
+        step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.async_rollouts.max_staleness)
     return JobTiming(
         start=_play("start", schedule.start, costs, 0.0),
         step=step,

@@ -1,8 +1,8 @@
-"""Kernels: what a trainer runs between and inside its products, and the share of a peak that they reach.
+"""Kernels: what a trainer runs between and inside its matmuls, and the share of a peak that they reach.
 
 In: a trainer's habits, a cluster, sizes. Out: rates. Left out: autotuning, which version of a library is installed.
 
-Symbols: T rows (tokens), n columns of a product, w waves of tiles over the chip.
+Symbols: T rows (tokens), n columns of a matmul, w waves of tiles over the chip.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A trainer's kernels. is_fused: norms, rotary positions and activations are one kernel each. has_fp8: products of
+    """A trainer's kernels. is_fused: norms, rotary positions and activations are one kernel each. has_fp8: matmuls of
     the layers in 8-bit floats. stores_scores: attention writes its scores (before FlashAttention). recompute: instead
     of what is chosen, for policies that only published runs have. reduce_bytes: of a gradient on the way. hides_tp:
-    tensor parallel collectives run beside the products that they feed (async TP). virtual_stages: of an interleaved
+    tensor parallel collectives run beside the matmuls that they feed (async TP). virtual_stages: of an interleaved
     pipeline. has_plain_rotary: rotary positions are not fused. repeats_keys: they are copied for every query head.
     """
 
@@ -66,7 +66,7 @@ ATTENTION_SHARE = {
     (Attention.VENDOR, "9"): 0.80,
     (Attention.VENDOR, "10"): 0.75,
 }
-"""Share of what products reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
+"""Share of what matmuls reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
 of A100, causal, d = 128: 180 of 312 TFLOP/s, on H100 up to 335 of 989 without a mask, 300 with; Shah et al. 2024
 (FlashAttention 3): 550 to 600 forward, 450 to 500 backward. B200: assumed."""
 OTHER_ATTENTION = 0.5
@@ -78,19 +78,19 @@ FLASH_1_OF_2 = 1 / 1.8
 def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
     """FLOP per second of attention.
 
-    Counts: products' share of the peak in 16 bits, times the kernel's share. Source: `ATTENTION_SHARE`.
+    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share. Source: `ATTENTION_SHARE`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
     kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention
     share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION)
     if kernels.attention is Attention.FLASH_1:
         share *= FLASH_1_OF_2
-    return product_flops_per_s(cluster) * share
+    return matmul_flops_per_s(cluster) * share
 
 
 @lru_cache(maxsize=4096)
-def product_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
-    """FLOP per second of large matrix products. Raises: SpecError where the chip has no such type.
+def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
+    """FLOP per second of large matmuls. Raises: SpecError where the chip has no such type.
 
     Counts: the dense peak times `efficiencies.matmul`; 16-bit floats of whichever kind the chip has.
     """
@@ -102,7 +102,7 @@ def product_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
 
 
 def wave_share(num_rows: float, num_columns: float) -> float:
-    """Share of a chip that a product of T x n outputs keeps busy.
+    """Share of a chip that a matmul with T x n outputs keeps busy.
 
     Counts: w / (w + 1/2), w = T n / `WAVE`: of the last wave half is empty on average. Source: NVIDIA, matrix
     multiplication background user's guide, wave quantisation. Assumes: tiles of 128 x 256.

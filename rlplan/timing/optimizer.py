@@ -9,7 +9,7 @@ Symbols: p trained parameters of a rank's share, w, g, m bytes of a weight, a gr
 from rlplan.spec.model import ModelSpec
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Cost, Resource
-from rlplan.timing.kernels import product_flops_per_s
+from rlplan.timing.kernels import matmul_flops_per_s
 from rlplan.timing.passes import TrainSetting
 from rlplan.timing.shards import num_trained
 
@@ -84,7 +84,7 @@ def _muon(setting: TrainSetting, num: float, cluster: Cluster) -> Cost:
     if setting.training.optimizer != "muon":
         return Cost({})
     whole = muon_flops(setting.model)
-    return Cost({Resource.COMPUTE: whole * num / setting.model.num_parameters / product_flops_per_s(cluster)})
+    return Cost({Resource.COMPUTE: whole * num / setting.model.num_parameters / matmul_flops_per_s(cluster)})
 
 
 def muon_flops(model: ModelSpec) -> float:

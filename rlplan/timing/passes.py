@@ -1,4 +1,4 @@
-"""One pass of one rank over a micro-batch: products, attention, what lies between, and what its peers exchange.
+"""One pass of one rank over a micro-batch: matmuls, attention, elementwise operators, and what ranks exchange.
 
 In: what is trained and how (TrainSetting), a micro-batch, how often each part is computed (Times). Out: a Cost.
 Left out: gathers and reductions of ZeRO (shards.py), how passes follow each other (training.py).
@@ -20,23 +20,23 @@ from rlplan.timing.cluster import Cluster
 from rlplan.timing.collectives import all_gather_cost, all_to_all_cost
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.elementwise import BACKWARD, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
-from rlplan.timing.flops import Lengths, attention_flops, head_flops, layer_parameters, product_parameters
+from rlplan.timing.flops import Lengths, attention_flops, head_flops, layer_parameters, matmul_parameters
 from rlplan.timing.kernels import (
     Kernels,
     attention_flops_per_s,
     kernels_of,
-    product_flops_per_s,
+    matmul_flops_per_s,
     tile_share,
     wave_share,
 )
 from rlplan.vocabulary import Role
 
 ATTENTION_BACKWARD = 2.5
-"""Products of attention's backward pass for two of the forward pass: five. Source: Dao et al. 2022, algorithm 4."""
+"""Matmuls of attention's backward pass for two of the forward pass: five. Source: Dao et al. 2022, algorithm 4."""
 LAUNCH = 5e-6
 """Seconds that a host takes to launch a kernel. Assumed: CUDA's own 2 to 3 us, and torch's dispatcher."""
 NUM_KERNELS, NUM_FUSED_KERNELS = 45, 20
-"""Kernels of a layer, forward: transformers' Llama has two norms of 7, 12 of rotary positions, 7 products, attention
+"""Kernels of a layer, forward: transformers' Llama has two norms of 7, 12 of rotary positions, 7 matmuls, attention
 with its copies 8, MLP 2, sums 2."""
 
 
@@ -82,7 +82,7 @@ class TrainSetting:
         return loss_named(self.training.logits, self.target)
 
     def head_times(self, times: "Times") -> float:
-        """How often the head's product is computed: once more going back where logits are taken anew, by rows."""
+        """How often the head's matmul is computed: once more going back where logits are taken anew, by rows."""
         return times.head + (times.is_training and self.loss is Loss.BY_ROWS)
 
 
@@ -102,12 +102,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Times:
-    """How often each part of a forward pass is computed in all: products, attention, what lies between (in bytes),
-    casts backward, exchanges between ranks; head: products of the head. is_training: there is a backward pass."""
+    """How often each part of a forward pass is computed in all: matmuls, attention, elementwise operators (in bytes),
+    casts backward, exchanges between ranks; head: matmuls of the head. is_training: there is a backward pass.
+    """
 
-    products: float
+    matmuls: float
     attention: float
-    between: float
+    elementwise: float
     exchanges: float
     head: float
     is_training: bool
@@ -119,20 +120,21 @@ FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
 def training_times(recompute: Recompute, *, is_frozen: bool = False) -> Times:
     """A forward and a backward pass.
 
-    Counts: products 1 + 2, attention 1 + 2.5, bytes 1 + 2, exchanges 1 + 1; once more what is recomputed: all, every
-    other layer, or (selective) every second product and all that lies between. Frozen weights have no gradient: 1 + 1.
+    Counts: matmuls 1 + 2, attention 1 + 2.5, bytes 1 + 2, exchanges 1 + 1; once more what is recomputed: all, every
+    other layer, or (selective) every second matmul and all elementwise operators. Frozen weights have no gradient: 1 +
+    1.
     Source: Kaplan et al. 2020; Dao et al. 2022, algorithm 4; torchtitan 2024-12 (`mm_count % 2`).
 
-    >>> training_times(Recompute.FULL).products, training_times(Recompute.NONE, is_frozen=True).products
+    >>> training_times(Recompute.FULL).matmuls, training_times(Recompute.NONE, is_frozen=True).matmuls
     (4.0, 2.0)
     """
     again = {Recompute.FULL: (1.0, 1.0, 1.0), Recompute.ALTERNATE: (0.5, 0.5, 0.5), Recompute.SELECTIVE: (0.5, 0, 1.0)}
-    products, attention, between = again.get(recompute, (0.0, 0.0, 0.0))
+    matmuls, attention, elementwise = again.get(recompute, (0.0, 0.0, 0.0))
     backward = 1.0 if is_frozen else 2.0
     return Times(
-        products=1 + backward + products,
+        matmuls=1 + backward + matmuls,
         attention=1 + ATTENTION_BACKWARD + attention,
-        between=1 + BACKWARD + between,
+        elementwise=1 + BACKWARD + elementwise,
         exchanges=2 + (1.0 if recompute is Recompute.FULL else 0.5 if recompute is Recompute.ALTERNATE else 0.0),
         head=1 + backward,
         is_training=True,
@@ -142,17 +144,17 @@ def training_times(recompute: Recompute, *, is_frozen: bool = False) -> Times:
 def pass_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
     """Seconds that one rank takes for its part of a micro-batch, without ZeRO's traffic.
 
-    Counts: the sum of products, attention, bytes between them and exchanges, one after the other on one stream; and as
+    Counts: the sum of matmuls, attention, elementwise bytes and exchanges, one after the other on one stream; and as
     LATENCY what the host takes longer to launch it. Source: measured traces of eager trainers have one compute stream.
     """
     device = (
-        products_cost(setting, batch, times, cluster)
-        + between_cost(setting, batch, times, cluster)
+        matmul_cost(setting, batch, times, cluster)
+        + elementwise_cost(setting, batch, times, cluster)
         + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times, cluster)
     )
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
-    host = LAUNCH * kernels * times.between * setting.model.num_layers / setting.choice.pp
+    host = LAUNCH * kernels * times.elementwise * setting.model.num_layers / setting.choice.pp
     moved = _offloaded_activations_s(setting, batch, times, cluster)
     late = {Resource.LATENCY: max(0.0, host - device.seconds), Resource.HOST_LINK: max(0.0, moved - device.seconds)}
     return device + Cost({resource: seconds for resource, seconds in late.items() if seconds})
@@ -168,23 +170,23 @@ def _offloaded_activations_s(setting: TrainSetting, batch: MicroBatch, times: Ti
     return moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)
 
 
-def products_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds of matrix products and attention of one rank.
+def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
+    """Seconds of matmuls and attention of one rank.
 
-    Counts: FLOPs over the rates of kernels.py, cut over tp, cp, Ulysses and pp; products no faster than their weights
+    Counts: FLOPs over the rates of kernels.py, cut over tp, cp, Ulysses and pp; matmuls no faster than their weights
     are read (every expert's). Source: Narayanan et al. 2021, appendix; Williams et al. 2009 (roofline).
     """
     model, choice, runs = setting.model, setting.choice, setting.runs
     ranks = choice.ranks_per_sequence
     rows = batch.num_tokens / setting.ranks_of_tokens
-    share = _product_share(setting, rows)
-    flops = 2.0 * layer_parameters(model) * batch.num_tokens * times.products / ranks
-    products = flops / (product_flops_per_s(cluster, has_fp8=runs.has_fp8) * share)
-    reads = sum(_rank_products(setting).values()) * setting.training.dtype.num_bytes
-    products = max(products, reads * times.products / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
+    share = _matmul_share(setting, rows)
+    flops = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls / ranks
+    matmuls = flops / (matmul_flops_per_s(cluster, has_fp8=runs.has_fp8) * share)
+    reads = sum(_rank_matmuls(setting).values()) * setting.training.dtype.num_bytes
+    matmuls = max(matmuls, reads * times.matmuls / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
     head = head_flops(model, setting.role) * batch.num_head_tokens * setting.head_times(times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
-    total = products + head / product_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs)
+    total = matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs)
     return Cost({Resource.COMPUTE: total})
 
 
@@ -192,43 +194,44 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     """Seconds below which `pass_cost` does not go, however a micro-batch is cut into several.
 
     Counts: FLOPs over rates with full tiles and weights that are read for nothing, attention of equally long sequences
-    (their squares add up to the least), bytes between, exchanges of all rows at once. Source: the terms of `pass_cost`.
+    (their squares add up to the least), elementwise bytes, exchanges of all rows at once. Source: the terms of
+    `pass_cost`.
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
-    products = 2.0 * layer_parameters(model) * batch.num_tokens * times.products
-    products /= product_flops_per_s(cluster, has_fp8=runs.has_fp8)
+    matmuls = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls
+    matmuls /= matmul_flops_per_s(cluster, has_fp8=runs.has_fp8)
     head = head_flops(model, setting.role) * batch.num_head_tokens * setting.head_times(times)
-    head /= product_flops_per_s(cluster)
+    head /= matmul_flops_per_s(cluster)
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
     scores /= attention_flops_per_s(cluster, runs)
-    others = between_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times, cluster)
-    return (products + head + scores) / ranks + others.seconds
+    others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times, cluster)
+    return (matmuls + head + scores) / ranks + others.seconds
 
 
-def _rank_products(setting: TrainSetting) -> dict[Component, float]:
-    """Parameters of the layers' products that one rank holds."""
+def _rank_matmuls(setting: TrainSetting) -> dict[Component, float]:
+    """Parameters of the layers' matmuls that one rank holds."""
     choice = setting.choice
     return {
         component: numel / (choice.tp * choice.pp * (choice.ep if component is Component.EXPERTS else 1))
-        for component, numel in product_parameters(setting.model).items()
+        for component, numel in matmul_parameters(setting.model).items()
     }
 
 
-def _product_share(setting: TrainSetting, rows: float) -> float:
-    """Quantisation of the layers' products: of dense ones by waves, of experts by tiles, weighed by their FLOPs.
+def _matmul_share(setting: TrainSetting, rows: float) -> float:
+    """Quantisation of the layers' matmuls: of dense ones by waves, of experts by tiles, weighed by their FLOPs.
 
-    Counts: the columns of a product that tensor parallelism cuts are a share, of the one behind it all of h.
+    Counts: the columns of a matmul that tensor parallelism cuts are a share, of the one behind it all of h.
     """
     model, tp = setting.model, setting.choice.tp
     experts = model.experts
     h, width = model.hidden_size, model.intermediate_size
     inputs = model.q_size + 2 * model.kv_size
-    products: list[tuple[float, float]] = []
-    products += [(float(h * inputs), inputs / tp), (float(h * model.q_size), float(h))]
+    matmuls: list[tuple[float, float]] = []
+    matmuls += [(float(h * inputs), inputs / tp), (float(h * model.q_size), float(h))]
     num_sparse = len(experts.layers) / model.num_layers if experts else 0.0
-    products += [(2 * h * width * (1 - num_sparse), 2 * width / tp), (h * width * (1 - num_sparse), h)]
-    weight = sum(size for size, _ in products)
-    slowed = sum(size / wave_share(rows, columns) for size, columns in products if size)
+    matmuls += [(2 * h * width * (1 - num_sparse), 2 * width / tp), (h * width * (1 - num_sparse), h)]
+    weight = sum(size for size, _ in matmuls)
+    slowed = sum(size / wave_share(rows, columns) for size, columns in matmuls if size)
     if experts:
         each = rows * experts.num_active / experts.num_experts * setting.choice.ep
         active = num_sparse * h * (3 * experts.num_active * experts.intermediate_size)
@@ -237,8 +240,8 @@ def _product_share(setting: TrainSetting, rows: float) -> float:
     return weight / slowed
 
 
-def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
-    """Seconds of what is bound by the memory between products, of one rank.
+def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
+    """Seconds of the memory-bound elementwise operators of one rank.
 
     Counts: `elementwise.layers_bytes` (norms and sums are cut over tp under sequence parallelism, which Megatron and
     torchtitan have), casts, logits, stored scores; over the memory's rate. Source: Ivanov et al. 2021 (data movement is
@@ -248,13 +251,13 @@ def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
     tokens = batch.num_tokens / ranks
     moved = layers_bytes(model, is_fused=runs.is_fused, has_plain_rotary=runs.has_plain_rotary)
     moved += repeat_bytes(model) if runs.repeats_keys else 0.0
-    moved *= times.between * tokens
+    moved *= times.elementwise * tokens
     if runs.has_fp8:
-        moved += cast_bytes(model, is_backward=False) * (times.products - 2 * times.is_training) * tokens
+        moved += cast_bytes(model, is_backward=False) * (times.matmuls - 2 * times.is_training) * tokens
         moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
     if runs.stores_scores:
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
-        moved += SCORES * model.num_heads * rows * model.num_layers * (times.between + times.is_training)
+        moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     words = loss_bytes(setting.loss, model.vocab_size, is_backward=False)
     words += loss_bytes(setting.loss, model.vocab_size, is_backward=True) * times.is_training
     moved += words * batch.num_head_tokens / ranks
@@ -264,25 +267,25 @@ def between_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
 def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
     """Seconds of adapters beside frozen weights, and of having 4-bit weights in 16 bits again, of one rank.
 
-    Counts: adapters' bytes as often as what lies between products, and their FLOPs, whose backward pass has both
-    gradients; a 4-bit base `DEQUANTIZED` a weight before each product. Source: timing/adapters.py; bitsandbytes 0.45
+    Counts: adapters' bytes as often as elementwise operators, and their FLOPs, whose backward pass has both
+    gradients; a 4-bit base `DEQUANTIZED` a weight before each matmul. Source: timing/adapters.py; bitsandbytes 0.45
     MatMul4Bit, which keeps the 4-bit weight and dequantises it anew backward.
     """
     lora = setting.training.lora
     if lora is None:
         return NOTHING
     tokens = batch.num_tokens / setting.choice.ranks_per_sequence
-    passes = times.products + times.is_training
+    passes = times.matmuls + times.is_training
     flops = adapter_flops(setting.model, lora) * tokens * passes
-    moved = adapter_bytes(setting.model, lora) * tokens * times.between
+    moved = adapter_bytes(setting.model, lora) * tokens * times.elementwise
     if lora.base_dtype == "nf4":
-        moved += DEQUANTIZED * sum(_rank_products(setting).values()) * times.products
+        moved += DEQUANTIZED * sum(_rank_matmuls(setting).values()) * times.matmuls
     seconds = moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
-    return Cost({Resource.MEMORY: seconds, Resource.COMPUTE: flops / product_flops_per_s(cluster)})
+    return Cost({Resource.MEMORY: seconds, Resource.COMPUTE: flops / matmul_flops_per_s(cluster)})
 
 
 HIDDEN_BY_ASYNC_TP = 0.3
-"""Share of tensor parallel collectives that runs beside products. Source: PyTorch, "Introducing async tensor
+"""Share of tensor parallel collectives that runs beside matmuls. Source: PyTorch, "Introducing async tensor
 parallelism" (2024), recalled: a step is 8 % faster, of which these collectives are a quarter."""
 
 

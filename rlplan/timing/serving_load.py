@@ -9,7 +9,7 @@ Symbols: c clients, b of them served at once, P prompt, R response, D a step tha
 import math
 from dataclasses import dataclass
 
-from rlplan.timing.engine_step import EngineRates, Load
+from rlplan.timing.engine_step import EngineRates, StepLoad
 
 REQUESTS_PER_CLIENT = 6
 """How often each client asks: published sweeps ask 5 to 10 times, and all begin at once, so that the first round waits
@@ -58,7 +58,7 @@ def closed_loop_latency(rates: EngineRates, loop: ClosedLoop) -> Latency:
     context = served * (prompt + response / 2)
 
     def step(num_prefills: float) -> float:
-        load = Load(served, context, num_prefills * prompt, num_prefills * prompt**2 / 2, num_prefills)
+        load = StepLoad(served, context, num_prefills * prompt, num_prefills * prompt**2 / 2, num_prefills)
         return rates.seconds(load)
 
     decode, one = step(0.0), step(1.0)

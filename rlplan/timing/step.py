@@ -4,7 +4,7 @@ In: a Schedule, the Cost of each action. Out: StepTiming, and the same as predic
 Left out: how costs are worked out (the other files of timing/), randomness (simulate/).
 
 A synchronous step is its chain. With max_staleness of 1 and more, generation runs on its own devices beside everything
-else, so that a steady step lasts as long as the slower of the two sides; the hand-over of weights belongs to both.
+else, so that a steady step lasts as long as the slower of the two sides; the weight sync belongs to both.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Switches between phases: seconds to put an engine to sleep and wake it, to park a role and fetch it back.
+"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role and reload it.
 
 In: bytes of one GPU, a Cluster. Out: a Cost. All GPUs of a host switch at the same time.
 Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run.
@@ -34,7 +34,7 @@ def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: 
 def wake_weights_cost(num_bytes: float, cluster: Cluster, *, level: int = 1) -> Cost:
     """Seconds until an engine's weights are mapped again, at level 1 with what they held.
 
-    Counts: mapping; at level 1 a copy back. Source: vLLM cumem.py `wake_up`. Assumes: level 2 needs a hand-over.
+    Counts: mapping; at level 1 a copy back. Source: vLLM cumem.py `wake_up`. Assumes: level 2 needs a weight sync.
 
     >>> from rlplan.spec.profiles import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 1, 1)

@@ -1,7 +1,7 @@
 """Training: seconds of forward and backward passes over a mini-batch, on all ranks of a role.
 
-In: TrainSetting, TrainWork, a Cluster. Out: a Cost of the slowest rank. Left out: the optimizer's step (optimizer.py),
-loading of data, advantages, logging.
+In: TrainSetting, MiniBatchShape, a Cluster. Out: a Cost of the slowest rank. Left out: the optimizer's step
+(optimizer.py), loading of data, advantages, logging.
 
 Symbols: m micro-batches of a group of ranks, p pipeline stages, v virtual stages of each, D groups.
 """
@@ -24,7 +24,7 @@ from rlplan.timing.passes import (
 )
 from rlplan.timing.shards import overlap, pass_traffic, step_traffic
 
-__all__ = ["TrainSetting", "TrainWork", "train_cost"]
+__all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
 
 
 def largest_normal(count: float) -> float:
@@ -40,7 +40,7 @@ def largest_normal(count: float) -> float:
 
 
 @dataclass(frozen=True)
-class TrainWork:
+class MiniBatchShape:
     """A mini-batch of all ranks. Lengths are of whole sequences, prompt and response, in tokens.
 
     max_len: of the longest that is allowed. num_head_tokens_per_rollout: those with logits. tokens_per_pass: of a
@@ -66,13 +66,13 @@ class TrainWork:
         Counts: mean + deviation * `largest_normal`, no longer than is allowed.
         Assumes: nothing else is known of the distribution.
 
-        >>> TrainWork(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
+        >>> MiniBatchShape(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
         100.0
         """
         return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
 
 
-def train_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
+def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a mini-batch, forward and backward, with its gathers and reductions.
 
     Counts: m passes of the slowest group, each beside its ZeRO traffic; (p-1)/v passes more that a pipeline takes to
@@ -80,15 +80,15 @@ def train_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost
     Assumes: every group has as many passes (DeepSpeed and FSDP wait for each other in each).
     """
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-    num_passes, one = one_pass(setting, work, times, cluster)
+    num_passes, one = one_pass(setting, mini_batch, times, cluster)
     last = overlap(one, step_traffic(setting, cluster), _layers(setting))
     passes = one.times(num_passes - 1) + last
-    return passes + _bubble(setting, one) + _imbalance(setting, work, passes)
+    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)
 
 
-def one_pass(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> tuple[int, Cost]:
+def one_pass(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> tuple[int, Cost]:
     """How many passes a group of ranks makes, and what one costs one rank, with its ZeRO traffic."""
-    num_passes, batch = micro_batches(setting, work)
+    num_passes, batch = micro_batches(setting, mini_batch)
     computing = pass_cost(setting, batch, times, cluster)
     traffic = pass_traffic(setting, cluster, is_training=times.is_training)
     return num_passes, overlap(computing, traffic, _layers(setting))
@@ -98,23 +98,23 @@ def _layers(setting: TrainSetting) -> float:
     return setting.model.num_layers / setting.choice.pp
 
 
-def micro_batches(setting: TrainSetting, work: TrainWork) -> tuple[int, MicroBatch]:
+def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[int, MicroBatch]:
     """Passes of a group of ranks, and one of them.
 
     Counts: padded: rollouts over micro_batch, each as long as the longest of a pass; packed: tokens over those of a
     pass, at least one. Source: the batch ladder of DESIGN.md.
     """
-    each = work.num_rollouts / setting.num_groups
-    if work.tokens_per_pass:
-        num = max(1, min(ceil(each), ceil(each * work.mean_len / work.tokens_per_pass)))
-        num_sequences, lengths = each / num, Lengths(work.mean_len, work.mean_square_len)
+    each = mini_batch.num_rollouts / setting.num_groups
+    if mini_batch.tokens_per_pass:
+        num = max(1, min(ceil(each), ceil(each * mini_batch.mean_len / mini_batch.tokens_per_pass)))
+        num_sequences, lengths = each / num, Lengths(mini_batch.mean_len, mini_batch.mean_square_len)
     else:
         size = min(float(setting.choice.micro_batch), max(1.0, each))
         num = max(1, ceil(each / size))
         num_sequences = min(size, max(1.0, each / num))
-        longest = work.longest_of(num_sequences)
-        lengths = Lengths(longest, longest**2 if num_sequences > 1 else work.mean_square_len)
-    return num, MicroBatch(num_sequences, lengths, num_sequences * work.num_head_tokens_per_rollout)
+        longest = mini_batch.longest_of(num_sequences)
+        lengths = Lengths(longest, longest**2 if num_sequences > 1 else mini_batch.mean_square_len)
+    return num, MicroBatch(num_sequences, lengths, num_sequences * mini_batch.num_head_tokens_per_rollout)
 
 
 def _bubble(setting: TrainSetting, one: Cost) -> Cost:
@@ -124,25 +124,25 @@ def _bubble(setting: TrainSetting, one: Cost) -> Cost:
     return Cost({Resource.IDLE: one.seconds * (setting.choice.pp - 1) / setting.runs.virtual_stages})
 
 
-def _imbalance(setting: TrainSetting, work: TrainWork, passes: Cost) -> Cost:
+def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
     Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by `largest_normal` of
     that; balanced: no rank has less than the longest sequence. Source: order statistics, central limit theorem.
     """
     groups = setting.num_groups
-    each = work.num_rollouts / groups
-    if groups == 1 or not work.deviation:
+    each = mini_batch.num_rollouts / groups
+    if groups == 1 or not mini_batch.deviation:
         return NOTHING
-    mean = each * work.mean_len
-    if work.is_balanced:
-        most = max(mean, work.longest_of(work.num_rollouts))
+    mean = each * mini_batch.mean_len
+    if mini_batch.is_balanced:
+        most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts))
     else:
-        most = min(mean + work.deviation * sqrt(each) * largest_normal(groups), each * work.max_len)
+        most = min(mean + mini_batch.deviation * sqrt(each) * largest_normal(groups), each * mini_batch.max_len)
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 
-def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster: Cluster) -> float:
+def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> float:
     """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
 
     Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
@@ -150,14 +150,16 @@ def least_seconds(setting: TrainSetting, work: TrainWork, times: Times, cluster:
     Source: `least_pass_seconds`; a test compares it with the layouts of a few jobs.
     """
     choice = setting.choice
-    each = work.num_rollouts * choice.ranks_per_sequence / setting.num_ranks
-    batch = MicroBatch(each, Lengths(work.mean_len, work.mean_len**2), each * work.num_head_tokens_per_rollout)
+    each = mini_batch.num_rollouts * choice.ranks_per_sequence / setting.num_ranks
+    batch = MicroBatch(
+        each, Lengths(mini_batch.mean_len, mini_batch.mean_len**2), each * mini_batch.num_head_tokens_per_rollout
+    )
     seconds = least_pass_seconds(setting, batch, times, cluster)
     return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
-def forward_cost(setting: TrainSetting, work: TrainWork, cluster: Cluster) -> Cost:
+def forward_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a forward pass alone over all rollouts. See scoring.py."""
-    num_passes, one = one_pass(setting, work, FORWARD, cluster)
+    num_passes, one = one_pass(setting, mini_batch, FORWARD, cluster)
     passes = one.times(num_passes)
-    return passes + _bubble(setting, one) + _imbalance(setting, work, passes)
+    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)

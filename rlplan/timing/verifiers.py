@@ -38,7 +38,8 @@ def waiting_s(num_responses: int, response_s: float, num_at_a_time: int, beside_
     """Seconds that are waited for rewards once generation has ended.
 
     Counts: n c / min(w, C) - g, at least the last response's c. Source: responses are judged as they end
-    (runtime/rewards/desk.py). Assumes: they end evenly over generation, which leaves the cores that judging takes.
+    (runtime/rewards/reward_pool.py). Assumes: they end evenly over generation, which leaves the cores that judging
+    takes.
 
     >>> waiting_s(100, 0.02, 2, 0.4), waiting_s(100, 0.02, 2, 60.0)
     (0.6, 0.02)

@@ -1,7 +1,7 @@
-"""Weight hand-over: seconds until the rollout engines hold the trained policy, by transport.
+"""Weight sync: seconds until the rollout engines hold the trained policy, by transport.
 
 In: a model, who holds it and how it travels, the two clusters. Out: a Cost. Left out: waiting for rollouts that still
-run, the first hand-over (communicators, pinned memory), kernels that quantise on the way, congestion.
+run, the first weight sync (communicators, pinned memory), kernels that quantise on the way, congestion.
 
 Symbols: B bytes of the weights, n their tensors as a checkpoint counts them (an expert's three matrices are three), W
 bytes of a bucket, k = ceil(B/W) buckets, N training ranks, t ranks of an engine, M a rate of device memory.
@@ -10,7 +10,7 @@ Line rate is not what is seen: a large model arrives with 2 to 20 GB/s although 
 time is work on each tensor (gather it, name it, find its place and copy it) and, into a server, on each byte. Three
 stages follow each other, GATHER, SEND and LOAD. With two buckets in turn they overlap and the slowest decides.
 
-The constants are few and each is one mechanism's. They come from published times of ten hand-overs
+The constants are few and each is one mechanism's. They come from published times of ten weight syncs
 (accuracy/data/measured_points.json and the second figures of the same rows); `docs/timing.md` has the errors that are
 left, and those with each source left out.
 """
@@ -46,7 +46,7 @@ SGLang srt/weight_sync/utils.py `update_weights`. From 246 to 266 s for Qwen3-23
 SERVER_BYTES_PER_S = 4.6e9
 """What such a server takes in. From 5.5 to 6.0 s for 7B and 17.7 to 18.1 s for 32B (verl, SGLang)."""
 SERVER_S = 1.5
-"""To pause, flush and resume servers, once a hand-over. From the same two."""
+"""To pause, flush and resume servers, once a weight sync. From the same two."""
 ROUND_TRIP_S = 5e-3
 """A request to all engine ranks with an answer, once a bucket. Assumed: a Ray call and a device synchronisation."""
 COMPARE_BYTES_PER_S = 0.53e9
@@ -68,8 +68,8 @@ class Loader(StrEnum):
 
 
 @dataclass(frozen=True)
-class SyncWork:
-    """A hand-over. num_training, num_generation: GPUs; on the same devices both are all. tp: ranks of one engine.
+class SyncSetup:
+    """A weight sync. num_training, num_generation: GPUs; on the same devices both are all. tp: ranks of one engine.
 
     bucket_bytes: that travel at a time; 0: each tensor by itself. adapter_bytes: of all adapters, where only they do.
     trainer: Megatron's ranks of one shard lie on different hosts. has_two_buckets: one fills while the other is sent.
@@ -99,7 +99,7 @@ class SyncWork:
 
 @lru_cache(maxsize=64)
 def num_sent_tensors(model: ModelSpec) -> int:
-    """Tensors that a hand-over names: as in the checkpoint, where each expert's matrices stand by themselves.
+    """Tensors that a weight sync names: as in the checkpoint, where each expert's matrices stand by themselves.
 
     Counts: E for a stack of E experts, 2 E where gate and up are one. Source: Hugging Face checkpoints of Qwen3-MoE,
     GLM-4.5, DeepSeek. Differs: gpt-oss and Llama 4 store stacks; engines still place each expert.
@@ -116,8 +116,8 @@ def num_sent_tensors(model: ModelSpec) -> int:
     )
 
 
-def sync_cost(model: ModelSpec, work: SyncWork, training: Cluster, generation: Cluster) -> Cost:
-    """Seconds of one hand-over.
+def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
+    """Seconds of one weight sync.
 
     Counts: GATHER + SEND + LOAD one after the other, or the slowest and a bucket of the others (`overlapped`).
     Source: verl checkpoint_engine (two buckets in turn), slime update_weight (one after the other).
@@ -127,29 +127,29 @@ def sync_cost(model: ModelSpec, work: SyncWork, training: Cluster, generation: C
     >>> from rlplan.spec.profiles import get_gpu, get_node
     >>> gpu, node = get_gpu("h100", where=""), get_node("dgx-h100", where="")
     >>> model, eight = find_model("Qwen/Qwen2.5-7B"), Cluster(gpu, 8, 8, node)
-    >>> work = SyncWork("nccl", 2, 8, 8, loader=Loader.PICKLED)  # SERVER_S + 15.2 GB at SERVER_BYTES_PER_S and more
-    >>> 4.5 < sync_cost(model, work, eight, eight).seconds < 7
+    >>> setup = SyncSetup("nccl", 2, 8, 8, loader=Loader.PICKLED)  # SERVER_S + 15.2 GB at SERVER_BYTES_PER_S and more
+    >>> 4.5 < sync_cost(model, setup, eight, eight).seconds < 7
     True
     """
-    num_bytes, tensors = model.num_parameters * work.element_bytes, num_sent_tensors(model)
-    if work.transport == "delta":
-        return _delta(num_bytes, work, training, generation)
-    if work.transport == "adapter":
-        num_bytes, tensors = work.adapter_bytes, 2 * len(linear_layers(model))
-    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // work.element_bytes)
-    gather = gather_cost(gathered, tensors, work, training)
-    tensors *= 1 if work.element_bytes >= GATHERED_ELEMENT_BYTES else 2
-    load = load_cost(num_bytes, tensors, work, generation) if work.loads else NOTHING
-    if work.transport == "disk":
+    num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
+    if setup.transport == "delta":
+        return _delta(num_bytes, setup, training, generation)
+    if setup.transport == "adapter":
+        num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
+    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
+    gather = gather_cost(gathered, tensors, setup, training)
+    tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
+    load = load_cost(num_bytes, tensors, setup, generation) if setup.loads else NOTHING
+    if setup.transport == "disk":
         return gather + _through_disk(num_bytes, training, generation) + load
-    if work.transport == "shared_memory":
+    if setup.transport == "shared_memory":
         return gather + host_copy_cost(num_bytes, training) + host_copy_cost(num_bytes, generation) + load
-    if work.transport == "cuda_ipc" or work.same_devices:
+    if setup.transport == "cuda_ipc" or setup.same_devices:
         return gather + load
-    send = _send(num_bytes, tensors, training, generation, is_packed=work.bucket_bytes > 0)
-    if not work.has_two_buckets or not work.bucket_bytes:
+    send = _send(num_bytes, tensors, training, generation, is_packed=setup.bucket_bytes > 0)
+    if not setup.has_two_buckets or not setup.bucket_bytes:
         return gather + send + load
-    return overlapped((gather, send, load), ceil_div(num_bytes, work.bucket_bytes)) + _server(work)
+    return overlapped((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
 
 
 def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
@@ -167,7 +167,7 @@ def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
     return slowest + rest.times(1 / max(1, num_buckets))
 
 
-def gather_cost(num_bytes: int, num_tensors: int, work: SyncWork, training: Cluster) -> Cost:
+def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cluster) -> Cost:
     """Seconds until a rank has the weights whole, and in a bucket.
 
     Counts: (N-1)/N B over the slower of a host's own link and the network, n GATHER_S_PER_TENSOR; 2 B / M to pack.
@@ -175,17 +175,17 @@ def gather_cost(num_bytes: int, num_tensors: int, work: SyncWork, training: Clus
 
     >>> from rlplan.spec.profiles import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> gather_cost(0, 100, SyncWork("nccl", 2, 1, 1), one).seconds
+    >>> gather_cost(0, 100, SyncSetup("nccl", 2, 1, 1), one).seconds
     0.0
     """
     packing = Cost({Resource.MEMORY: 2 * num_bytes / _memory(training)})
-    if not work.is_sharded:
+    if not setup.is_sharded:
         return packing
-    wire = gather_wire(training, work.num_training, is_strided=work.trainer == "megatron")
+    wire = gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
     return packing + Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: num_tensors * GATHER_S_PER_TENSOR})
 
 
-def load_cost(num_bytes: int, num_tensors: int, work: SyncWork, generation: Cluster) -> Cost:
+def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster) -> Cost:
     """Seconds until an engine has taken the weights over.
 
     Counts: in place n LOAD_S_PER_TENSOR, 2 B / (t M) and k ROUND_TRIP_S; through a server n t
@@ -194,15 +194,15 @@ def load_cost(num_bytes: int, num_tensors: int, work: SyncWork, generation: Clus
 
     >>> from rlplan.spec.profiles import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> work = SyncWork("nccl", 2, 1, 1, loader=Loader.PICKLED)
-    >>> load_cost(46 * 10**8, 0, work, one).seconds
+    >>> setup = SyncSetup("nccl", 2, 1, 1, loader=Loader.PICKLED)
+    >>> load_cost(46 * 10**8, 0, setup, one).seconds
     1.0
     """
-    if work.loader is Loader.PICKLED:
-        pickled = num_tensors * work.tp * PICKLE_S_PER_TENSOR_AND_RANK
+    if setup.loader is Loader.PICKLED:
+        pickled = num_tensors * setup.tp * PICKLE_S_PER_TENSOR_AND_RANK
         return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
-    trips = ceil_div(num_bytes, work.bucket_bytes) * ROUND_TRIP_S if work.bucket_bytes else 0.0
-    copied = 2 * num_bytes / work.tp / _memory(generation)
+    trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
+    copied = 2 * num_bytes / setup.tp / _memory(generation)
     return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
 
 
@@ -213,19 +213,19 @@ def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Clust
     return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: alone})
 
 
-def _server(work: SyncWork) -> Cost:
-    return Cost({Resource.LATENCY: SERVER_S}) if work.loads and work.loader is Loader.PICKLED else NOTHING
+def _server(setup: SyncSetup) -> Cost:
+    return Cost({Resource.LATENCY: SERVER_S}) if setup.loads and setup.loader is Loader.PICKLED else NOTHING
 
 
-def _delta(num_bytes: int, work: SyncWork, training: Cluster, generation: Cluster) -> Cost:
+def _delta(num_bytes: int, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
     """Each rank compares its shard; what changed travels with its position and is written into the weights."""
-    shard = num_bytes / work.num_training
-    element = work.element_bytes
-    sent = num_bytes / element * work.changed_share * (element + INDEX_BYTES)
+    shard = num_bytes / setup.num_training
+    element = setup.element_bytes
+    sent = num_bytes / element * setup.changed_share * (element + INDEX_BYTES)
     wire = lone_wire(training, generation)
-    staged = 2 * num_bytes / work.tp / _memory(generation)
+    staged = 2 * num_bytes / setup.tp / _memory(generation)
     parts = {Resource.HOST: shard / COMPARE_BYTES_PER_S, wire.resource: wire.seconds(sent), Resource.MEMORY: staged}
-    return Cost(parts) + _server(work)
+    return Cost(parts) + _server(setup)
 
 
 def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:

@@ -1,4 +1,4 @@
-"""Wires of a hand-over: how fast weights gather on training ranks, and how fast one rank's bytes reach all engines.
+"""Wires of a weight sync: how fast weights gather on training ranks, and how fast one rank's bytes reach all engines.
 
 In: clusters. Out: Wire values. Left out: collectives of a training step (collectives.py), jobs that share a wire.
 

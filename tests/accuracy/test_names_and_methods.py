@@ -11,7 +11,7 @@ from rlplan.accuracy.reading import bundled_points
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training_methods import num_prompt_tokens
-from rlplan.memory.sharding import FsdpSettings, held_by_fsdp, held_by_zero, sizes_of
+from rlplan.memory.sharding import FsdpSettings, rank_state_under_fsdp, rank_state_under_zero, sizes_of
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.models.catalogue import find_model
 
@@ -136,7 +136,7 @@ def test_a_step_of_torchs_own_adam_makes_denominators_under_zero(stage: int) -> 
     model = model_by_name("Qwen/Qwen2.5-0.5B")
     states = ZeroStates(ZeroSettings(stage, 4), model.parameters)
     sizes = sizes_of(model.parameters, model.num_layers, is_tied=True)
-    fused, unfused = (held_by_zero(states, sizes, has_fused_step=is_fused) for is_fused in (True, False))
+    fused, unfused = (rank_state_under_zero(states, sizes, has_fused_step=is_fused) for is_fused in (True, False))
     assert unfused.step_copies - fused.step_copies == pytest.approx(2 * states.partition_numel, rel=0.01)
 
 
@@ -168,9 +168,9 @@ def test_more_ranks_than_any_machine_has_are_refused(key: str) -> None:
 
 def test_fsdp_s_denominators_are_of_the_share() -> None:
     sizes = sizes_of(find_model("Qwen/Qwen2.5-0.5B").parameters, 24, is_tied=True)
-    held = held_by_fsdp(sizes, FsdpSettings(4, has_fused_step=False))
+    held = rank_state_under_fsdp(sizes, FsdpSettings(4, has_fused_step=False))
     assert held.step_copies == held.gradients
-    assert held_by_fsdp(sizes, FsdpSettings(4)).step_copies == 0
+    assert rank_state_under_fsdp(sizes, FsdpSettings(4)).step_copies == 0
 
 
 @pytest.mark.parametrize(

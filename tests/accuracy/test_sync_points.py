@@ -1,4 +1,4 @@
-"""Published hand-overs: what each point's words mean, and the factor that the prediction keeps to."""
+"""Published weight syncs: what each point's words mean, and the factor that the prediction keeps to."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rlplan.accuracy.compare import predict
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.reading import bundled_points
 from rlplan.accuracy.registry import Prediction, Refusal
-from rlplan.accuracy.sync_points import _work
+from rlplan.accuracy.sync_points import _setup
 from rlplan.timing.weight_sync import Loader
 
 POINTS = {point.id: point for point in bundled_points() if point.kind == "weight_sync_time"}
@@ -38,7 +38,7 @@ def test_the_same_settings_with_a_sparse_transport_are_met_too(name: str):
 
 
 def test_gpus_are_read_from_nodes_sums_and_products():
-    works = {name: _work(point) for name, point in POINTS.items()}
+    works = {name: _setup(point) for name, point in POINTS.items()}
     assert (works["verl-wsync-nccl-235b"].num_training, works["verl-wsync-nccl-235b"].num_generation) == (64, 16)
     assert works["verl-wsync-nccl-235b"].tp == 16
     assert (works["verl-ckpteng-h20-235b-64"].num_training, works["verl-ckpteng-h20-235b-64"].bucket_bytes) == (64, 0)
@@ -48,10 +48,10 @@ def test_gpus_are_read_from_nodes_sums_and_products():
 
 
 def test_the_software_decides_how_weights_are_taken_in():
-    assert _work(made(settings={"rollout": "SGLang bf16"})).loader is Loader.PICKLED
-    assert _work(made(settings={"rollout": "vLLM"})).loader is Loader.IN_PLACE
-    assert _work(made(settings={"backend": "disk"})).transport == "disk"
-    assert _work(made(gpu="8x H100", settings={"placement": "colocated"})).transport == "cuda_ipc"
+    assert _setup(made(settings={"rollout": "SGLang bf16"})).loader is Loader.PICKLED
+    assert _setup(made(settings={"rollout": "vLLM"})).loader is Loader.IN_PLACE
+    assert _setup(made(settings={"backend": "disk"})).transport == "disk"
+    assert _setup(made(gpu="8x H100", settings={"placement": "colocated"})).transport == "cuda_ipc"
 
 
 def test_a_rate_and_milliseconds_are_units_too():

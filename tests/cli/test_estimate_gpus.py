@@ -22,7 +22,7 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
         "fits  Qwen/Qwen2.5-7B, grpo, 8x h100-sxm:",
         "One step on one GPU (8 alike)",
         " < ",
-        "The binding moment: ",
+        "The binding run_phase: ",
         "kv_cache_memory_bytes=",
         "Host: ",
         "Not hybrid: ",
@@ -78,7 +78,7 @@ def test_a_single_gpu_that_is_too_small_still_gets_its_page(rlplan: Call) -> Non
     answer = rlplan("estimate", *MODEL, "--gpus", "1xRTX4090")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
-    assert "Each of these lines alone helps" in answer.out
+    assert "Any one of these changes helps" in answer.out
 
 
 def test_quantised_bases_need_less(rlplan: Call) -> None:
@@ -98,7 +98,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None
     answer = rlplan(*asked, "training.zero_stage=2", "placement.offload=none")
     assert answer.exit_code == 1
     assert "does not fit" in answer.out
-    assert "Each of these lines alone helps" in answer.out
+    assert "Any one of these changes helps" in answer.out
     assert "error: Qwen/Qwen2.5-32B needs" in answer.err
     assert "training.zero_stage=3" in answer.err.partition("way out: ")[2]
     assert rlplan(*asked, "training.zero_stage=3", "placement.offload=none").exit_code == 0
@@ -173,7 +173,7 @@ def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: C
     held = {
         row["kind"]: row["peak_bytes"]
         for row in known["rows"]
-        if (row["process"], row["action_id"], row["moment"]) == ("policy_trainer/0", "optimizer_step", "steady")
+        if (row["process"], row["action_id"], row["run_phase"]) == ("policy_trainer/0", "optimizer_step", "steady")
     }
     for kind in states:
         assert traced["rows"][kind] == pytest.approx(held[kind], rel=0.02)

@@ -50,7 +50,7 @@ def test_a_written_plan_says_what_can_be_done_with_it(rlplan: Call, tmp_path: Pa
     path = tmp_path / "plan.json"
     answer = rlplan("plan", *ASKED, "-o", path)
     assert answer.err == (
-        f"plan written to {path}; `rlplan explain {path}` says why, `rlplan simulate {path}` plays it, "
+        f"plan written to {path}; `rlplan explain {path}` says why, `rlplan simulate {path}` simulates it, "
         f"`rlplan run {path}` runs it\n"
     )
 
@@ -80,7 +80,7 @@ def test_what_does_not_fit_ends_with_1_writes_nothing_and_says_what_would(rlplan
     assert answer.exit_code == 1
     assert not (tmp_path / "plan.json").exists()
     assert "does not fit" in answer.out
-    assert "Each of these lines alone helps" in answer.out
+    assert "Any one of these changes helps" in answer.out
     assert answer.err.startswith("error: Qwen/Qwen2.5-7B needs ")
     assert len(answer.err.splitlines()) == 4
 
@@ -126,7 +126,7 @@ def test_an_explanation_is_a_page(rlplan: Call, plan: Path) -> None:
         "What binds in each phase",
         "Memory: ",
         "Next best",
-        "What the search left aside",
+        "Choices that the search rejected",
         "What if",
         "one GPU more" if "one GPU more" in answer.out else "one host more",
         "A step if ...",
@@ -161,7 +161,7 @@ def test_a_wrong_what_if_is_one_message(rlplan: Call, plan: Path, change: str) -
 def test_what_does_not_fit_is_explained_too(rlplan: Call) -> None:
     answer = rlplan("explain", *TOO_SMALL)
     assert answer.exit_code == 0
-    assert "In the way: " in answer.out
+    assert "Does not fit because: " in answer.out
 
 
 # --------------------------------------------------------------------------------------------------------- simulate

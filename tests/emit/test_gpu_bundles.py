@@ -114,8 +114,8 @@ def test_an_engine_sleeps_before_others_compute_and_wakes_weights_first(tmp_path
     sleeps, weights, cache = awake
     trains = _positions(chain, ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SYNC_WEIGHTS, ActionKind.GENERATE)
     assert trains[2] < sleeps < trains[0] < weights < trains[1] < cache
-    parked = [index for index, action in enumerate(chain) if action.id == "offload_role/policy"]
-    assert weights < parked[0] < cache, "training states and KV cache never meet"
+    offloaded = [index for index, action in enumerate(chain) if action.id == "offload_role/policy"]
+    assert weights < offloaded[0] < cache, "training states and KV cache never meet"
 
 
 def _positions(chain: list[Action], *kinds: ActionKind) -> tuple[int, ...]:

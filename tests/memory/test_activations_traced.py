@@ -9,7 +9,14 @@ import pytest
 
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Held, Recompute, Work, forward_end_bytes, score_peak_bytes, step_peak
+from rlplan.memory.step_peak import (
+    MicroBatchShape,
+    RankState,
+    Recompute,
+    forward_end_bytes,
+    score_peak_bytes,
+    step_peak,
+)
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import MemoryKind
 
@@ -90,9 +97,9 @@ def config_of(name: str, vocabulary: int) -> dict[str, Any]:
     return shape | more | {"model_type": name, "architectures": [architecture], "vocab_size": vocabulary}
 
 
-def work_of(model: ModelSpec, policy: str, loss: Loss) -> Work:
+def shape_of(model: ModelSpec, policy: str, loss: Loss) -> MicroBatchShape:
     first, *more = blocks_of(model)
-    return Work(
+    return MicroBatchShape(
         block=first.block,
         num_layers=first.num,
         more=tuple(more),
@@ -106,10 +113,10 @@ def work_of(model: ModelSpec, policy: str, loss: Loss) -> Work:
     )
 
 
-def held_of(model: ModelSpec, parameters: int) -> Held:
+def rank_state_of(model: ModelSpec, parameters: int) -> RankState:
     """Parameters and their gradients, nothing else."""
     table = ELEMENT * model.vocab_size * model.hidden_size
-    return Held(
+    return RankState(
         {MemoryKind.WEIGHTS: parameters},
         gradients=parameters,
         head_gradient=table,
@@ -127,9 +134,9 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
     config = config_of(name, vocabulary)
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss=loss.value)
-    work = work_of(model, policy, loss)
-    peak = sum(step_peak(held_of(model, traced.parameters), work).values())
-    return peak / traced.num_bytes - 1, forward_end_bytes(work) / traced.end_of_forward - 1
+    shape = shape_of(model, policy, loss)
+    peak = sum(step_peak(rank_state_of(model, traced.parameters), shape).values())
+    return peak / traced.num_bytes - 1, forward_end_bytes(shape) / traced.end_of_forward - 1
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def score_error(name: str, vocabulary: int, loss: Loss) -> float:
 
     config = config_of(name, vocabulary)
     traced = trace_peak(config, TOKENS, loss=loss.value, has_gradient=False)
-    predicted = score_peak_bytes(work_of(model_from_config(config, where="config.json"), "none", loss))
+    predicted = score_peak_bytes(shape_of(model_from_config(config, where="config.json"), "none", loss))
     return predicted / traced.rest - 1
 
 
@@ -176,10 +183,10 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss="none")
     scored = trace_peak(config, TOKENS, loss="none", has_gradient=False)
-    held = replace(held_of(model, traced.parameters), head_gradient=0, is_tied=False)
-    work = work_of(model, policy, Loss.NONE)
-    assert sum(step_peak(held, work).values()) == pytest.approx(traced.num_bytes, rel=0.08)
-    assert score_peak_bytes(work) == pytest.approx(scored.rest, rel=0.08)
+    held = replace(rank_state_of(model, traced.parameters), head_gradient=0, is_tied=False)
+    shape = shape_of(model, policy, Loss.NONE)
+    assert sum(step_peak(held, shape).values()) == pytest.approx(traced.num_bytes, rel=0.08)
+    assert score_peak_bytes(shape) == pytest.approx(scored.rest, rel=0.08)
 
 
 @pytest.mark.parametrize(("name", "loss"), [("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)])

@@ -29,17 +29,17 @@ def test_all_ranks_together_save_each_element_once(stage: int, ranks: int, sizes
 def staging(plan: Plan) -> dict[tuple[str, str, str], int]:
     rows = [row for row in plan.ledger.rows if row.kind is MemoryKind.CHECKPOINT_STAGING]
     assert all(row.resident_bytes == row.peak_bytes for row in rows)
-    return {(row.process, row.moment, row.action_id): row.resident_bytes for row in rows}
+    return {(row.process, row.run_phase, row.action_id): row.resident_bytes for row in rows}
 
 
 def test_the_copy_is_held_from_the_start_and_nothing_without_one() -> None:
     plan = make_plan(**{"checkpoints.every": 2})
     numel = plan.job.load_model().num_parameters
     held = staging(plan)
-    first = {process: size for (process, moment, _), size in held.items() if moment == "start"}
+    first = {process: size for (process, run_phase, _), size in held.items() if run_phase == "start"}
     assert sum(first.values()) == 12 * numel
     assert set(held.values()) == set(first.values())
-    assert {moment for _, moment, _ in held} == {"start", "first", "steady", "finish"}
+    assert {run_phase for _, run_phase, _ in held} == {"start", "first", "steady", "finish"}
     for overrides in ({}, {"checkpoints.every": 2, "checkpoints.writes": "waiting"}):
         assert not staging(make_plan(**overrides))
 
@@ -56,7 +56,7 @@ def test_a_copy_takes_memory_traffic_and_writing_at_once_the_disk() -> None:
 
 
 @pytest.mark.parametrize(("placement", "has_copy"), [("hybrid", True), ("colocated", False)])
-def test_where_phases_take_turns_nothing_is_copied(placement: str, has_copy: bool) -> None:
+def test_under_time_sharing_nothing_is_copied(placement: str, has_copy: bool) -> None:
     assert bool(staging(make_plan(**{"checkpoints.every": 1, "placement.placement": placement}))) is has_copy
 
 
@@ -67,6 +67,6 @@ def test_moments_in_eight_bits_are_copied_as_they_are_and_shared_layers_part_by_
     )
     assert 0.45 < next(iter(quantised.values())) / next(iter(whole.values())) < 0.55  # 4 + 2 bytes, and scales, of 12
     shared = staging(make_plan(**{"checkpoints.every": 2, "training.tp": 2}))
-    parts = {process: size for (process, moment, _), size in shared.items() if moment == "start"}
+    parts = {process: size for (process, run_phase, _), size in shared.items() if run_phase == "start"}
     assert len(set(parts.values())) == 1
     assert 12 * make_plan().job.load_model().num_parameters / 2 < parts["policy_trainer/0"]

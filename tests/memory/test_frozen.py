@@ -82,7 +82,7 @@ def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: 
     assert predicted + low_rank + wide_masks == pytest.approx(saved, rel=0.02)
 
 
-def test_products_that_keep_their_inputs_share_them_with_the_adapters() -> None:
+def test_matmuls_that_keep_their_inputs_share_them_with_the_adapters() -> None:
     block = block_of(model_from_config(LLAMA, where="config.json"))
     keeps = Frozen(attention_inputs=2, keeps_inputs=True)
     assert adapter_input_bytes(block, keeps, 2) == 2 * (2 * 1024 + 2816)

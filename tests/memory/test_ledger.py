@@ -20,7 +20,7 @@ def row(moment: str, action: str, process: str, resident: int, peak: int, **more
         "source": "by hand",
     }
     return LedgerRow(
-        moment=moment,  # type: ignore[arg-type]
+        run_phase=moment,  # type: ignore[arg-type]
         action_id=action,
         process=process,
         resident_bytes=resident,
@@ -57,7 +57,7 @@ def make_ledger(**changes: Any) -> MemoryLedger:
 def test_a_process_peaks_where_its_rows_add_up_to_most() -> None:
     peak = make_ledger().process_peak("a")
     # load 25 + 5 = 30; train 40 + 3 = 43; sync 13
-    assert (peak.scope, peak.moment, peak.action_id, peak.num_bytes) == ("a", "first", "train", 43)
+    assert (peak.scope, peak.run_phase, peak.action_id, peak.num_bytes) == ("a", "first", "train", 43)
     assert peak.rows == (("a", Role.POLICY, MemoryKind.WEIGHTS, 40), ("a", Role.POLICY, MemoryKind.KV_CACHE, 3))
     assert make_ledger().process_peak("b").num_bytes == 30
 
@@ -66,7 +66,7 @@ def test_on_a_cpu_host_everything_counts_and_idle_processes_keep_what_they_held(
     # load: 30 + 100 = 130; warm: a keeps 15, b 9, driver 100 = 124; train: 43 + b 7 + 100 = 150;
     # sync: a 13 + b 30 + 100 = 143
     peak = make_ledger().host_peak()
-    assert (peak.moment, peak.action_id, peak.num_bytes) == ("first", "train", 150)
+    assert (peak.run_phase, peak.action_id, peak.num_bytes) == ("first", "train", 150)
     assert peak.rows[0] == ("driver", Role.POLICY, MemoryKind.PROCESS, 100)
     assert sum(size for *_, size in peak.rows) == 150
 
@@ -112,7 +112,7 @@ def test_a_pair_of_the_same_names_in_another_part_does_not_count() -> None:
 
 
 def test_a_pair_of_the_start_is_none_of_a_step_whose_actions_have_the_same_names() -> None:
-    """Worked by hand: two roles park side by side while starting, and one after the other in every step."""
+    """Worked by hand: two roles are offloaded side by side while starting, and one after the other in every step."""
     rows = (
         row("start", "park/a", "a", 1, 10),
         row("start", "park/b", "b", 1, 20),

@@ -35,9 +35,9 @@ def make_ledger(
 LEDGER = make_ledger()
 
 
-def held(process: str, moment: str, action: str, what: str = "resident_bytes") -> dict[str, int]:
+def held(process: str, run_phase: str, action: str, what: str = "resident_bytes") -> dict[str, int]:
     """Bytes by kind, without the process's own imports and slack."""
-    rows = [r for r in LEDGER.rows if (r.process, r.moment, r.action_id) == (process, moment, action)]
+    rows = [r for r in LEDGER.rows if (r.process, r.run_phase, r.action_id) == (process, run_phase, action)]
     own = (MemoryKind.PROCESS, MemoryKind.FRAGMENTATION)
     return {r.kind.value: getattr(r, what) for r in rows if r.kind not in own and getattr(r, what)}
 
@@ -66,14 +66,14 @@ def test_gradients_stay_between_the_passes_and_the_step() -> None:
 def test_adam_appears_in_the_first_optimizer_step_and_stays() -> None:
     adam = 2 * 1074 * 4 + 4
     assert "optimizer" not in held("policy_trainer/0", "first", "train_forward_backward")
-    for moment, action in (
+    for run_phase, action in (
         ("first", "optimizer_step"),
         ("first", "sync_weights"),
         ("steady", "train_forward_backward"),
         ("steady", "optimizer_step"),
         ("finish", "checkpoint"),
     ):
-        assert held("policy_trainer/0", moment, action)["optimizer"] == adam
+        assert held("policy_trainer/0", run_phase, action)["optimizer"] == adam
 
 
 def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
@@ -81,7 +81,7 @@ def test_with_several_mini_batches_adam_is_there_from_the_second_on() -> None:
     actions = [
         row.action_id
         for row in ledger.rows
-        if (row.process, row.moment, row.kind) == ("policy_trainer/0", "first", "optimizer")
+        if (row.process, row.run_phase, row.kind) == ("policy_trainer/0", "first", "optimizer")
     ]
     assert "train_forward_backward/0" not in actions
     assert {"optimizer_step/0", "train_forward_backward/1", "optimizer_step/3", "sync_weights"} <= set(actions)
@@ -108,7 +108,7 @@ def test_a_single_rank_gathers_nothing_and_steps_on_a_flat_copy() -> None:
     # gradients 8592 and their flat copy 8592 before Adam's 17,188 exist; then the flat copy beside Adam
     ledger = make_ledger(**{"hardware.num_devices": 1})
     steps = {
-        row.moment: row.peak_bytes
+        row.run_phase: row.peak_bytes
         for row in ledger.rows
         if (row.action_id, row.kind.value) == ("optimizer_step", "gradients")
     }
@@ -126,7 +126,7 @@ def test_only_the_first_optimizer_step_of_all_finds_adam_missing() -> None:
     steps = {
         row.action_id: row.peak_bytes
         for row in ledger.rows
-        if (row.process, row.moment, row.kind.value) == ("policy_trainer/0", "first", "gradients")
+        if (row.process, row.run_phase, row.kind.value) == ("policy_trainer/0", "first", "gradients")
         and row.action_id.startswith("optimizer_step")
     }
     # the first gathers; each later one flattens 4696 + 4296 as in every later step
@@ -165,11 +165,11 @@ def test_a_scorer_holds_weights_and_for_a_moment_one_layer_or_the_head() -> None
     [("policy_trainer/0", 100, 1), ("policy_trainer/1", 100, 1), (SCORER, 200, 2), (ENGINE, 300, 3)],
 )
 def test_every_process_holds_its_imports_and_slack_at_every_moment(process: str, imports: int, slack: int) -> None:
-    by_moment: dict[tuple[str, str], dict[str, LedgerRow]] = defaultdict(dict)
+    by_place: dict[tuple[str, str], dict[str, LedgerRow]] = defaultdict(dict)
     for row in LEDGER.rows:
         if row.process == process:
-            by_moment[(row.moment, row.action_id)][row.kind.value] = row
-    for (_, action), rows in by_moment.items():
+            by_place[(row.run_phase, row.action_id)][row.kind.value] = row
+    for (_, action), rows in by_place.items():
         # the engine's kernels: 5 shapes in 3 x 12 batch sizes, once it has worked
         code = 5 * 36 * 10_000 if process == ENGINE and action != "start_engine" else 0
         own, spare = rows.pop("process"), rows.pop("fragmentation")
@@ -183,19 +183,19 @@ def test_every_process_holds_its_imports_and_slack_at_every_moment(process: str,
 def test_the_driver_and_ray_count_on_the_host_all_the_time() -> None:
     rows = {row.process: row for row in LEDGER.rows if row.space == "host"}
     assert {name: row.resident_bytes for name, row in rows.items()} == {"driver/0": 10 * MIB, "ray_system": 20 * MIB}
-    for moment, counted in LEDGER._moments():
-        assert {row.process for row, _ in counted} >= set(rows), moment
+    for run_phase, counted in LEDGER._moments():
+        assert {row.process for row, _ in counted} >= set(rows), run_phase
 
 
 def test_every_row_says_where_it_comes_from_and_when_it_holds() -> None:
     moments = set(LEDGER.order)
     for row in LEDGER.rows:
-        assert (row.moment, row.action_id) in moments
+        assert (row.run_phase, row.action_id) in moments
         assert row.source
         assert row.resident_bytes >= 0
         assert row.peak_bytes >= 0
-    assert [moment for moment, _ in LEDGER.order] == sorted(
-        (moment for moment, _ in LEDGER.order), key=["start", "first", "steady", "finish"].index
+    assert [run_phase for run_phase, _ in LEDGER.order] == sorted(
+        (run_phase for run_phase, _ in LEDGER.order), key=["start", "first", "steady", "finish"].index
     )
 
 
@@ -208,7 +208,7 @@ def test_processes_that_start_side_by_side_peak_together_and_a_chain_does_not() 
 
 
 def test_a_job_of_one_step_has_no_later_steps() -> None:
-    assert {row.moment for row in make_ledger(**{"workload.num_steps": 1}).rows} == {"start", "first", "finish"}
+    assert {row.run_phase for row in make_ledger(**{"workload.num_steps": 1}).rows} == {"start", "first", "finish"}
 
 
 def test_the_evaluation_counts_in_the_first_step_only_where_it_happens() -> None:
@@ -312,22 +312,26 @@ def test_a_heap_that_is_kept_has_holes_at_the_peak_and_none_between_actions() ->
     assert all(after > before for before, after in passes)
 
 
-def test_an_engine_that_guesses_holds_numba_and_samples_more_rows_at_a_time() -> None:
-    guesses = {"rollout.speculative_tokens": 3}
-    plain, guessing = make_plan().ledger, make_plan(**guesses).ledger
-    numba = make_plan().job.load_profile().process_slack.guessing
+def test_speculative_decoding_holds_numba_and_samples_more_rows_at_a_time() -> None:
+    drafts = {"rollout.speculative_tokens": 3}
+    plain, speculative_decoding = make_plan().ledger, make_plan(**drafts).ledger
+    numba = make_plan().job.load_profile().process_slack.speculative_decoding
     assert numba is not None
 
-    def held(ledger: MemoryLedger, kind: MemoryKind, action_id: str, moment: str) -> LedgerRow:
+    def held(ledger: MemoryLedger, kind: MemoryKind, action_id: str, run_phase: str) -> LedgerRow:
         return next(
             row
             for row in ledger.rows
-            if (row.process, row.kind, row.action_id, row.moment) == ("rollout_engine/0", kind, action_id, moment)
+            if (row.process, row.kind, row.action_id, row.run_phase) == ("rollout_engine/0", kind, action_id, run_phase)
         )
 
-    slack = [held(ledger, MemoryKind.FRAGMENTATION, "start_engine", "start") for ledger in (plain, guessing)]
+    slack = [
+        held(ledger, MemoryKind.FRAGMENTATION, "start_engine", "start") for ledger in (plain, speculative_decoding)
+    ]
     assert slack[1].resident_bytes - slack[0].resident_bytes == numba.value
-    logits = [held(ledger, MemoryKind.LOGITS, "generate", "first").peak_bytes for ledger in (plain, guessing)]
+    logits = [
+        held(ledger, MemoryKind.LOGITS, "generate", "first").peak_bytes for ledger in (plain, speculative_decoding)
+    ]
     assert logits[1] * 4 == logits[0] * 21  # 4 rows a sequence become 4 (1 + 3) + 3 + 2
 
 

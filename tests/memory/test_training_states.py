@@ -94,13 +94,13 @@ SPECIAL: dict[str, Case] = {
     },
 }
 GRID: dict[str, Case] = {
-    f"{model}, stage {stage}, {ranks} ranks, {dtype}, {way}": {"stage": stage, "ranks": ranks, "model": model}
-    | {"dtype": dtype, "persistence": 0, **({way: True} if way != "full" else {})}
+    f"{model}, stage {stage}, {ranks} ranks, {dtype}, {variant}": {"stage": stage, "ranks": ranks, "model": model}
+    | {"dtype": dtype, "persistence": 0, **({variant: True} if variant != "full" else {})}
     for model in MODELS
     for stage in range(4)
     for ranks in (1, 2)
-    for dtype, way in (("bf16", "full"), ("fp32", "full"), ("bf16", "lora"), ("bf16", "offload"))
-    if stage >= 2 or way != "offload"
+    for dtype, variant in (("bf16", "full"), ("fp32", "full"), ("bf16", "lora"), ("bf16", "offload"))
+    if stage >= 2 or variant != "offload"
 }
 NIGHTLY = SPECIAL | GRID
 
@@ -129,14 +129,14 @@ def check(case: Case, found_by_rank: list[dict[str, dict[str, int]]]) -> None:
     """Compare rows and totals of every rank."""
     for rank, moments in enumerate(found_by_rank):
         predicted = predict(case, rank)
-        for moment, states in (
+        for run_phase, states in (
             ("built", predicted.after_build()),
             ("accumulated", predicted.after_backward()),
             ("stepped", predicted.after_step()),
         ):
-            found = moments[moment]
+            found = moments[run_phase]
             expected = dict(states.device)
-            if moment == "accumulated":
+            if run_phase == "accumulated":
                 expected.pop(MemoryKind.OPTIMIZER, None)
                 states = States({**expected, **early_moments(case, predicted)}, states.host)
                 if case["stage"] == 3:
@@ -144,12 +144,12 @@ def check(case: Case, found_by_rank: list[dict[str, dict[str, int]]]) -> None:
             if case.get("offload"):
                 host = sum(size for kind, size in states.host.items() if kind is not MemoryKind.OPTIMIZER)
                 host += found["states"]
-                assert 0 <= found["all"] - states.device_bytes - host <= NOTHING_MORE, (rank, moment)
+                assert 0 <= found["all"] - states.device_bytes - host <= NOTHING_MORE, (rank, run_phase)
                 continue
-            assert 0 <= found["all"] - states.device_bytes <= NOTHING_MORE, (rank, moment, found, states.device)
-            if moment == "stepped":
+            assert 0 <= found["all"] - states.device_bytes <= NOTHING_MORE, (rank, run_phase, found, states.device)
+            if run_phase == "stepped":
                 assert found["states"] == states.device[MemoryKind.OPTIMIZER]
-            if case["stage"] in (1, 2) and moment == "accumulated" and "zero.averaged_gradients" in found:
+            if case["stage"] in (1, 2) and run_phase == "accumulated" and "zero.averaged_gradients" in found:
                 assert found["zero.averaged_gradients"] == states.device[MemoryKind.GRADIENTS]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.sync_buckets import plan_buckets, staging_bytes
 from rlplan.memory.weight_sync import (
     adapter_slot_bytes,
     arena_bytes,

@@ -85,7 +85,7 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
         ),
         (
             {"rollout.speculative_tokens": 3, "placement": {"placement": "colocated"}},
-            "a colocated engine is made anew in its process, which vLLM cannot do once it has proposed",
+            "a colocated engine is restarted in its process, which vLLM cannot do after speculative decoding",
         ),
         (
             {"rollout.quantization": "fp8"},

@@ -44,9 +44,11 @@ def kinds(plan: Plan) -> list[ActionKind]:
 COLOCATED = {"placement": "colocated", "offload": "host", "offload_roles": "all"}
 CASES = {
     "hybrid": {"placement": {"placement": "hybrid"}},
-    "colocated, all parked": {"placement": COLOCATED},
+    "colocated, all offloaded": {"placement": COLOCATED},
     "colocated, weights kept": {"placement": COLOCATED, "rollout": {"sleep_level": 1, "tp": 2}},
-    "colocated, frozen parked": {"placement": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"}},
+    "colocated, frozen offloaded": {
+        "placement": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"}
+    },
     "disaggregated": {"placement": {"placement": "disaggregated", "num_generation_devices": 4}},
     "disaggregated over disk": {
         "placement": {"placement": "disaggregated", "num_generation_devices": 4, "transport": "disk"}
@@ -120,8 +122,8 @@ def test_every_rank_hands_over_to_the_engine_on_its_own_gpu() -> None:
 
 def test_generation_runs_ahead_where_the_budget_lets_it() -> None:
     plan = executable_plan(budget(**CASES["asynchronous"]))
-    assert plan.schedule.lead is not None
-    assert plan.schedule.lead.max_staleness == 2
+    assert plan.schedule.async_rollouts is not None
+    assert plan.schedule.async_rollouts.max_staleness == 2
     assert plan.job.sync_transport is Transport.NCCL
 
 
@@ -176,7 +178,7 @@ def test_a_colocated_engine_that_never_sleeps_is_not_offered() -> None:
 
 @pytest.mark.parametrize(("placement", "copies"), [({"placement": "hybrid"}, True), (COLOCATED, False)])
 def test_checkpoints_lie_in_the_host_s_memory_until_they_are_written(placement: dict[str, Any], copies: bool) -> None:
-    """A pinned copy of every rank's master weights and moments, or none where phases take turns."""
+    """A pinned copy of every rank's master weights and moments, or none where phases time-share memory."""
     plan = executable_plan(budget(placement=placement, checkpoints={"every": 1}))
     saving = next(action for action in plan.schedule.step if action.id == "save_states")
     assert saving.kind is (ActionKind.SAVE_STATES if copies else ActionKind.WRITE_STATES)

@@ -91,13 +91,13 @@ def random_job(seed: int) -> JobSpec:
         "response_lengths": {"kind": "lognormal", "median": 400, "sigma": 0.8},
     }
     placement = random.choice(("auto", "auto", "colocated", "hybrid", "disaggregated"))
-    may_lead = placement in ("auto", "disaggregated")
+    may_be_async = placement in ("auto", "disaggregated")
     job = {
         "policy": random.choice(MODELS),
         "algorithm": random.choice(ALGORITHMS),
         "hardware": random.choice(GPUS if placement != "disaggregated" else GPUS[1:]),
         "workload": workload,
-        "placement": {"placement": placement, "max_staleness": random.choice((0, 0, 2)) if may_lead else 0},
+        "placement": {"placement": placement, "max_staleness": random.choice((0, 0, 2)) if may_be_async else 0},
         "training": {"lora": random.choice((None, None, {"rank": 32}))},
         "checkpoints": {"every": random.choice((0, 1, 20))},
         "data": DATA,

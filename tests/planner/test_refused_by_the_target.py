@@ -86,7 +86,7 @@ def test_a_change_that_leads_to_a_refusal_says_so_and_helps_nobody() -> None:
 
 def test_a_cpu_host_refuses_with_the_same_error() -> None:
     job = make_job(**{"rollout.kv_dtype": "fp8"})
-    (reason,) = rules.of_job(job)
+    (reason,) = rules.job_refusals(job)
     with pytest.raises(EmitError, match="the engine has it on GPUs only") as caught:
         find_plan(job)
     assert reason in caught.value.what

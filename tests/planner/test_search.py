@@ -174,9 +174,9 @@ def test_what_does_not_fit_is_a_plan_with_that_verdict_and_remedies_that_were_tr
 
 
 def test_trades_of_time_against_headroom_give_up_one_for_the_other() -> None:
-    front = best_plan(load_job(QUICKSTART), with_pareto=True).pareto
-    assert [one.seconds for one in front] == sorted(one.seconds for one in front)
-    assert [one.headroom_bytes for one in front] == sorted(one.headroom_bytes for one in front)
+    bounds = best_plan(load_job(QUICKSTART), with_pareto=True).pareto
+    assert [one.seconds for one in bounds] == sorted(one.seconds for one in bounds)
+    assert [one.headroom_bytes for one in bounds] == sorted(one.headroom_bytes for one in bounds)
 
 
 def test_an_objective_that_asks_for_a_number_of_gpus_is_refused_on_a_cpu_host() -> None:

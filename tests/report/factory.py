@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.planner.plan import Plan, write_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.resolve import choice_of
@@ -159,21 +159,21 @@ def _ledger(schedule: Schedule, shape: RunShape) -> MemoryLedger:
         _row("start", first, process, HOST_DEVICE, MemoryKind.PROCESS, (size, size))
         for process, size in HOST_PROCESSES.items()
     ]
-    order: list[tuple[Moment, str]] = []
+    order: list[tuple[RunPhase, str]] = []
     has_adam: set[str] = set()
-    for moment, actions in _moments(schedule):
+    for run_phase, actions in _moments(schedule):
         for action in actions:
-            order.append((moment, action.id))
+            order.append((run_phase, action.id))
             for process, device in _processes(schedule, action):
                 if action.kind is ActionKind.OPTIMIZER_STEP:
                     has_adam.add(process)
                 held = _held(process, action, PARAMS[shape.size], process in has_adam)
-                rows += [_row(moment, action, process, device, kind, size) for kind, size in held.items()]
+                rows += [_row(run_phase, action, process, device, kind, size) for kind, size in held.items()]
     beside = tuple(("step", "verify", action.id) for action in schedule.step if action.kind is ActionKind.SCORE)
     return MemoryLedger(tuple(rows), shape.capacity, shape.capacity, True, tuple(order), beside)
 
 
-def _moments(schedule: Schedule) -> Iterator[tuple[Moment, tuple[Action, ...]]]:
+def _moments(schedule: Schedule) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
     yield from (("start", schedule.start), ("first", schedule.step), ("steady", schedule.step))
     yield ("finish", schedule.finish)
 
@@ -203,13 +203,13 @@ def _held(process: str, action: Action, params: int, has_adam: bool) -> dict[Mem
 
 
 def _row(
-    moment: Moment, action: Action, process: str, device: str, kind: MemoryKind, size: tuple[int, int]
+    run_phase: RunPhase, action: Action, process: str, device: str, kind: MemoryKind, size: tuple[int, int]
 ) -> LedgerRow:
     resident, peak = size
     role = Role.REFERENCE if process.startswith("scorer") else Role.POLICY
     space = "host" if device == HOST_DEVICE else "device"
     loaded = peak if kind is MemoryKind.WEIGHTS and action.kind is ActionKind.START_ENGINE else 0
-    return LedgerRow(moment, action.id, action.phase, process, device, role, kind, space, resident, peak,
+    return LedgerRow(run_phase, action.id, action.phase, process, device, role, kind, space, resident, peak,
                      Provenance.DERIVED, "tests.report.factory", loaded)  # fmt: skip
 
 
@@ -241,8 +241,12 @@ def _steps_done(plan: Plan, shape: RunShape) -> Iterator[tuple[int, tuple[Action
 
 def _samples(plan: Plan, where: tuple[str, int, str, str], at_s: float) -> Iterator[str]:
     action_id, step, process, device = where
-    moment = {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
-    rows = [row for row in plan.ledger.rows if (row.moment, row.action_id, row.process) == (moment, action_id, process)]
+    run_phase = {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
+    rows = [
+        row
+        for row in plan.ledger.rows
+        if (row.run_phase, row.action_id, row.process) == (run_phase, action_id, process)
+    ]
     for row in rows:
         if row.kind in PERSISTENT_KINDS or row.kind is MemoryKind.PACKED_WEIGHTS:
             parts = (str(row.role), str(row.kind), "resident", row.resident_bytes, at_s)

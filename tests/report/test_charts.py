@@ -69,7 +69,7 @@ def test_a_runs_legends_hold_every_kind_and_phase_that_is_drawn(
 ) -> None:
     run = _read(tmp_path, RunShape(num_steps=3))
     shown = _words(draw(run)).split(" | ")
-    kinds = {str(row.kind) for row in run.ledger.rows if row.peak_bytes and row.moment != "finish"}
+    kinds = {str(row.kind) for row in run.ledger.rows if row.peak_bytes and row.run_phase != "finish"}
     assert {style.name_of(kind) for kind in kinds} <= set(shown)
     assert {str(action.phase) for action in run.schedule.step} <= set(shown)
 

@@ -41,7 +41,7 @@ def check_states(overrides: Overrides, answers: list[Any]) -> None:
         rows = {
             row.kind: row.resident_bytes
             for row in plan.ledger.rows
-            if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", f"policy_trainer/{rank}")
+            if (row.run_phase, row.action_id, row.process) == ("steady", "optimizer_step", f"policy_trainer/{rank}")
         }
         for kind in PERSISTENT_KINDS:
             assert measured["components"].get(kind.value, 0) == rows.get(kind, 0), kind

@@ -23,7 +23,7 @@ def check_run(run: FinishedRun, num_steps: int) -> None:
     differences = [row["sync/logprob_difference_max"] for row in run.metrics if row["step"] > 0]
     assert len(differences) == num_steps
     assert max(differences) < WEIGHTS_AGREE
-    later = [row for row in run.plan.ledger.rows if row.moment != "first"]
+    later = [row for row in run.plan.ledger.rows if row.run_phase != "first"]
     rows = {(row.action_id, row.process, row.role, row.kind): row for row in later}
     compared = 0
     for sample in run.trace.samples:

@@ -142,7 +142,7 @@ def other_layout_run(run_job: Runner) -> FinishedRun:
 
 @pytest.fixture(scope="session")
 def colocated_run(run_job: Runner) -> FinishedRun:
-    """Trainer and engine take turns; the KV cache is large enough to be seen when it goes."""
+    """Trainer and engine time-share their devices; the KV cache is large enough to be seen when it goes."""
     return run_job("examples/quickstart.yaml", *COLOCATED)
 
 

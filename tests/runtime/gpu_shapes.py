@@ -53,8 +53,8 @@ def on_a_cpu_host(example: str, *overrides: str, num_devices: int = 2) -> Resolv
         "block_size": 32,
     }
     data["rollout"] |= {"dtype": "float32", "has_cuda_graphs": False, "max_num_batched_tokens": 2048, **sizes}
-    way = {"cuda_ipc": "shared_memory", "nccl": "gloo"}.get(data["placement"]["transport"], "disk")
-    data["placement"] |= {"transport": way, "sync_bucket": "1MiB"}
+    transport = {"cuda_ipc": "shared_memory", "nccl": "gloo"}.get(data["placement"]["transport"], "disk")
+    data["placement"] |= {"transport": transport, "sync_bucket": "1MiB"}
     data["roles"] = {role: part for role, part in data["roles"].items() if part.get("path")}
     for part in data["roles"].values():
         part["path"] = SORTER

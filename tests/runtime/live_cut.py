@@ -52,7 +52,7 @@ OVERRIDES: dict[str, Any] = {
     "workload.max_response_len": max(LENGTHS),
 }
 
-OTHER_WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "stage 0": {"training.zero_stage": 0},
     "stage 2": {"training.zero_stage": 2},
     "stage 3": {},
@@ -119,13 +119,13 @@ def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
     answer["trainer"] = apart(said, trainer.score(pairs(), "policy"))
     trainer.stop()
     if name == "qwen3":
-        answer["other ways"] = {way: loaded_whole(model, way, port, said) for way in OTHER_WAYS}
+        answer["variants"] = {variant: loaded_whole(model, variant, port, said) for variant in VARIANTS}
     return answer
 
 
-def loaded_whole(model: str, way: str, port: int, said: list[tuple[float, ...]]) -> dict[str, Any]:
+def loaded_whole(model: str, variant: str, port: int, said: list[tuple[float, ...]]) -> dict[str, Any]:
     """What a trainer says otherwise that has loaded the model as a CPU's ranks do."""
-    plan = make_plan(**OVERRIDES | OTHER_WAYS[way] | {"policy.path": model, "hardware.num_devices": 1})
+    plan = make_plan(**OVERRIDES | VARIANTS[variant] | {"policy.path": model, "hardware.num_devices": 1})
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
     trainer.start(0, 1, port, model)
     found = {

@@ -303,8 +303,8 @@ def limits() -> dict[str, Any]:
     }
 
 
-def guessing() -> dict[str, Any]:
-    """An engine that guesses tokens ahead, on prompts that repeat themselves."""
+def speculative_decoding() -> dict[str, Any]:
+    """An engine with n-gram speculative decoding, on prompts that repeat themselves."""
     live = Live(**{"rollout.speculative_tokens": 3})
     lengths, differences, num_accepted = [], [], 0
     for temperature in (0.7, 1.0, 1.3):
@@ -350,7 +350,7 @@ def adapters(*_: int) -> dict[str, Any]:
 
 def alone(*_: int) -> dict[str, Any]:
     """What engines on one rank are asked for, one engine after the other in one process."""
-    return {"generation": generation(), "limits": limits(), "guessing": guessing()}
+    return {"generation": generation(), "limits": limits(), "speculative_decoding": speculative_decoding()}
 
 
 SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters}

@@ -52,21 +52,21 @@ class Learner:
         import torch
         from peft import PeftModel
 
-        from rlplan.runtime.logprob_model import LogprobModel, judge_packed
+        from rlplan.runtime.logprob_model import LogprobModel, score_packed
         from rlplan.runtime.start_checkpoint import load_language_model
 
         job = self.live.job
         model = PeftModel.from_pretrained(load_language_model(job.policy.path), str(folder / "adapter"))
         judge = LogprobModel(model.base_model.model, 1.0, entropies="none")
         with torch.no_grad():
-            return flat(judge_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
+            return flat(score_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
 
     def states(self) -> dict[str, Any]:
         """Bytes by kind, those that the plan says, and the names of what is handed over."""
         predicted = {
             row.kind.value: row.resident_bytes
             for row in self.live.plan.ledger.rows
-            if (row.moment, row.action_id, row.process) == ("steady", "optimizer_step", "policy_trainer/0")
+            if (row.run_phase, row.action_id, row.process) == ("steady", "optimizer_step", "policy_trainer/0")
         }
         names = [name for name, _ in self.live.call("weights")]
         return {"components": self.live.measured("components")["components"], "predicted": predicted, "names": names}

@@ -44,8 +44,8 @@ class LiveRank:
         plan = plan_of(num_ranks, case)
         self.plan, self.job, self.rank, self.num_ranks, self.case = plan, plan.job, rank, num_ranks, case
         self.is_half = plan.job.training.dtype == "float16"
-        ways = plan.job.training.num_ranks_per_pass
-        self.num_shares, self.share = num_ranks // ways, rank // ways
+        ranks_per_pass = plan.job.training.num_ranks_per_pass
+        self.num_shares, self.share = num_ranks // ranks_per_pass, rank // ranks_per_pass
         self.trainer = PolicyTrainer(f"policy_trainer/{rank}", plan.job, execution_spec(plan).deepspeed["policy"], 1)
         self.trainer.import_libraries()
         if rank == 0 and not dist.is_initialized():
@@ -133,7 +133,7 @@ def cut(live: LiveRank) -> dict[str, Any]:
     sums = live.call("forward_backward", micro_batches, weights)
     norm = live.call("optimizer_step")["grad_norm"]
     kept = [float(tensor.double().sum()) for _, tensor in live.call("weights")]
-    passes = len(micro_batches) - 1  # the last one is a dummy, which teaches nothing
+    passes = len(micro_batches) - 1  # the last one is a dummy, which gives no gradient
     return {"passes": passes, "norm": norm, "loss": sums["loss"], "tokens": sums["num_tokens"], "weights": kept}
 
 
@@ -160,14 +160,14 @@ def memory(live: LiveRank) -> dict[str, Any]:
 
 
 def swap(live: LiveRank) -> dict[str, Any]:
-    """Three steps; before the last one everything is parked on disk and comes back."""
+    """Three steps; before the last one everything is offloaded to disk and comes back."""
     log = [train(live) for _ in range(2)]
     before = live.measured("components")
-    parked = live.measured("offload", "disk")
+    offloaded = live.measured("offload", "disk")
     back = live.measured("reload")
     log.append(train(live))
     sums = {name: float(tensor.double().sum()) for name, tensor in live.call("weights")}
-    return {"log": log, "sums": sums, "before": before, "parked": parked, "back": back}
+    return {"log": log, "sums": sums, "before": before, "offloaded": offloaded, "back": back}
 
 
 def agree(live: LiveRank) -> dict[str, Any]:

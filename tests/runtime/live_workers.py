@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S = 200.0
 
 
-class LiveCrew:
-    """What `runtime.crew.Crew` is to those who call workers: `perform`, `gather`, `measured`, `addresses`."""
+class LiveWorkerGroup:
+    """What `runtime.worker_group.WorkerGroup` is to those who call workers: `perform`, `gather`, `measured`,
+    `addresses`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.log_folder = folder / "logs"
@@ -95,12 +97,12 @@ class LiveCrew:
         return RunError(f"no answer from {process}.{method}: {log[-3000:]}")
 
 
-def start_trainers(crew: LiveCrew, spec: ExecutionSpec) -> list[str]:
+def start_trainers(worker_group: LiveWorkerGroup, spec: ExecutionSpec) -> list[str]:
     """Begin the trainer's processes; their calls of `join` make them a group."""
     names = []
     for worker in spec.ray.workers:
         if worker.worker == "policy_trainer":
-            crew.begin(
+            worker_group.begin(
                 worker.process,
                 "rlplan.runtime.workers.policy_trainer:PolicyTrainer",
                 worker.environment,

@@ -84,7 +84,7 @@ def ahead() -> Schedule:
     return make_plan(**{"workload.num_steps": 4, "workload.evaluate_every": 2, "placement.max_staleness": 1}).schedule
 
 
-def test_an_action_that_leads_is_begun_once_beside_all_steps_and_ends_before_the_end() -> None:
+def test_async_rollouts_are_begun_once_beside_all_steps_and_end_before_the_end() -> None:
     begun, over = [], threading.Event()
 
     def perform(action: Action, step: int) -> None:
@@ -111,7 +111,7 @@ def test_when_the_action_that_leads_fails_the_run_fails_with_it() -> None:
 
 
 def test_what_waits_for_an_action_that_is_left_out_waits_for_what_that_one_waits_for() -> None:
-    """In the first steps a value model is trained alone: the hand-over of the policy's weights comes after it."""
+    """In the first steps a value model is trained alone: the weight sync comes after it."""
     plan = make_plan(**{"algorithm.name": "ppo", "algorithm.value_warmup_steps": 2, "workload.num_steps": 3})
     ended: list[tuple[int, str]] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import RunError
-from rlplan.runtime.disk_errors import disk_number, telling_disk_errors, writing_file
+from rlplan.runtime.disk_errors import disk_number, reporting_disk_errors, writing_file
 from rlplan.runtime.resuming import resumable
 from rlplan.runtime.run_files import write_over
 from rlplan.runtime.weight_sync.arena import SHARED_FOLDER, create_arena
@@ -59,7 +59,7 @@ def test_a_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) ->
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), writing_file(tmp_path):
         (tmp_path / "b" / "c").write_text("")
-    with pytest.raises(OSError, match="terminal"), telling_disk_errors(tmp_path):
+    with pytest.raises(OSError, match="terminal"), reporting_disk_errors(tmp_path):
         raise OSError(errno.EIO, "the terminal is gone")
 
 
@@ -122,11 +122,11 @@ RUN = (
     FILL
     + """
 from rlplan.planner.search import find_plan
-from rlplan.runtime.claim import claimed
+from rlplan.runtime.run_lock import locked_run_folder
 from rlplan.runtime.launch import prepare_run_folder, ready_to_run, run_task
 from rlplan.spec.job_file import load_job
 plan, run = find_plan(load_job(Path(sys.argv[2]))), disk / "run"
-with claimed(run), ready_to_run(plan) as task:
+with locked_run_folder(run), ready_to_run(plan) as task:
     task = prepare_run_folder(task, run, keeps_bundle=True)
     try:
         run_task(task, run, lambda event: (disk / "filler").exists() or fill())
@@ -197,7 +197,7 @@ WRITE_TENSORS = (
     + """
 import torch
 from rlplan.runtime.start_checkpoint import save_policy
-from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.state_saver import _write_with_receipt
 from rlplan.runtime.checkpoints.tensor_file import Piece
 tensor = torch.ones(1_000_000)
@@ -205,7 +205,7 @@ piece = Piece("a", "F32", memoryview(tensor.numpy()).cast("B"))
 _write_with_receipt(disk / "policy.safetensors", [piece], {})
 print(json.loads((disk / "policy.receipt").read_text())["error"])
 for write in (
-    lambda: ParkedStates().park([tensor.untyped_storage()]),
+    lambda: OffloadedStates().offload([tensor.untyped_storage()]),
     lambda: save_policy(None, [("a", tensor)], disk / "policy", disk),
 ):
     try:
@@ -221,9 +221,9 @@ def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_recei
     with small_disk(tmp_path / "disk", "256k") as disk:
         done = disk.python(WRITE_TENSORS, TMPDIR=str(disk.folder))
     size = "3.81 MiB were to be written"
-    receipt, parked, policy, left = done.stdout.splitlines() or [done.stderr]
+    receipt, offloaded, policy, left = done.stdout.splitlines() or [done.stderr]
     assert receipt.startswith(f"policy.safetensors cannot be written: the disk is full ({size}, ")
-    assert parked.startswith(f"disk cannot be written: the disk is full ({size}, ")
+    assert offloaded.startswith(f"disk cannot be written: the disk is full ({size}, ")
     assert policy.startswith(f"model.safetensors cannot be written: the disk is full ({size}, ")
     assert left == "1000000.0 ['policy', 'policy.receipt']"
 
@@ -268,7 +268,9 @@ print(all(torch.equal(each[name], tensor) for each in fed for name, tensor in we
 )
 
 
-def test_a_hand_over_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(tmp_path: Path) -> None:
+def test_a_weight_sync_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path / "disk", "128k") as disk:
         done = disk.python(HAND_OVER)
     assert done.returncode == 0, done.stderr

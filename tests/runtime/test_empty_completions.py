@@ -7,7 +7,7 @@ import pytest
 from rlplan.runtime.experience import Completion, Prompt, Rollout, SequencePair
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.packing import pack_shares
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.step_metrics import StepMetrics
 from tests.factories import make_job
 
@@ -27,7 +27,7 @@ def rollouts(*responses: tuple[int, ...]) -> list[Rollout]:
 @pytest.mark.parametrize("responses", [((), (3, 4)), ((), ())])
 def test_empty_responses_go_through_rewards_advantages_and_metrics(responses: tuple[tuple[int, ...], ...]) -> None:
     job, step = make_job(), rollouts(*responses)
-    RewardDesk(job).judge(step)
+    RewardPool(job).judge(step)
     judged = ADVANTAGES[job.algorithm.declaration.advantage](step, job.algorithm)
     assert [len(one.advantages) for one in judged] == [len(tokens) for tokens in responses]
     metrics = StepMetrics(job)

@@ -58,11 +58,11 @@ def test_several_hosts_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_sees_no_gpu_says_so() -> None:
-    from rlplan.runtime.workers.own_device import own_device
+    from rlplan.runtime.workers.worker_device import worker_device
 
-    assert own_device(make_job()).type == "cpu"
+    assert worker_device(make_job()).type == "cpu"
     with pytest.raises(HostError, match="sees no CUDA device"):
-        own_device(job())
+        worker_device(job())
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:

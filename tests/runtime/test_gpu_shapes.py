@@ -34,7 +34,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def colocated(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """GRPO on ZeRO-3: engine and trainer take turns, optimizer states lie on the host."""
+    """GRPO on ZeRO-3: engine and trainer time-share their devices, optimizer states lie on the host."""
     return run_of("grpo-7b-8xh100.yaml", tmp_path_factory.mktemp("colocated"), *OFFLOADED)
 
 

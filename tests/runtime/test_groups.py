@@ -1,4 +1,4 @@
-"""Groups that teach nothing are replaced, up to a number of times, and a step always has as many groups."""
+"""Zero-variance groups are replaced, up to a number of times, and a step always has as many groups."""
 
 import json
 import math
@@ -29,16 +29,16 @@ def group(number: int, *rewards: float) -> Group:
 
 
 class Source:
-    """Groups in the order of their numbers: those named teach, others do not."""
+    """Groups in the order of their numbers: those named have variance, others have none."""
 
-    def __init__(self, *teaching: int) -> None:
-        self.teaching, self.next, self.asked = teaching, 0, []
+    def __init__(self, *with_variance: int) -> None:
+        self.with_variance, self.next, self.asked = with_variance, 0, []
 
     def more(self, count: int) -> list[Group]:
         numbers = range(self.next, self.next + count)
         self.next += count
         self.asked.append(count)
-        return [group(number, 1.0, float(number not in self.teaching)) for number in numbers]
+        return [group(number, 1.0, float(number not in self.with_variance)) for number in numbers]
 
 
 def gathered(source: Source, count: int, max_refills: int) -> tuple[list[int], int]:
@@ -51,7 +51,7 @@ def test_without_refills_every_group_is_taken_as_it_is() -> None:
     assert gathered(Source(), 3, 0) == ([0, 1, 2], 0)
 
 
-def test_groups_that_teach_nothing_are_replaced_until_there_are_enough() -> None:
+def test_zero_variance_groups_are_replaced_until_there_are_enough() -> None:
     source = Source(1, 4, 5)
     assert gathered(source, 3, 5) == ([1, 4, 5], 3)
     assert source.asked == [3, 2, 1]
@@ -63,11 +63,11 @@ def test_after_the_last_refill_such_groups_make_up_the_number() -> None:
     assert source.asked == [3, 3]
 
 
-def test_a_failed_rollout_does_not_make_a_group_teach() -> None:
+def test_a_failed_rollout_gives_a_group_no_variance() -> None:
     mixed = group(0, 1.0, 0.0)
     mixed.rollouts[1].has_failed = True
-    assert group(0, 1.0, 0.0).teaches
-    assert not mixed.teaches
+    assert group(0, 1.0, 0.0).has_variance
+    assert not mixed.has_variance
 
 
 def test_truncated_answers_are_masked_where_the_job_says_so_and_greedy_ones_kept_apart() -> None:

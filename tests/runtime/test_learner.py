@@ -1,4 +1,4 @@
-"""The learner without a crew: numbers that are none, and who scores what."""
+"""The learner without a worker_group: numbers that are none, and who scores what."""
 
 import math
 

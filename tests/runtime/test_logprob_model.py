@@ -85,7 +85,7 @@ def test_one_sequence_does_not_see_another() -> None:
     assert torch.equal(together, packed(make_batch([first, *sequences(seed=8)[1:]]))[0][: len(first.response_tokens)])
 
 
-def test_a_dummy_teaches_nothing() -> None:
+def test_a_dummy_gives_no_gradient() -> None:
     _, packed = models("Llama")
     logprobs, entropies = packed(make_batch([]))
     assert logprobs.shape == entropies.shape == (0,)

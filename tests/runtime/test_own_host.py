@@ -13,7 +13,7 @@ import pytest
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 from rlplan.spec.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, ROOT, make_plan
 from tests.runtime.conftest import DEADLINE_S, RLPLAN
@@ -36,8 +36,8 @@ def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_process_of_ours_is_started_with_the_current_folder_on_its_path() -> None:
     """`python -m` puts it there; every module that we start goes through one place."""
     sources = {path: path.read_text("utf-8") for path in (ROOT / "rlplan").rglob("*.py")}
-    assert [path.name for path, text in sources.items() if '"-m"' in text] == ["own_path.py"]
-    assert [path.name for path, text in sources.items() if "sys.executable" in text] == ["own_path.py"]
+    assert [path.name for path, text in sources.items() if '"-m"' in text] == ["safe_path.py"]
+    assert [path.name for path, text in sources.items() if "sys.executable" in text] == ["safe_path.py"]
 
 
 def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Placements that switch or overlap, on real runs of three steps: who takes turns, who runs ahead, what is freed."""
+"""Placements that switch or overlap, on real runs of three steps: time sharing, async rollouts, what is freed."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_an_engine_that_was_started_anew_has_the_trainers_weights(colocated_run:
 
 
 def test_a_stopped_engine_gives_back_what_the_plan_says(colocated_run: FinishedRun) -> None:
-    rows = [row for row in colocated_run.plan.ledger.rows if row.moment == "steady"]
+    rows = [row for row in colocated_run.plan.ledger.rows if row.run_phase == "steady"]
     planned = {
         name: sum(row.resident_bytes for row in rows if (row.action_id, row.process) == (name, "rollout_engine/0"))
         for name in ("generate", "stop_engine")

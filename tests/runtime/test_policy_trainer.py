@@ -99,10 +99,10 @@ def test_every_stage_makes_the_same_steps(two_ranks: Asked, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", at_night(SWAPPED))
-def test_states_that_were_parked_on_disk_come_back_bit_for_bit(two_ranks: Asked, name: str) -> None:
+def test_states_that_offloaded_on_disk_come_back_bit_for_bit(two_ranks: Asked, name: str) -> None:
     for stayed, swapped in zip(two_ranks(name), two_ranks(f"swapped, {name}"), strict=True):
         assert swapped["log"] == stayed["log"]
-        assert set(swapped["parked"]["components"].values()) == {0}
+        assert set(swapped["offloaded"]["components"].values()) == {0}
         assert swapped["back"]["components"] == swapped["before"]["components"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.emit.bundle import write_bundle
-from rlplan.planner.ladder import next_plan
+from rlplan.planner.fallbacks import next_plan
 from rlplan.planner.plan import read_plan
 from rlplan.runtime.experience import blank_sample
 from rlplan.runtime.rehearsal import MisfitError, check_fits, compare
@@ -53,7 +53,7 @@ def test_hosts_are_judged_apart() -> None:
         check_fits(ledger, rehearsed, {"rollout_engine/0": 2 * GIB})
 
 
-def test_the_ladder_takes_the_mildest_change_first_and_ends() -> None:
+def test_fallbacks_take_the_mildest_change_first_and_end() -> None:
     plan, changes = make_plan(**{"workload.micro_batch_size_per_gpu": 4}), []
     while step := next_plan(plan):
         change, plan = step
@@ -64,7 +64,7 @@ def test_the_ladder_takes_the_mildest_change_first_and_ends() -> None:
     assert len(changes) == len(set(changes))
 
 
-def test_a_rung_keeps_placement_and_stage() -> None:
+def test_a_fallback_keeps_placement_and_stage() -> None:
     plan = make_plan(**{"placement.placement": "disaggregated"})
     step = next_plan(plan)
     assert step

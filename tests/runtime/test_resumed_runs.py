@@ -71,10 +71,10 @@ def finished_steps(folder: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else -1
 
 
-def killed(command: tuple[str, ...], folder: Path, moment: Callable[[], bool], delay_s: float) -> None:
+def killed(command: tuple[str, ...], folder: Path, run_phase: Callable[[], bool], delay_s: float) -> None:
     """Begin or resume a run, and kill its driver some time after a moment; everything that it started goes with it."""
     process = start(*command)
-    wait_for(lambda: moment() or process.poll() is not None, 200)
+    wait_for(lambda: run_phase() or process.poll() is not None, 200)
     time.sleep(delay_s)
     kill(process)
 
@@ -176,8 +176,8 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
     command: tuple[str, ...] = (*many, "--out", str(folder))
     for _ in range(20):
         before, at_once = finished_steps(folder), draw.random() < 0.25
-        moment = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
-        killed(command, folder, moment, draw.uniform(0, 20 if at_once else 3))
+        run_phase = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
+        killed(command, folder, run_phase, draw.uniform(0, 20 if at_once else 3))
         if committed(folder):
             assert_nothing_is_lost(folder)
             command = ("run", "--resume", str(folder))
@@ -207,7 +207,7 @@ def test_every_save_point_leads_to_the_same_end(
 
 
 OTHERS = {
-    "taking turns": ("placement.placement=colocated", "placement.offload=disk", "rollout.kv_cache_memory=64MiB"),
+    "time sharing": ("placement.placement=colocated", "placement.offload=disk", "rollout.kv_cache_memory=64MiB"),
     "values": ("algorithm.name=ppo",),
     "adapters": ("training.lora={rank: 4}", "placement.sync_content=adapter"),
     "deltas": ("placement.sync_content=delta", "training.dtype=bfloat16", "rollout.dtype=bfloat16"),

@@ -160,15 +160,15 @@ def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
 
 def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:
     job = make_job()
-    check_resumable(job, resumption(3, identity_of(job), tmp_path), runs_ahead=False)
+    check_resumable(job, resumption(3, identity_of(job), tmp_path), is_async=False)
     with pytest.raises(SpecError, match="of step 4, the job has 3 steps"):
-        check_resumable(job, resumption(4, identity_of(job), tmp_path), runs_ahead=False)
+        check_resumable(job, resumption(4, identity_of(job), tmp_path), is_async=False)
 
 
 def test_a_role_that_is_not_in_the_checkpoint_is_said_before_the_start(tmp_path: Path) -> None:
     job = make_job(algorithm={"name": "ppo"})
     with pytest.raises(SpecError, match="it has no value"):
-        check_resumable(job, resumption(1, identity_of(job), tmp_path), runs_ahead=True)
+        check_resumable(job, resumption(1, identity_of(job), tmp_path), is_async=True)
 
 
 def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Path) -> None:

@@ -113,19 +113,19 @@ def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limit
 
 
 @pytest.fixture(scope="module")
-def guessing(alone: dict[str, Any]) -> Any:
-    return alone["guessing"]
+def speculative_decoding(alone: dict[str, Any]) -> Any:
+    return alone["speculative_decoding"]
 
 
-def test_guessed_tokens_are_sampled_as_the_policy_says_at_every_temperature(guessing: dict[str, Any]) -> None:
-    assert guessing["lengths"] == [60] * 9
-    assert max(guessing["differences"]) < ROUNDING
-    assert guessing["num_accepted"] > 20
+def test_draft_tokens_are_sampled_as_the_policy_says_at_every_temperature(speculative_decoding: dict[str, Any]) -> None:
+    assert speculative_decoding["lengths"] == [60] * 9
+    assert max(speculative_decoding["differences"]) < ROUNDING
+    assert speculative_decoding["num_accepted"] > 20
 
 
-def test_guesses_that_are_open_while_weights_change_are_made_anew(guessing: dict[str, Any]) -> None:
-    assert guessing["old_difference"] < ROUNDING
-    assert guessing["new_difference"] < ROUNDING
+def test_drafts_that_are_open_while_weights_change_are_recomputed(speculative_decoding: dict[str, Any]) -> None:
+    assert speculative_decoding["old_difference"] < ROUNDING
+    assert speculative_decoding["new_difference"] < ROUNDING
 
 
 @pytest.mark.nightly

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.dataflow.graph import Lead
+from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.runtime.buffer import BufferLimits, ExperienceBuffer
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.rollout_stream import RolloutStream, StreamSettings
 
 NUM_PROMPTS, NUM_STEPS = 3, 6
 
@@ -64,8 +64,8 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
 ) -> None:
     engines, draw = Engines(seed), random.Random(seed)
     buffer = ExperienceBuffer(BufferLimits(max_staleness, folder=tmp_path, **limits))
-    work = StreamWork(NUM_PROMPTS, NUM_STEPS, scaled(20.0), can_replace=refills > 0)
-    stream = RolloutStream(engines, request, Lead("generate", max_staleness, True), work, buffer)  # type: ignore[arg-type]
+    settings = StreamSettings(NUM_PROMPTS, NUM_STEPS, scaled(20.0), can_replace=refills > 0)
+    stream = RolloutStream(engines, request, AsyncRollouts("generate", max_staleness, True), settings, buffer)  # type: ignore[arg-type]
     running = threading.Thread(target=stream.run)
     running.start()
     taken: list[int] = []

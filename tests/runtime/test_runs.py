@@ -201,7 +201,7 @@ def _moment(step: int) -> str:
 def _joined(run: FinishedRun) -> Iterator[tuple[MemorySample, LedgerRow]]:
     """Every measured component with the ledger row of its action, process, role and kind; both must exist."""
     assert run.exit_code == 0, run.stderr
-    rows = {(row.moment, row.action_id, row.process, row.role, row.kind): row for row in run.plan.ledger.rows}
+    rows = {(row.run_phase, row.action_id, row.process, row.role, row.kind): row for row in run.plan.ledger.rows}
     measured = set()
     for sample in run.trace.samples:
         if sample.kind in ("total", MemoryKind.PROCESS):

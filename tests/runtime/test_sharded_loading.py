@@ -11,7 +11,7 @@ import pytest
 from rlplan.runtime.machine_speed import scaled
 from rlplan.spec.model import RUNNABLE
 from tests.factories import ROOT
-from tests.runtime.live_cut import ARCHITECTURES, LENGTHS, OTHER_WAYS
+from tests.runtime.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
 
 pytestmark = pytest.mark.engine
 
@@ -49,11 +49,11 @@ def test_what_a_model_computes_for_itself_keeps_its_own_type(answers: dict[str, 
     assert ["inv_freq", "torch.float32"] in cut
 
 
-@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_models_that_are_loaded_whole_keep_those_types_too_whatever_is_made_of_them(
-    answers: dict[str, Any], way: str
+    answers: dict[str, Any], variant: str
 ) -> None:
-    found = answers["qwen3"]["other ways"][way]
+    found = answers["qwen3"]["variants"][variant]
     assert found["buffers"] == answers["qwen3"]["buffers"][0]
-    if way != "nf4":  # whose weights are others
+    if variant != "nf4":  # whose weights are others
         assert found["apart"] == [0.0] * len(LENGTHS)

@@ -9,7 +9,7 @@ from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.memory.training import frozen_states
 from rlplan.runtime.experience import SequencePair
 from tests.factories import make_plan
-from tests.runtime.live_workers import LiveCrew
+from tests.runtime.live_workers import LiveWorkerGroup
 
 SCORER = "rlplan.runtime.workers.scorer:Scorer"
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -20,26 +20,30 @@ RANKS = ("scorer/reference/0", "scorer/reference/1")
 class Shared:
     """Two ranks of a reference, and one that is whole."""
 
-    def __init__(self, crew: LiveCrew) -> None:
+    def __init__(self, worker_group: LiveWorkerGroup) -> None:
         plan = make_plan(
             **{"training.zero_stage": 3, "training.persistence_threshold": 100, "placement.spreads_scoring": True}
         )
         self.plan, self.spec = plan, execution_spec(plan)
-        self.crew = crew
+        self.worker_group = worker_group
         for process in (*RANKS, "whole"):
-            self.crew.begin(process, SCORER, ENVIRONMENT, plan.job, "reference", 1)
+            self.worker_group.begin(process, SCORER, ENVIRONMENT, plan.job, "reference", 1)
         model = plan.job.policy.path
         self.call("import_libraries")
-        port = self.crew.gather([self.crew.submit(RANKS[0], "open_rendezvous", "127.0.0.1", 0)], 30.0)[0]
+        port = self.worker_group.gather([self.worker_group.submit(RANKS[0], "open_rendezvous", "127.0.0.1", 0)], 30.0)[
+            0
+        ]
         config = self.spec.deepspeed["reference"]
         starts = [
-            self.crew.submit(name, "start_share", rank, 2, ("127.0.0.1", port), model, config)
+            self.worker_group.submit(name, "start_share", rank, 2, ("127.0.0.1", port), model, config)
             for rank, name in enumerate(RANKS)
         ]
-        self.crew.gather([*starts, self.crew.submit("whole", "start", model)], 120.0)
+        self.worker_group.gather([*starts, self.worker_group.submit("whole", "start", model)], 120.0)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return self.crew.gather([self.crew.submit(name, method, *arguments) for name in (*RANKS, "whole")], 60.0)
+        return self.worker_group.gather(
+            [self.worker_group.submit(name, method, *arguments) for name in (*RANKS, "whole")], 60.0
+        )
 
     def components(self) -> list[dict[tuple[str, str], int]]:
         return self.call("components")
@@ -47,18 +51,20 @@ class Shared:
     def scored(self) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
         """What the shares say together, six pairs and three, and what the whole one says."""
         parts = {RANKS[0]: PAIRS[:6], RANKS[1]: PAIRS[6:]}
-        calls = [self.crew.submit(name, "score", part, "reference") for name, part in parts.items()]
-        first, second, whole = self.crew.gather([*calls, self.crew.submit("whole", "score", PAIRS, "reference")], 60.0)
+        calls = [self.worker_group.submit(name, "score", part, "reference") for name, part in parts.items()]
+        first, second, whole = self.worker_group.gather(
+            [*calls, self.worker_group.submit("whole", "score", PAIRS, "reference")], 60.0
+        )
         return [*first, *second], whole
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    crew = LiveCrew(tmp_path_factory.mktemp("shared"))
+    worker_group = LiveWorkerGroup(tmp_path_factory.mktemp("shared"))
     try:
-        yield Shared(crew)
+        yield Shared(worker_group)
     finally:
-        crew.close()
+        worker_group.close()
 
 
 def same(one: list[tuple[float, ...]], other: list[tuple[float, ...]]) -> bool:
@@ -80,13 +86,13 @@ def test_a_rank_holds_the_bytes_of_the_plan(shared: Shared) -> None:
     rows = [
         row.resident_bytes
         for row in shared.plan.ledger.rows
-        if (row.moment, row.action_id, row.process, row.kind) == ("steady", "score/reference", RANKS[1], "weights")
+        if (row.run_phase, row.action_id, row.process, row.kind) == ("steady", "score/reference", RANKS[1], "weights")
     ]
     assert rows == [first]
 
 
 @pytest.mark.parametrize("destination", ["disk", "host"])
-def test_shares_come_back_from_where_they_were_parked(shared: Shared, destination: str) -> None:
+def test_shares_come_back_from_where_they_offloaded(shared: Shared, destination: str) -> None:
     shared.call("offload", destination)
     assert shared.components()[0]["reference", "weights"] == 0
     shared.call("reload")

@@ -1,4 +1,4 @@
-"""A lost engine is started anew and its work done again; what cannot be started anew ends the run by name."""
+"""A lost engine is restarted and its work done again; what cannot be restarted ends the run by name."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from rlplan.dataflow.schedule import Action
 from rlplan.errors import RunError
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.supervision import LostProcessError, Restart, Supervisor, check_freed, planned_release
 from rlplan.runtime.workers.memory_meter import Measurement
@@ -42,59 +42,59 @@ def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Meas
 
 
 def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[Restart]]:
-    revived: list[str] = []
+    recovered: list[str] = []
     announced: list[Restart] = []
     return (
-        Supervisor(max_restarts, lambda process, action, step: revived.append(process), announced.append),
-        revived,
+        Supervisor(max_restarts, lambda process, action, step: recovered.append(process), announced.append),
+        recovered,
         announced,
     )
 
 
 def test_the_work_of_a_lost_engine_is_done_again_after_it_was_started_anew() -> None:
-    guard, revived, announced = supervisor(2)
+    guard, recovered, announced = supervisor(2)
     handler, calls = failing(1, "rollout_engine/0")
     assert guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 3) == ([], 2)
     assert calls == [3, 3]
-    assert revived == ["rollout_engine/0"]
-    assert "rollout_engine/0 is gone; it is started anew (attempt 2)" in announced[0].text()
+    assert recovered == ["rollout_engine/0"]
+    assert "rollout_engine/0 is gone; it is restarted (attempt 2)" in announced[0].text()
 
 
 def test_an_engine_that_keeps_dying_ends_the_run() -> None:
-    guard, revived, _ = supervisor(2)
+    guard, recovered, _ = supervisor(2)
     handler, calls = failing(9, "rollout_engine/0")
     with pytest.raises(RunError, match="at most 2 times"):
         guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 1)
     assert len(calls) == 3
-    assert len(revived) == 2
+    assert len(recovered) == 2
 
 
 @pytest.mark.parametrize(
     ("process", "kind", "step", "rule"),
     [
-        ("policy_trainer/1", ActionKind.TRAIN_FORWARD_BACKWARD, 1, "cannot rejoin its group"),
-        ("policy_trainer/0", ActionKind.SYNC_WEIGHTS, 1, "cannot rejoin its group"),
+        ("policy_trainer/1", ActionKind.TRAIN_FORWARD_BACKWARD, 1, "cannot rejoin its process group"),
+        ("policy_trainer/0", ActionKind.SYNC_WEIGHTS, 1, "cannot rejoin its process group"),
         ("rollout_engine/0", ActionKind.START_ENGINE, 0, "this was start_engine"),
         ("rollout_engine/0", ActionKind.CHECKPOINT, 1, "this was checkpoint"),
     ],
 )
 def test_what_cannot_be_started_anew_ends_the_run(process: str, kind: ActionKind, step: int, rule: str) -> None:
-    guard, revived, _ = supervisor(2)
+    guard, recovered, _ = supervisor(2)
     with pytest.raises(RunError, match=rule):
         guard.perform(failing(1, process)[0], action(kind, process), step)
-    assert revived == []
+    assert recovered == []
 
 
 @pytest.mark.parametrize("kind", [ActionKind.START_ENGINE, ActionKind.STOP_ENGINE])
 def test_an_engine_that_is_lost_while_it_changes_places_is_started_anew(kind: ActionKind) -> None:
-    guard, revived, _ = supervisor(1)
+    guard, recovered, _ = supervisor(1)
     assert guard.perform(failing(1, "rollout_engine/0")[0], action(kind, "rollout_engine/0"), 2) == ([], 2)
-    assert revived == ["rollout_engine/0"]
+    assert recovered == ["rollout_engine/0"]
 
 
 def test_what_two_threads_find_lost_is_started_anew_once() -> None:
-    guard, revived, _ = supervisor(1)
-    guard.is_replaced = lambda error: len(revived) > error.life
+    guard, recovered, _ = supervisor(1)
+    guard.is_replaced = lambda error: len(recovered) > error.restart_count
     generate = action(ActionKind.GENERATE, "rollout_engine/0")
     guard.perform(failing(1, "rollout_engine/0")[0], generate, 1)
     calls: list[int] = []
@@ -106,7 +106,7 @@ def test_what_two_threads_find_lost_is_started_anew_once() -> None:
         return "collected"
 
     assert guard.watch(collect, generate, 1) == "collected"
-    assert revived == ["rollout_engine/0"]
+    assert recovered == ["rollout_engine/0"]
 
 
 def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
@@ -117,21 +117,21 @@ def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
 
 
 def test_no_restarts_are_made_where_none_are_allowed() -> None:
-    guard, revived, _ = supervisor(0)
+    guard, recovered, _ = supervisor(0)
     with pytest.raises(RunError, match="is gone"):
         guard.perform(failing(1, "scorer/reference/0")[0], action(ActionKind.SCORE, "scorer/reference/0"), 1)
-    assert revived == []
+    assert recovered == []
 
 
-def ledger(*held: tuple[Moment, str, int]) -> MemoryLedger:
+def ledger(*held: tuple[RunPhase, str, int]) -> MemoryLedger:
     rows = tuple(
         LedgerRow(
-            moment, name, Phase.SWITCH, "policy_trainer/0", "cpu:0", Role.POLICY, MemoryKind.OPTIMIZER, "device",
+            run_phase, name, Phase.SWITCH, "policy_trainer/0", "cpu:0", Role.POLICY, MemoryKind.OPTIMIZER, "device",
             size * MIB, size * MIB, Provenance.DERIVED, "test",
         )
-        for moment, name, size in held
+        for run_phase, name, size in held
     )  # fmt: skip
-    return MemoryLedger(rows, 0, 0, True, tuple((moment, name) for moment, name, _ in held))
+    return MemoryLedger(rows, 0, 0, True, tuple((run_phase, name) for run_phase, name, _ in held))
 
 
 SWAP = (
@@ -201,16 +201,16 @@ def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_a_sign
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.parametrize("job", ["maturity/2-swapping", "memory-bound"])
-def test_phases_that_take_turns_free_what_the_plan_says(job: str, tmp_path: Path) -> None:
+def test_time_sharing_frees_what_the_plan_says(job: str, tmp_path: Path) -> None:
     """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
     overrides = ("placement.placement=colocated", "placement.offload=disk", "workload.num_steps=2")
     run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
     assert run.exit_code == 0, run.stderr
-    assert "phases share memory in turn" in (run.folder / "preflight.json").read_text()
+    assert "phases time-share memory" in (run.folder / "preflight.json").read_text()
 
 
 LOSSES = {
-    "phases take turns": ("placement.placement=colocated",),
+    "time sharing": ("placement.placement=colocated",),
     "generation runs ahead": ("placement.placement=disaggregated", "placement.max_staleness=1"),
     "adapters alone are handed over": (
         *("training.lora.rank=4", "placement.sync_content=adapter", "algorithm.learning_rate=1e-3"),
@@ -222,7 +222,7 @@ LOSSES = {
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("phases take turns", marks=pytest.mark.nightly),
+        pytest.param("time sharing", marks=pytest.mark.nightly),
         pytest.param("generation runs ahead", marks=pytest.mark.nightly),
         pytest.param("adapters alone are handed over", marks=pytest.mark.nightly),
     ],
@@ -259,6 +259,6 @@ def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path
     run = finish(process, folder)
     assert run.exit_code == 5
     assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
-    assert "a process is started anew once it was up" in run.stderr
+    assert "a process is restarted once it was up" in run.stderr
     assert alive(children) == []
     assert run.status["state"] == "failed"

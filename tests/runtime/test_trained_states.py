@@ -1,4 +1,4 @@
-"""Trained states: what plain torch training keeps is found by kind, parked and brought back without a trace."""
+"""Trained states: what plain torch training keeps is found by kind, offloaded and reloaded without a trace."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlplan.runtime.start_checkpoint import load_language_model
-from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.vocabulary import MemoryKind
 from tests.factories import EXAMPLES
@@ -15,8 +15,8 @@ from tests.factories import EXAMPLES
 SORTER = str(EXAMPLES / "models" / "sorter")
 
 
-def trained(*, is_parked: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
-    """Losses, weights and states after three steps; everything is parked once between backward and step."""
+def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
+    """Losses, weights and states after three steps; everything is offloaded once between backward and step."""
     model = load_language_model(SORTER, dtype)
     own_storages(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -29,11 +29,11 @@ def trained(*, is_parked: bool, dtype: torch.dtype) -> tuple[list[float], list[t
         ).last_hidden_state
         loss = hidden.float().square().mean()
         loss.backward()
-        if is_parked:
-            parked, before = ParkedStates(), states.num_bytes()
-            parked.park([storage for storages in states.storages().values() for storage in storages])
+        if is_offloaded:
+            offloaded, before = OffloadedStates(), states.num_bytes()
+            offloaded.offload([storage for storages in states.storages().values() for storage in storages])
             assert set(states.num_bytes().values()) == {0}
-            parked.bring_back()
+            offloaded.bring_back()
             assert states.num_bytes() == before
         optimizer.step()
         optimizer.zero_grad()
@@ -43,13 +43,13 @@ def trained(*, is_parked: bool, dtype: torch.dtype) -> tuple[list[float], list[t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_does_not_notice_that_its_states_were_away(dtype: torch.dtype) -> None:
-    stayed, swapped = (trained(is_parked=is_parked, dtype=dtype) for is_parked in (False, True))
+    stayed, swapped = (trained(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
     assert swapped[0] == stayed[0]
     assert all(torch.equal(one, other) for one, other in zip(swapped[1], stayed[1], strict=True))
 
 
 def test_each_byte_has_one_kind() -> None:
-    _, weights, states = trained(is_parked=False, dtype=torch.float32)
+    _, weights, states = trained(is_offloaded=False, dtype=torch.float32)
     numel = sum(weight.numel() for weight in weights)
     held = states.num_bytes()
     assert held[MemoryKind.WEIGHTS] == 4 * numel

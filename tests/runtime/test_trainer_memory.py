@@ -114,10 +114,10 @@ def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
     slack = profile.process_slack.policy_trainer.value  # of a fresh process; these have trained before
     for rank in range(num_ranks):
         forecast = TrainerForecast(plan.job, model, profile, layout, rank)
-        for key, (moment, kind) in MOMENTS.items():
+        for key, (run_phase, kind) in MOMENTS.items():
             action = next(action for action in plan.schedule.step if action.kind is kind)
             live = found[name][rank][key]
-            resident, peak = (call(action, moment) for call in (forecast.resident, forecast.peak))  # type: ignore[arg-type]
+            resident, peak = (call(action, run_phase) for call in (forecast.resident, forecast.peak))  # type: ignore[arg-type]
             for persistent in PERSISTENT_KINDS:
                 assert live["components"].get(persistent.value, 0) == resident.get(persistent, 0), (key, persistent)
             predicted = sum(peak.values()) - peak[MemoryKind.PROCESS] - peak.get(MemoryKind.SYNC_STAGING, 0)

@@ -15,13 +15,13 @@ from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.emit.vllm import engine_arguments
 from rlplan.errors import RunError
 from rlplan.runtime.experience import RolloutRequest, TrainSample
-from rlplan.runtime.handover import Handover
 from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Update
+from rlplan.runtime.weight_sync_driver import WeightSync
 from rlplan.vocabulary import ActionKind
 from tests.factories import EXAMPLES, make_plan
 from tests.runtime.live_engine import ENVIRONMENT
-from tests.runtime.live_workers import START_S, LiveCrew, start_trainers
+from tests.runtime.live_workers import START_S, LiveWorkerGroup, start_trainers
 
 pytestmark = pytest.mark.engine
 SORTER = str(EXAMPLES / "models" / "sorter")
@@ -57,14 +57,14 @@ class Setup:
     """Live processes. `case` makes the trainer of a ZeRO stage and the driver's side of a transport."""
 
     def __init__(self, folder: Path) -> None:
-        self.crew, self.port = LiveCrew(folder), 0
-        self.trainers = start_trainers(self.crew, spec_of(2, "auto", "full", 1))
+        self.worker_group, self.port = LiveWorkerGroup(folder), 0
+        self.trainers = start_trainers(self.worker_group, spec_of(2, "auto", "full", 1))
         self.engines = {tp: self._begin_engine(tp) for tp in ENGINE_SIZES}
         starts = [threading.Thread(target=self._start_engine, args=(tp,)) for tp in self.engines]
         for start in starts:
             start.start()
-        calls = [self.crew.submit(name, "invoke", "import_libraries") for name in self.trainers]
-        self.crew.gather(calls, START_S)
+        calls = [self.worker_group.submit(name, "invoke", "import_libraries") for name in self.trainers]
+        self.worker_group.gather(calls, START_S)
         for start in starts:
             start.join(START_S)
 
@@ -73,20 +73,23 @@ class Setup:
         names = [f"rollout_engine/{tp}{rank}" for rank in range(tp)]
         for name in names:
             path = "rlplan.runtime.workers.rollout_engine:RolloutEngine"
-            self.crew.begin(name, path, ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, job, engine_arguments(job), 1)
+            self.worker_group.begin(name, path, ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, job, engine_arguments(job), 1)
         return names
 
     def _start_engine(self, tp: int) -> None:
         names = self.engines[tp]
-        self.crew.gather([self.crew.submit(name, "invoke", "import_libraries") for name in names], START_S)
+        self.worker_group.gather(
+            [self.worker_group.submit(name, "invoke", "import_libraries") for name in names], START_S
+        )
         if tp > 1:
-            address = ("127.0.0.1", self.crew.call(names[0], "open_rendezvous", "127.0.0.1", 0))
+            address = ("127.0.0.1", self.worker_group.call(names[0], "open_rendezvous", "127.0.0.1", 0))
             calls = [
-                self.crew.submit(name, "invoke", "start", SORTER, rank, address) for rank, name in enumerate(names)
+                self.worker_group.submit(name, "invoke", "start", SORTER, rank, address)
+                for rank, name in enumerate(names)
             ]
         else:
-            calls = [self.crew.submit(names[0], "invoke", "start", SORTER)]
-        self.crew.gather(calls, START_S)
+            calls = [self.worker_group.submit(names[0], "invoke", "start", SORTER)]
+        self.worker_group.gather(calls, START_S)
 
     def case(self, stage: int, transport: str, content: str, tp: int) -> "Case":
         return Case(self, spec_of(stage, transport, content, tp), self.engines[tp])
@@ -96,48 +99,52 @@ class Case:
     """A trainer of one stage, an engine, and the handover between them."""
 
     def __init__(self, setup: Setup, spec: ExecutionSpec, engines: list[str]) -> None:
-        self.crew, self.trainers, self.engines = setup.crew, setup.trainers, engines
+        self.worker_group, self.trainers, self.engines = setup.worker_group, setup.trainers, engines
         self._restart_trainers(setup, spec)
-        self.handover = Handover(spec, self.crew)  # type: ignore[arg-type]
-        self.handover.engines, self.handover.channels = engines, [(self.trainers[0], engines)]
+        self.weight_sync = WeightSync(spec, self.worker_group)  # type: ignore[arg-type]
+        self.weight_sync.engines, self.weight_sync.channels = engines, [(self.trainers[0], engines)]
         sync = next(action for action in spec.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS)
         trainers = tuple(process for process in sync.processes if process in self.trainers)
         self.action = replace(sync, processes=(*trainers, *engines))
         for engine in engines:
-            self.crew.call(engine, "__setattr__", "job", spec.job)
+            self.worker_group.call(engine, "__setattr__", "job", spec.job)
 
     def _restart_trainers(self, setup: Setup, spec: ExecutionSpec) -> None:
         for name in self.trainers:
             if setup.port:
-                self.crew.call(name, "stop")
-            self.crew.call(name, "__setattr__", "job", spec.job)
-            self.crew.call(name, "__setattr__", "config", spec.deepspeed["policy"])
-            self.crew.call(name, "__setattr__", "sender", None)
-        setup.port = setup.port or self.crew.call(self.trainers[0], "open_rendezvous", "127.0.0.1", 0)
+                self.worker_group.call(name, "stop")
+            self.worker_group.call(name, "__setattr__", "job", spec.job)
+            self.worker_group.call(name, "__setattr__", "config", spec.deepspeed["policy"])
+            self.worker_group.call(name, "__setattr__", "sender", None)
+        setup.port = setup.port or self.worker_group.call(self.trainers[0], "open_rendezvous", "127.0.0.1", 0)
         calls = [
-            self.crew.submit(name, "invoke", "start", rank, NUM_RANKS, setup.port, SORTER)
+            self.worker_group.submit(name, "invoke", "start", rank, NUM_RANKS, setup.port, SORTER)
             for rank, name in enumerate(self.trainers)
         ]
-        self.crew.gather(calls, START_S)
+        self.worker_group.gather(calls, START_S)
 
     def train(self) -> None:
         """One optimizer step on made-up samples."""
         tokens = tuple(range(3, 13))
         sample = TrainSample(PROMPT, tokens, (-1.0,) * 10, (), (1.0,) * 10)
         for method in (("forward_backward", [[sample]], [[0.05]]), ("optimizer_step",)):
-            self.crew.gather([self.crew.submit(name, "invoke", *method) for name in self.trainers], START_S)
+            self.worker_group.gather(
+                [self.worker_group.submit(name, "invoke", *method) for name in self.trainers], START_S
+            )
 
     def sync(self) -> None:
-        self.handover.sync(self.action)
+        self.weight_sync.sync(self.action)
 
     def difference(self) -> float:
         """The largest difference in log-prob between engine and trainer, on what the engine samples now."""
-        requests = [RolloutRequest(f"v{self.handover.version}", PROMPT, 2, 1.0, 3, 12)]
-        calls = [self.crew.submit(engine, "invoke", "generate", requests) for engine in self.engines]
-        finished = self.crew.gather(calls, START_S)[0]
+        requests = [RolloutRequest(f"v{self.weight_sync.version}", PROMPT, 2, 1.0, 3, 12)]
+        calls = [self.worker_group.submit(engine, "invoke", "generate", requests) for engine in self.engines]
+        finished = self.worker_group.gather(calls, START_S)[0]
         samples = [TrainSample(PROMPT, c.tokens, c.logprobs, (), (1.0,) * 12) for c in finished[0].completions]
-        calls = [self.crew.submit(n, "invoke", "forward_backward", [samples], [[0.0, 0.0]]) for n in self.trainers]
-        return max(float(result["logprob_difference_max"]) for result in self.crew.gather(calls, START_S))
+        calls = [
+            self.worker_group.submit(n, "invoke", "forward_backward", [samples], [[0.0, 0.0]]) for n in self.trainers
+        ]
+        return max(float(result["logprob_difference_max"]) for result in self.worker_group.gather(calls, START_S))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +154,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     try:
         yield live
     finally:
-        live.crew.close()
+        live.worker_group.close()
 
 
 def moves(setup: Setup, stage: int, transport: str, content: str, tp: int) -> None:
@@ -160,7 +167,7 @@ def moves(setup: Setup, stage: int, transport: str, content: str, tp: int) -> No
         case.sync()
         assert case.difference() < ROUNDING < stale
         case.train()
-    assert case.handover.num_resends == 0
+    assert case.weight_sync.num_resends == 0
 
 
 TRANSPORTS = ("shared_memory", "gloo", "disk")
@@ -197,10 +204,10 @@ def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_w
     case.train()
     alone = Update(99, 2, False, 0.5)
     with pytest.raises(RunError, match="arrival of packet 0 did not happen"):
-        case.crew.call(case.engines[0], "receive_weights", alone)
+        case.worker_group.call(case.engines[0], "receive_weights", alone)
     with pytest.raises(RunError, match="weights are mixed"):
         case.difference()
-    case.handover.forget()
+    case.weight_sync.forget()
     case.sync()
     assert case.difference() < ROUNDING
 
@@ -210,7 +217,7 @@ def test_an_update_that_fails_is_sent_once_more_over_a_new_channel_and_in_full(s
     case.sync()
     case.train()
     with pytest.raises(RunError):  # the engine's side gives up, so that the sender finds nobody
-        case.crew.call(case.engines[0], "receive_weights", Update(99, 2, False, 0.5))
+        case.worker_group.call(case.engines[0], "receive_weights", Update(99, 2, False, 0.5))
     case.sync()
-    assert case.handover.num_resends == 1
+    assert case.weight_sync.num_resends == 1
     assert case.difference() < ROUNDING

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
-from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.lengths import ConstantLengths, Lengths, UniformLengths
 from rlplan.timing.cost import Cost, Resource
@@ -25,7 +25,7 @@ def uniform(low: int, high: int) -> Lengths:
     return Lengths(UniformLengths(kind="uniform", low=low, high=high), high)
 
 
-def make_work(**changes: Any) -> RolloutWork:
+def make_work(**changes: Any) -> StepRollouts:
     """8 prompts of 32 tokens, 4 samples of 50 tokens each, on 2 engines."""
     values: dict[str, Any] = {
         "num_prompts": 8,
@@ -35,11 +35,11 @@ def make_work(**changes: Any) -> RolloutWork:
         "num_engines": 2,
         "limits": ROOMY,
     }
-    return RolloutWork(**{**values, **changes})
+    return StepRollouts(**{**values, **changes})
 
 
 def make_setting(
-    work: RolloutWork | None = None,
+    work: StepRollouts | None = None,
     asynchrony: Asynchrony | None = None,
     placement: Placement = Placement.DISAGGREGATED,
     num_mini_batches: int = 4,

@@ -7,7 +7,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.planner.setting import read_setting
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import RolloutWork, SimulationSetting
+from rlplan.simulate.setting import SimulationSetting, StepRollouts
 from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 from rlplan.spec.profiles import get_gpu
 from rlplan.timing import generation
@@ -37,15 +37,15 @@ LOGNORMAL = LogNormalLengths(kind="lognormal", median=800, sigma=0.9)
 def test_the_closed_form_of_generation_is_the_mean_of_simulated_steps(
     spec: LengthSpec, max_num_seqs: int, kv_tokens: int, within: float
 ) -> None:
-    budget = gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "grpo"})
+    plan = gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "grpo"})
     cluster = Cluster(get_gpu("h100-sxm", where="test"), 8, 8)
     choice = EngineChoice(tp=1, sleep_level=0)
-    speed = generation.EngineSpeed(read_setting(budget).policy, budget.rollout, choice, cluster)
+    speed = generation.EngineSpeed(read_setting(plan).policy, plan.rollout, choice, cluster)
     lengths = Lengths(spec, 8192)
     closed = generation.generate_cost(
-        speed, generation.GenerationWork(256, 512, 8, lengths, max_num_seqs, kv_tokens)
+        speed, generation.EngineRollouts(256, 512, 8, lengths, max_num_seqs, kv_tokens)
     ).seconds
-    work = RolloutWork(32, 8, 512, lengths, 1, EngineLimits.of_tokens(max_num_seqs, kv_tokens))
+    work = StepRollouts(32, 8, 512, lengths, 1, EngineLimits.of_tokens(max_num_seqs, kv_tokens))
     schedule = plain_schedule(Placement.HYBRID, 1, 1)
     simulated = simulate(SimulationSetting(schedule, {}, work, speed, 20), 1).mean_step_s
     assert closed == pytest.approx(simulated, rel=within)

@@ -1,6 +1,6 @@
 """verl's staleness sweep on 128 H20, simulated: the inputs are in benchmarks/staleness_sweep.py.
 
-Published: staleness_threshold 0 / 0.1 / 0.3 / 0.5 took 4 h 25, 3 h 53, 3 h 18, 3 h 13 for 100 hand-overs.
+Published: staleness_threshold 0 / 0.1 / 0.3 / 0.5 took 4 h 25, 3 h 53, 3 h 18, 3 h 13 for 100 weight syncs.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from benchmarks.staleness_sweep import (
 
 @pytest.fixture(scope="module")
 def hours_of() -> dict[float, float]:
-    """Of 25 hand-overs, as hours of 100."""
+    """Of 25 weight syncs, as hours of 100."""
     return {threshold: run(threshold, INPUTS, 25).seconds * 4 / 3600 for threshold in PUBLISHED_S}
 
 

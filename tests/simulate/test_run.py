@@ -69,7 +69,7 @@ def test_one_step_off_takes_the_longer_side_and_the_hand_over(train_s: float) ->
     # The first is waited for. After the last of six batches nothing is generated beside its training.
     steady = max(GENERATE_S, train_s) + SYNC_S
     assert result.step_s == pytest.approx([GENERATE_S + steady, *[steady] * 4, train_s + SYNC_S])
-    # The first two batches were generated before the first hand-over; every later one is one version old.
+    # The first two batches were generated before the first weight sync; every later one is one version old.
     assert result.rollout_staleness == {0: 32, 1: 5 * 32}
 
 
@@ -95,7 +95,7 @@ def test_few_reward_workers_make_a_queue() -> None:
     assert result.step_s == pytest.approx([GENERATE_S + 32 / 8 + TRAIN_S + SYNC_S] * 6)
 
 
-def test_a_job_on_a_cpu_is_played_by_its_graph() -> None:
+def test_a_job_on_a_cpu_is_simulated_by_its_graph() -> None:
     schedule = make_plan().schedule
     costs = {action.id: Cost({Resource.HOST: 1.0}) for action in schedule.step}
     result = simulate(SimulationSetting(schedule, costs, num_steps=2))
@@ -162,7 +162,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_does_not(asynchrony: A
 
 
 def small_budget(placement: str) -> Plan:
-    budget = gpu_job(
+    plan = gpu_job(
         {
             "policy": "Qwen/Qwen2.5-0.5B",
             "hardware": "4xH100",
@@ -170,17 +170,17 @@ def small_budget(placement: str) -> Plan:
             "algorithm": "grpo",
         }
     )
-    return GpuSearch(budget, read_setting(budget)).run(with_others=False)
+    return GpuSearch(plan, read_setting(plan)).run(with_others=False)
 
 
 @pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
 def test_memory_is_never_above_the_peak_of_the_ledger_and_reaches_it(placement: str) -> None:
-    budget = small_budget(placement)
-    ledger = budget.ledger
+    plan = small_budget(placement)
+    ledger = plan.ledger
     device = max(ledger.devices, key=lambda name: ledger.device_peak(name).num_bytes)
     peak = ledger.device_peak(device)
     work = make_work(num_engines=1, limits=ROOMY)
-    result = simulate(SimulationSetting(budget.schedule, {}, work, SPEED, 2, ledger=ledger))
+    result = simulate(SimulationSetting(plan.schedule, {}, work, SPEED, 2, ledger=ledger))
     on_device = {(row.process, row.action_id, row.kind.value) for row in ledger.rows if row.space == "device"}
     held: dict[str, int] = {}
     largest = 0
@@ -191,7 +191,7 @@ def test_memory_is_never_above_the_peak_of_the_ledger_and_reaches_it(placement: 
                 sizes[sample.statistic][sample.process] += sample.num_bytes
         largest = max(largest, sum({**held, **sizes["peak"]}.values()))
         held.update(sizes["resident"])
-    assert peak.moment in ("first", "steady")
+    assert peak.run_phase in ("first", "steady")
     assert largest == peak.num_bytes
 
 
@@ -260,7 +260,7 @@ def test_the_engines_are_those_of_the_schedule() -> None:
         ({"speed": None}, "without a speed"),
     ],
 )
-def test_what_cannot_be_played_is_refused_with_the_rule(changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_simulated_is_refused_with_the_rule(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_setting_of(changes)
 

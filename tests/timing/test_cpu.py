@@ -15,7 +15,7 @@ from rlplan.timing.cost import Resource
 from rlplan.timing.cpu import CpuTimes, action_costs, predict_job
 from rlplan.timing.cpu_engine import CpuEngine, Requests
 from rlplan.timing.cpu_host import CpuHost, host_of
-from rlplan.timing.eager import PassWork
+from rlplan.timing.eager import PassCounts
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
 
 
@@ -39,7 +39,7 @@ def times(host: CpuHost | None = None, **overrides: Any) -> CpuTimes:
 
 def test_a_process_has_its_threads_part_of_the_host_and_less_beside_others() -> None:
     host = round_host()
-    work = PassWork(flops=1200, fresh_bytes=16, read_bytes=80, num_ops=0)
+    work = PassCounts(flops=1200, fresh_bytes=16, read_bytes=80, num_ops=0)
     alone = host.share(1).pass_cost(work)
     assert alone.parts == {Resource.COMPUTE: 12, Resource.MEMORY: 2, Resource.HOST: 2, Resource.LATENCY: 0}
     assert host.share(4).pass_cost(work).parts[Resource.COMPUTE] == 3

@@ -13,12 +13,12 @@ from rlplan.timing.eager import (
     BACKWARD_OPS,
     FORWARD_OPS,
     MicroBatch,
+    backward_counts,
     backward_floats,
     backward_operands,
-    backward_work,
+    forward_counts,
     forward_floats,
     forward_operands,
-    forward_work,
     fresh_bytes,
     matrix_numel,
 )
@@ -125,13 +125,13 @@ def test_flops_are_two_a_matrix_element_and_token_and_a_backward_pass_is_twice_t
     matrices = 2 * (8 * (12 + 6 + 6) + 12 * 8 + 3 * 8 * 20)
     assert matrix_numel(model) == matrices == 1536
     attention = 2 * 10 * 30 * 12 * 2
-    assert forward_work(model, batch).flops == 2 * (30 * 1536 + 12 * 70 * 8) + attention
-    assert backward_work(model, batch).flops == 2 * forward_work(model, batch).flops
+    assert forward_counts(model, batch).flops == 2 * (30 * 1536 + 12 * 70 * 8) + attention
+    assert backward_counts(model, batch).flops == 2 * forward_counts(model, batch).flops
 
 
 def test_small_tensors_are_not_fresh_and_large_ones_are() -> None:
     model = make_model()
-    assert forward_work(model, MicroBatch(1, 10, 4)).fresh_bytes == 0
+    assert forward_counts(model, MicroBatch(1, 10, 4)).fresh_bytes == 0
     assert fresh_bytes({8: 1}, 4096) == 8 * 4096 * 4
     assert fresh_bytes({8: 1}, 4095) == 0
 
@@ -139,7 +139,7 @@ def test_small_tensors_are_not_fresh_and_large_ones_are() -> None:
 @pytest.mark.parametrize("larger", [MicroBatch(8, 512, 256), MicroBatch(4, 1024, 256), MicroBatch(4, 512, 300)])
 def test_more_sequences_or_longer_ones_are_never_less_work(larger: MicroBatch) -> None:
     model: ModelSpec = make_model()
-    for work in (forward_work, backward_work):
+    for work in (forward_counts, backward_counts):
         less, more = work(model, MicroBatch(4, 512, 256)), work(model, larger)
         assert more.flops > less.flops
         assert more.fresh_bytes >= less.fresh_bytes

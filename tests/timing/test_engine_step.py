@@ -10,7 +10,7 @@ from rlplan.spec.profiles import get_gpu, get_node
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import Resource
 from rlplan.timing.engine_counts import EngineCut, engine_counts
-from rlplan.timing.engine_step import CACHE_READS, SEQUENCE, EngineRates, Load, Wire, multiplied_as, wire_of
+from rlplan.timing.engine_step import CACHE_READS, SEQUENCE, EngineRates, StepLoad, Wire, multiplied_as, wire_of
 
 H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
 HOST = Cluster(H100, 8, 8, get_node("dgx-h100", where="test"))
@@ -26,24 +26,24 @@ def test_one_token_takes_the_weights_bytes_over_the_memory_and_the_layers() -> N
     """Llama-3.1-8B: 6,979,321,856 + 128,256 * 4,096 weights of 2 bytes over 3.35 TB/s x 0.77, and 32 layers."""
     weights = 2 * (6_979_321_856 + 128_256 * 4_096) / (3.35e12 * H100.serving.memory.value)  # type: ignore[union-attr]
     layers = 32 * H100.serving.layer.value  # type: ignore[union-attr]
-    assert rates().seconds(Load(1, 0)) == pytest.approx(weights + layers + SEQUENCE, rel=0.001)
+    assert rates().seconds(StepLoad(1, 0)) == pytest.approx(weights + layers + SEQUENCE, rel=0.001)
 
 
 def test_each_cached_token_adds_its_bytes() -> None:
     speed, context = rates(), 1_000_000
-    added = speed.seconds(Load(64, context)) - speed.seconds(Load(64, 0))
+    added = speed.seconds(StepLoad(64, context)) - speed.seconds(StepLoad(64, 0))
     assert added == pytest.approx(context * 131_072 / (3.35e12 * CACHE_READS))
 
 
-def test_a_long_prompt_is_bound_by_products_and_a_token_by_memory() -> None:
+def test_a_long_prompt_is_bound_by_matmuls_and_a_token_by_memory() -> None:
     speed = rates()
-    assert speed.cost(Load(0, 0, 8192, 8192**2 / 2, 1)).bound_by is Resource.COMPUTE
-    assert speed.cost(Load(8, 8000)).bound_by is Resource.MEMORY
+    assert speed.cost(StepLoad(0, 0, 8192, 8192**2 / 2, 1)).bound_by is Resource.COMPUTE
+    assert speed.cost(StepLoad(8, 8000)).bound_by is Resource.MEMORY
 
 
 def test_windows_read_no_more_than_they_hold() -> None:
     speed = rates("openai/gpt-oss-120b")
-    short, long = (speed.seconds(Load(1, context)) for context in (4_096, 8_192))
+    short, long = (speed.seconds(StepLoad(1, context)) for context in (4_096, 8_192))
     full = next(
         cache for cache in engine_counts(find_model("openai/gpt-oss-120b"), EngineCut()).caches if not cache.window
     )
@@ -92,7 +92,7 @@ def test_whole_experts_on_ranks_hold_as_many_bytes_as_slices_of_all() -> None:
         ("t4", "", ComputeDtype.FLOAT16),
     ],
 )
-def test_products_run_in_the_type_that_the_chip_has_for_a_format(gpu: str, form: str, dtype: ComputeDtype) -> None:
+def test_matmuls_run_in_the_type_that_the_chip_has_for_a_format(gpu: str, form: str, dtype: ComputeDtype) -> None:
     assert multiplied_as(get_gpu(gpu, where="test"), form) is dtype
 
 
@@ -100,14 +100,14 @@ def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
     def step(scheme: Quantization | None) -> float:
         cluster = Cluster(B200, 8, 8, get_node("dgx-b200", where="test"))
         counts = engine_counts(find_model("meta-llama/Llama-3.1-70B"), EngineCut(scheme=scheme))
-        return EngineRates(counts, cluster, kv_element_bytes=2).seconds(Load(4, 4000))
+        return EngineRates(counts, cluster, kv_element_bytes=2).seconds(StepLoad(4, 4000))
 
     plain, eight, four = step(None), step(Quantization(FP8_TENSOR)), step(Quantization(NVFP4))
     assert plain > eight > four > plain / 4
 
 
 def test_more_ranks_read_less_and_wait_for_each_other() -> None:
-    one, eight = (rates(tp=tp).cost(Load(32, 32_000)) for tp in (1, 8))
+    one, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
     assert eight.parts[Resource.MEMORY] < one.parts[Resource.MEMORY] / 6
     assert Resource.DEVICE_LINK not in one.parts
     assert eight.parts[Resource.LATENCY] > one.parts[Resource.LATENCY]
@@ -141,4 +141,4 @@ def test_ranks_beyond_a_host_go_through_the_network() -> None:
 def test_a_step_without_a_graph_takes_at_least_its_launches() -> None:
     counts = engine_counts(LLAMA, EngineCut())
     eager = EngineRates(counts, HOST, kv_element_bytes=2, has_graphs=False)
-    assert eager.seconds(Load(1, 100)) > 2 * rates().seconds(Load(1, 100))
+    assert eager.seconds(StepLoad(1, 100)) > 2 * rates().seconds(StepLoad(1, 100))

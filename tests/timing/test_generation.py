@@ -14,7 +14,7 @@ from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.profiles import get_gpu, get_node
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cluster import Cluster
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost
+from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost
 from rlplan.timing.occupancy import mean_footprint, occupancy
 
 CONSTANT = ConstantLengths(value=150)
@@ -29,12 +29,12 @@ def speed(model: str = "Qwen/Qwen2.5-7B", tp: int = 1) -> EngineSpeed:
     return EngineSpeed(find_model(model), SettledRollout(), EngineChoice(tp=tp, sleep_level=0), cluster)
 
 
-def work(spec: LengthSpec = UNIFORM, **changes: int) -> GenerationWork:
+def rollouts(spec: LengthSpec = UNIFORM, **changes: int) -> EngineRollouts:
     given = {"num_rollouts": 64, "prompt_len": 0, "num_samples": 8, "max_num_seqs": 64, "kv_tokens": 10**9}
-    return GenerationWork(lengths=Lengths(spec, MAX_LEN), **{**given, **changes})  # type: ignore[arg-type]
+    return EngineRollouts(lengths=Lengths(spec, MAX_LEN), **{**given, **changes})  # type: ignore[arg-type]
 
 
-def token_by_token(engine: EngineSpeed, job: GenerationWork, order: list[int]) -> float:
+def token_by_token(engine: EngineSpeed, job: EngineRollouts, order: list[int]) -> float:
     """Every step of an engine that keeps as many rollouts at work as it may."""
     waiting, running, seconds = list(reversed(order)), [], 0.0
     while waiting or running:
@@ -52,7 +52,7 @@ def test_it_is_within_three_percent_of_a_loop_over_every_token(
     spec: LengthSpec, num_rollouts: int, at_once: int
 ) -> None:
     """The loop takes the same lengths in random orders, and their mean; prompts of length 0 cost nothing in both."""
-    job = work(spec, num_rollouts=num_rollouts, max_num_seqs=at_once)
+    job = rollouts(spec, num_rollouts=num_rollouts, max_num_seqs=at_once)
     shares = [(index + 0.5) / num_rollouts for index in range(num_rollouts)]
     lengths, chance = [max(1, round(job.lengths.quantile(share))) for share in shares], random.Random(4)
     orders = 1 if spec is CONSTANT or num_rollouts == at_once else 60
@@ -61,13 +61,13 @@ def test_it_is_within_three_percent_of_a_loop_over_every_token(
 
 
 def test_equal_rollouts_run_in_waves() -> None:
-    one, four = (generate_cost(speed(), work(CONSTANT, num_rollouts=64 * waves)).seconds for waves in (1, 4))
+    one, four = (generate_cost(speed(), rollouts(CONSTANT, num_rollouts=64 * waves)).seconds for waves in (1, 4))
     assert four == pytest.approx(4 * one, rel=1e-6)
 
 
 def test_prompts_are_prefilled_once_for_all_their_samples() -> None:
-    alone, shared = (work(CONSTANT, prompt_len=4000, num_samples=n) for n in (1, 8))
-    none = work(CONSTANT)
+    alone, shared = (rollouts(CONSTANT, prompt_len=4000, num_samples=n) for n in (1, 8))
+    none = rollouts(CONSTANT)
     reading = generate_cost(speed(), shared).seconds - generate_cost(speed(), none).seconds
     prefills = generate_cost(speed(), alone).seconds - generate_cost(speed(), shared).seconds
     assert prefills == pytest.approx(56 * speed().prefill_s(4000), rel=0.1)
@@ -76,15 +76,15 @@ def test_prompts_are_prefilled_once_for_all_their_samples() -> None:
 
 def test_the_longest_rollout_is_waited_for() -> None:
     """Lengths of the same mean: the long tail decodes on with few at work."""
-    equal = work(ConstantLengths(value=round(Lengths(LONG_TAIL, MAX_LEN).mean)))
-    assert generate_cost(speed(), work(LONG_TAIL)).seconds > 2 * generate_cost(speed(), equal).seconds
+    equal = rollouts(ConstantLengths(value=round(Lengths(LONG_TAIL, MAX_LEN).mean)))
+    assert generate_cost(speed(), rollouts(LONG_TAIL)).seconds > 2 * generate_cost(speed(), equal).seconds
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([CONSTANT, UNIFORM, LONG_TAIL]), st.integers(1, 600), st.integers(100, 200_000), st.data())
 def test_more_cache_is_never_slower(spec: LengthSpec, num_rollouts: int, kv_tokens: int, data: st.DataObject) -> None:
     more = data.draw(st.integers(kv_tokens, 4 * kv_tokens))
-    jobs = (work(spec, num_rollouts=num_rollouts, prompt_len=200, kv_tokens=tokens) for tokens in (kv_tokens, more))
+    jobs = (rollouts(spec, num_rollouts=num_rollouts, prompt_len=200, kv_tokens=tokens) for tokens in (kv_tokens, more))
     less_s, more_s = (generate_cost(speed(), job).seconds for job in jobs)
     assert more_s <= less_s * (1 + 1e-12)
 
@@ -92,19 +92,19 @@ def test_more_cache_is_never_slower(spec: LengthSpec, num_rollouts: int, kv_toke
 @pytest.mark.parametrize(("model", "tp"), [("Qwen/Qwen3-30B-A3B", 4), ("openai/gpt-oss-20b", 1), ("Qwen/Qwen3-32B", 8)])
 def test_more_cache_is_never_slower_for_other_models(model: str, tp: int) -> None:
     jobs = [
-        work(LONG_TAIL, num_rollouts=512, max_num_seqs=256, kv_tokens=tokens) for tokens in range(500, 90_000, 1500)
+        rollouts(LONG_TAIL, num_rollouts=512, max_num_seqs=256, kv_tokens=tokens) for tokens in range(500, 90_000, 1500)
     ]
     found = [generate_cost(speed(model, tp), job).seconds for job in jobs]
     assert found == sorted(found, reverse=True)
 
 
 def test_a_cache_for_less_than_one_rollout_still_runs_one_after_the_other() -> None:
-    assert work(kv_tokens=1).concurrency == 1
-    assert generate_cost(speed(), work(kv_tokens=1)).seconds > 10 * generate_cost(speed(), work()).seconds
+    assert rollouts(kv_tokens=1).concurrency == 1
+    assert generate_cost(speed(), rollouts(kv_tokens=1)).seconds > 10 * generate_cost(speed(), rollouts()).seconds
 
 
 def test_no_rollouts_take_no_time() -> None:
-    assert generate_cost(speed(), work(num_rollouts=0)).seconds == 0
+    assert generate_cost(speed(), rollouts(num_rollouts=0)).seconds == 0
 
 
 def test_occupancy_conserves_the_tokens_of_all_rollouts() -> None:
@@ -120,7 +120,7 @@ def test_rollouts_at_work_hold_more_of_the_long_ones() -> None:
 
 
 def test_a_search_can_ask_often() -> None:
-    engine, jobs = speed(), [work(LONG_TAIL, num_rollouts=1024, kv_tokens=1000 * n) for n in range(1, 201)]
+    engine, jobs = speed(), [rollouts(LONG_TAIL, num_rollouts=1024, kv_tokens=1000 * n) for n in range(1, 201)]
     for job in jobs:
         generate_cost(engine, job)
     started = time.process_time()

@@ -6,7 +6,7 @@ from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.profiles import get_gpu, get_node
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.engine_counts import EngineCut, engine_counts
-from rlplan.timing.engine_step import EngineRates, Load
+from rlplan.timing.engine_step import EngineRates, StepLoad
 from rlplan.timing.serving_load import CLIENT, ClosedLoop, closed_loop_latency
 
 RATES = EngineRates(
@@ -18,16 +18,16 @@ RATES = EngineRates(
 
 def test_a_lone_client_sees_bare_steps() -> None:
     found = closed_loop_latency(RATES, ClosedLoop(1, 1000, 200, 100))
-    prefill = RATES.seconds(Load(1, 1100, 1000, 1000**2 / 2, 1))
-    assert found.token_s == pytest.approx(RATES.seconds(Load(1, 1100)))
+    prefill = RATES.seconds(StepLoad(1, 1100, 1000, 1000**2 / 2, 1))
+    assert found.token_s == pytest.approx(RATES.seconds(StepLoad(1, 1100)))
     assert found.first_token_s == pytest.approx(prefill + (prefill - found.token_s) / 12 + CLIENT)
 
 
 def test_tokens_wait_for_the_prompts_of_others() -> None:
     """Each of 31 others begins once while one responds: 31 prefills in 500 steps, less what falls into its own wait."""
     found = closed_loop_latency(RATES, ClosedLoop(32, 1000, 500, 1000))
-    decode = RATES.seconds(Load(32, 32 * 1250))
-    prefill = RATES.seconds(Load(32, 32 * 1250, 1000, 1000**2 / 2, 1)) - decode
+    decode = RATES.seconds(StepLoad(32, 32 * 1250))
+    prefill = RATES.seconds(StepLoad(32, 32 * 1250, 1000, 1000**2 / 2, 1)) - decode
     assert decode < found.token_s < decode + 31 / 500 * prefill
     assert found.token_s == pytest.approx(decode + 0.85 * 31 / 500 * prefill, rel=0.03)
 

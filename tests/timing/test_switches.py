@@ -1,4 +1,4 @@
-"""Sleep, wake, parking and checkpoints: hand-worked seconds."""
+"""Sleep, wake, offload and checkpoints: hand-worked seconds."""
 
 import pytest
 

@@ -19,14 +19,14 @@ from rlplan.timing.elementwise import cast_bytes, layers_bytes, loss_bytes, repe
 from rlplan.timing.flops import Lengths, attention_flops, head_flops, linear_flops
 from rlplan.timing.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
 from rlplan.timing.scoring import score_cost
-from rlplan.timing.training import TrainWork, largest_normal, micro_batches, train_cost
+from rlplan.timing.training import MiniBatchShape, largest_normal, micro_batches, train_cost
 from rlplan.vocabulary import Role
 
 MODEL = model_by_name("Qwen/Qwen2.5-7B")
 MIXTURE = model_by_name("Qwen/Qwen3-30B-A3B")
 PLAIN = TrainerChoice(3, True, False, False, 4)
-EVEN = TrainWork(512, 2048, 2048**2, 2048, 2048)
-RAGGED = TrainWork(512, 2048, 2 * 2048**2, 8192, 2048)
+EVEN = MiniBatchShape(512, 2048, 2048**2, 2048, 2048)
+RAGGED = MiniBatchShape(512, 2048, 2 * 2048**2, 8192, 2048)
 
 
 def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
@@ -39,25 +39,27 @@ def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object
     return passes.TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
 
 
-def seconds(num_ranks: int = 8, choice: TrainerChoice = PLAIN, work: TrainWork = EVEN, **changes: object) -> float:
-    return train_cost(setting(num_ranks, choice, **changes), work, cluster(num_ranks)).seconds
+def seconds(
+    num_ranks: int = 8, choice: TrainerChoice = PLAIN, shape: MiniBatchShape = EVEN, **changes: object
+) -> float:
+    return train_cost(setting(num_ranks, choice, **changes), shape, cluster(num_ranks)).seconds
 
 
-def test_the_products_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
+def test_the_matmuls_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
     one = setting(1)
     batch = passes.MicroBatch(4, Lengths(2048, 2048**2), 4 * 2048)
-    cost = passes.products_cost(one, batch, passes.FORWARD, cluster(1))
+    cost = passes.matmul_cost(one, batch, passes.FORWARD, cluster(1))
     tokens, rate = 4 * 2048, 989.4e12 * cluster(1).efficiencies.matmul.value
-    products = linear_flops(MODEL) * tokens / (rate * passes._product_share(one, tokens))
+    matmuls = linear_flops(MODEL) * tokens / (rate * passes._matmul_share(one, tokens))
     scores = 4 * attention_flops(MODEL, batch.lengths) / (rate * 0.5)
-    assert cost.seconds == pytest.approx(products + head_flops(MODEL) * tokens / rate + scores)
-    assert 0.9 < passes._product_share(one, tokens) < 1
+    assert cost.seconds == pytest.approx(matmuls + head_flops(MODEL) * tokens / rate + scores)
+    assert 0.9 < passes._matmul_share(one, tokens) < 1
 
 
-def test_recomputation_is_a_third_more_products_and_frozen_weights_a_third_less():
+def test_recomputation_is_a_third_more_matmuls_and_frozen_weights_a_third_less():
     full, none = passes.training_times(Recompute.FULL), passes.training_times(Recompute.NONE)
-    assert (full.products, none.products, full.attention, none.attention) == (4, 3, 4.5, 3.5)
-    assert passes.training_times(Recompute.NONE, is_frozen=True).products == 2
+    assert (full.matmuls, none.matmuls, full.attention, none.attention) == (4, 3, 4.5, 3.5)
+    assert passes.training_times(Recompute.NONE, is_frozen=True).matmuls == 2
     assert seconds(choice=replace(PLAIN, gradient_checkpointing=False)) < 0.8 * seconds()
 
 
@@ -124,13 +126,13 @@ def test_a_pipeline_waits_for_stages_less_one_passes():
     cost = train_cost(setting(8, deep, target="megatron"), EVEN, cluster(8))
     num = micro_batches(setting(8, deep), EVEN)[0]
     assert num == 256
-    work = cost.seconds - cost.parts[Resource.IDLE]
-    assert cost.parts[Resource.IDLE] == pytest.approx(work * 3 / 256, rel=0.02)
+    shape = cost.seconds - cost.parts[Resource.IDLE]
+    assert cost.parts[Resource.IDLE] == pytest.approx(shape * 3 / 256, rel=0.02)
 
 
 def test_padding_costs_what_packing_saves():
     packed = replace(RAGGED, tokens_per_pass=16384)
-    assert seconds(work=packed) < 0.8 * seconds(work=RAGGED)
+    assert seconds(shape=packed) < 0.8 * seconds(shape=RAGGED)
 
 
 def test_rollouts_that_differ_make_ranks_wait():
@@ -178,19 +180,19 @@ def test_more_gpus_are_never_slower_at_a_mini_batch(ranks: int):
 @given(count=st.integers(64, 4096), stage=st.sampled_from([0, 1, 2, 3]))
 def test_more_rollouts_never_take_less_time(count: int, stage: int):
     choice = replace(PLAIN, zero_stage=stage)
-    less, more = (seconds(choice=choice, work=replace(EVEN, num_rollouts=n)) for n in (count, count + 64))
+    less, more = (seconds(choice=choice, shape=replace(EVEN, num_rollouts=n)) for n in (count, count + 64))
     assert less <= more
 
 
 @pytest.mark.parametrize("length", [512, 2048, 8192, 32768])
 def test_longer_sequences_never_take_less_time(length: int):
-    less, more = (TrainWork(512, s, s * s, s, s) for s in (length, 2 * length))
-    assert seconds(work=more) > 1.8 * seconds(work=less)
+    less, more = (MiniBatchShape(512, s, s * s, s, s) for s in (length, 2 * length))
+    assert seconds(shape=more) > 1.8 * seconds(shape=less)
 
 
-@pytest.mark.parametrize("ways", [{"tp": 2}, {"tp": 8}, {"cp": 2}, {"ulysses": 4}])
-def test_ranks_that_share_a_sequence_pay_for_what_they_exchange(ways: dict[str, int]):
-    choice = replace(PLAIN, zero_stage=1, micro_batch=1, **ways)
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"tp": 8}, {"cp": 2}, {"ulysses": 4}])
+def test_ranks_that_share_a_sequence_pay_for_what_they_exchange(axes: dict[str, int]):
+    choice = replace(PLAIN, zero_stage=1, micro_batch=1, **axes)
     alone = train_cost(setting(choice=replace(PLAIN, zero_stage=1, micro_batch=1)), EVEN, cluster(8))
     split = train_cost(setting(choice=choice), EVEN, cluster(8))
     assert split.parts[Resource.DEVICE_LINK] > alone.parts[Resource.DEVICE_LINK]
@@ -207,7 +209,7 @@ def test_experts_exchange_their_rows():
 def test_thin_passes_reach_less_of_the_peak():
     assert kernels.wave_share(256, 4096) < 0.4 < 0.95 < kernels.wave_share(32768, 4096)
     thin = replace(EVEN, mean_len=128, mean_square_len=128**2, max_len=128)
-    few, many = seconds(choice=replace(PLAIN, micro_batch=1), work=thin), seconds(work=thin)
+    few, many = seconds(choice=replace(PLAIN, micro_batch=1), shape=thin), seconds(shape=thin)
     assert few > 1.5 * many
 
 
@@ -224,7 +226,7 @@ def test_logits_by_rows_cost_the_head_once_more_and_every_operators_traffic():
         train_cost(setting(1, training=SettledTraining(logits=logits)), EVEN, cluster(1))
         for logits in ("auto", "in_place")
     )
-    head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.product_flops_per_s(cluster(1))
+    head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.matmul_flops_per_s(cluster(1))
     assert by_rows.parts[Resource.COMPUTE] - in_place.parts[Resource.COMPUTE] == pytest.approx(head)
     rate = cluster(1).memory_bytes_per_s * cluster(1).efficiencies.memory.value
     moved = (46 + 44 - 8 - 6) * MODEL.vocab_size * 512 * 2048 / rate
@@ -248,15 +250,15 @@ def test_fused_kernels_move_fewer_bytes():
 IN_PLACE = setting().loss
 
 
-def test_attention_of_an_older_kernel_is_slower_and_eight_bit_products_faster():
+def test_attention_of_an_older_kernel_is_slower_and_eight_bit_matmuls_faster():
     host = cluster(1)
     rates = [
         kernels.attention_flops_per_s(host, kernels.Kernels(attention=kind))
         for kind in (kernels.Attention.FLASH_1, kernels.Attention.FLASH_2, kernels.Attention.VENDOR)
     ]
     assert rates == sorted(rates)
-    assert kernels.product_flops_per_s(host, has_fp8=True) == pytest.approx(
-        2 * kernels.product_flops_per_s(host), rel=1e-3
+    assert kernels.matmul_flops_per_s(host, has_fp8=True) == pytest.approx(
+        2 * kernels.matmul_flops_per_s(host), rel=1e-3
     )
 
 

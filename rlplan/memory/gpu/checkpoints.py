@@ -8,7 +8,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.predict import GpuForecast
 from rlplan.memory.gpu.process import Bytes, add
 from rlplan.memory.host import pinned_bytes
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.vocabulary import MemoryKind
 
 
@@ -18,14 +18,14 @@ class StagedOnHost:
     def __init__(self, rank: GpuForecast, saved_bytes: int) -> None:
         self.rank, self.staging = rank, pinned_bytes(saved_bytes)
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own."""
-        return self.rank.resident(action, moment)
+        return self.rank.resident(action, run_phase)
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own."""
-        return self.rank.peak(action, moment)
+        return self.rank.peak(action, run_phase)
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own and the copy."""
-        return add(self.rank.on_host(action, moment), {MemoryKind.CHECKPOINT_STAGING: self.staging})
+        return add(self.rank.on_host(action, run_phase), {MemoryKind.CHECKPOINT_STAGING: self.staging})

@@ -14,7 +14,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.engine_tensors import rotary_table_bytes
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving_kv import CachePool, cache_pool
 from rlplan.memory.serving_peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
@@ -26,7 +26,7 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement
 
 
-def expert_ways(choice: EngineChoice) -> int:
+def expert_parallel_size(choice: EngineChoice) -> int:
     """Ranks over which whole experts are spread: those of the engine, where it is so chosen.
 
     Source: vLLM 0.32.0, config/parallel.py (`enable_expert_parallel`: ep = tp * dp; an engine here has one dp rank).
@@ -50,7 +50,7 @@ class EngineOnGpu:
         self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
         self.overheads, self.sync_bucket, self.kv_cache = overheads, sync_bucket, kv_cache
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
         awake = {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache}
         if action.kind is ActionKind.SLEEP_ENGINE:
@@ -61,11 +61,11 @@ class EngineOnGpu:
             awake[MemoryKind.FRAGMENTATION] = self.activation_bytes
         return add(self.asleep, awake)
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.SLEEP_ENGINE:
             return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
-        held = self.resident(action, moment)
+        held = self.resident(action, run_phase)
         if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
             held.pop(MemoryKind.FRAGMENTATION, None)
             held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
@@ -73,7 +73,7 @@ class EngineOnGpu:
             held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
         return held
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held in the host's memory: the weights of an engine that sleeps at level 1."""
         sleeps = self.choice.sleep_level == 1 and action.kind is ActionKind.SLEEP_ENGINE
         return pinned({MemoryKind.WEIGHTS: self.weight_bytes}) if sleeps else {}
@@ -83,14 +83,14 @@ class EngineOnGpu:
         """Parameters and rotary table of the rank."""
         choice = self.choice
         return loaded_bytes(
-            self.model, choice.tp, self.rollout.dtype.num_bytes, choice.quantization or "", expert_ways(choice)
+            self.model, choice.tp, self.rollout.dtype.num_bytes, choice.quantization or "", expert_parallel_size(choice)
         )
 
     @cached_property
     def activation_bytes(self) -> int:
         """Prefill or sampler, whichever is larger."""
         rollout, tp = self.rollout, self.choice.tp
-        num_tokens, ep = rollout.max_num_batched_tokens, expert_ways(self.choice)
+        num_tokens, ep = rollout.max_num_batched_tokens, expert_parallel_size(self.choice)
         prefill = prefill_peak_bytes(self.model, tp, num_tokens, rollout.dtype.num_bytes, ep=ep)
         sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self.choice.max_num_seqs)
         return max(prefill, sampler)

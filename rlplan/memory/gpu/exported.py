@@ -1,6 +1,6 @@
 """What a trained role holds whatever the tokens under trainers other than rlplan's: FSDP2 and Megatron-Core.
 
-In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedParts, counted once a choice.
+In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedStates, counted once a choice.
 Left out: passes (rank.py), hybrid sharding, interleaved pipelines, stages of unequal cost cut by hand.
 
 Symbols: N ranks, t tp, p pp, c cp, x ep, d = N/(tpc) copies of the model, P parameters, e bytes of a weight in passes.
@@ -14,9 +14,9 @@ from functools import lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.gpu.process import Bytes
-from rlplan.memory.gpu.states import FixedParts, trained_sizes, with_role_head
+from rlplan.memory.gpu.states import FixedStates, trained_sizes, with_role_head
 from rlplan.memory.host import pinned_bytes
-from rlplan.memory.sharding import FsdpSettings, MegatronRank, held_by_fsdp, held_by_megatron_rank
+from rlplan.memory.sharding import FsdpSettings, MegatronRank, rank_state_of_megatron_rank, rank_state_under_fsdp
 from rlplan.memory.zero import States
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
@@ -36,35 +36,35 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         num_ranks=max(1, num_ranks // choice.tp),
         master_bytes=training.master_dtype.num_bytes,
         compute_bytes=training.dtype.num_bytes,
-        ways=choice.tp,
+        tp_size=choice.tp,
         is_on_host=choice.offloads_parameters,
     )
 
 
 @lru_cache(maxsize=1024)
-def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedParts:
+def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
     """States of a rank of FSDP2, full shard: master weights and moments are shards, gradients while there are any.
 
-    Counts: `held_by_fsdp`; a pass without gradient gathers the root, a layer and the next one. `CPUOffloadPolicy` moves
-    weights, gradients and moments alike; weights and gradients are pinned.
+    Counts: `rank_state_under_fsdp`; a pass without gradient gathers the root, a layer and the next one.
+    `CPUOffloadPolicy` moves weights, gradients and moments alike; weights and gradients are pinned.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
     _, adapters, sizes = trained_sizes(model, role, lora, fsdp.compute_bytes)
-    held = held_by_fsdp(sizes, fsdp)
-    ranks = fsdp.num_ranks * fsdp.ways
+    rank_state = rank_state_under_fsdp(sizes, fsdp)
+    ranks = fsdp.num_ranks * fsdp.tp_size
     share = fsdp.master_bytes * ceil_div(sizes.num_trainable, ranks)
     weights = {MemoryKind.WEIGHTS: share + ceil_div(sizes.frozen_bytes, ranks)}
     gradients, moments = {MemoryKind.GRADIENTS: share}, {MemoryKind.OPTIMIZER: 2 * share}
-    layer = fsdp.compute_bytes * sizes.layer_weights // fsdp.ways
+    layer = fsdp.compute_bytes * sizes.layer_weights // fsdp.tp_size
     on_host = fsdp.is_on_host
-    return FixedParts(
+    return FixedStates(
         adapters,
         States({} if on_host else weights),
         States({} if on_host else weights | gradients | moments),
         States({} if on_host else weights | moments),
-        held,
-        held.passing + layer,
+        rank_state,
+        rank_state.passing + layer,
         weights[MemoryKind.WEIGHTS],
         0,
         _on_host(weights | gradients, moments) if on_host else {},
@@ -101,8 +101,8 @@ class MegatronSettings:
     @property
     def expert_state_ranks(self) -> int:
         """The same of the experts: what is left of a stage's ranks."""
-        ways = self.ep if self.ep > 1 else self.tp
-        return max(1, self.num_ranks // (self.pp * ways)) if self.has_distributed_optimizer else 1
+        expert_ranks = self.ep if self.ep > 1 else self.tp
+        return max(1, self.num_ranks // (self.pp * expert_ranks)) if self.has_distributed_optimizer else 1
 
 
 def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
@@ -163,27 +163,27 @@ def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage
 @lru_cache(maxsize=4096)
 def megatron_parts(
     model: ModelSpec, role: Role, lora: LoraSpec | None, settings: MegatronSettings, stage: int
-) -> FixedParts:
+) -> FixedStates:
     """States of a rank of Megatron-Core on one pipeline stage.
 
-    Counts: `held_by_megatron_rank`; moments appear in the first step. On the host, where it steps: master weights and
-    gradients of what the rank updates (4 each, pinned) and moments (8).
+    Counts: `rank_state_of_megatron_rank`; moments appear in the first step. On the host, where it steps: master weights
+    and gradients of what the rank updates (4 each, pinned) and moments (8).
     Source: Megatron-Core 0.14, optimizer/cpu_offloading/hybrid_optimizer.py. Assumes: weights are loaded a layer at a
     time; nothing is gathered in a pass, for all weights of the stage are there.
     """
     rank = megatron_rank(model, role, lora, settings, stage)
-    held = held_by_megatron_rank(rank)
+    rank_state = rank_state_of_megatron_rank(rank)
     adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
         pinned = dict.fromkeys((MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS), 4 * rank.num_updated)
         offloaded = _on_host(pinned, {MemoryKind.OPTIMIZER: 2 * settings.master_bytes * rank.num_updated})
-    return FixedParts(
+    return FixedStates(
         adapters,
-        _states(held.resident, has_moments=False),
-        _states(held.resident),
-        _states(held.resident),
-        held,
+        _states(rank_state.resident, has_moments=False),
+        _states(rank_state.resident),
+        _states(rank_state.resident),
+        rank_state,
         0,
         settings.weight_bytes * (rank.dense + rank.experts + rank.frozen),
         0,

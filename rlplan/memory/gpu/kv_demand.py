@@ -61,7 +61,7 @@ class KvDemand:
         return (self.pool.blocks_of_sequence(longest) + 1) * self.pool.bytes_per_block
 
     def preemption_risk(self, kv_cache: int) -> float:
-        """Probability that c sequences at full length need more than the cache: some wait, or start anew."""
+        """Probability that c sequences at full length need more than the cache: some wait, or restart."""
         left = self.pool.num_blocks(kv_cache) - self.fixed_blocks(0.5)
         if not self._num_full:
             return float(left < 0)

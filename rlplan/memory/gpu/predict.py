@@ -11,7 +11,7 @@ from typing import Protocol
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.process import Bytes
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.units import GIB
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 
@@ -25,15 +25,15 @@ DRIVER_HOST_BYTES = 2 * GIB
 class GpuForecast(Protocol):
     """Bytes of one process on its GPU and on its host, by kind."""
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
         ...
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         ...
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held in the host's memory when the action has ended."""
         ...
 
@@ -69,21 +69,21 @@ def predict_gpu_ledger(
 
     capacities: of devices and hosts that have another one.
     """
-    order: list[tuple[Moment, str]] = []
+    order: list[tuple[RunPhase, str]] = []
     rows = [_driver_row(schedule, DRIVER_HOST_BYTES + rollout_buffer)]
     by_name = {process.name: process for process in processes}
-    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
+    parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("first", schedule.step),
         ("steady", schedule.step),
         ("finish", schedule.finish),
     )
-    for moment, actions in parts:
+    for run_phase, actions in parts:
         for action in actions:
-            order.append((moment, action.id))
+            order.append((run_phase, action.id))
             for name in action.processes:
                 if name in by_name:
-                    rows += _rows(action, moment, by_name[name])
+                    rows += _rows(action, run_phase, by_name[name])
     return MemoryLedger(
         tuple(rows),
         capacity,
@@ -95,15 +95,15 @@ def predict_gpu_ledger(
     )
 
 
-def host_bytes(forecast: GpuForecast, action: Action, moment: Moment) -> Bytes:
+def host_bytes(forecast: GpuForecast, action: Action, run_phase: RunPhase) -> Bytes:
     """What one process takes of the host's memory, its libraries included."""
-    return dict(forecast.on_host(action, moment)) | {MemoryKind.PROCESS: WORKER_HOST_BYTES}
+    return dict(forecast.on_host(action, run_phase)) | {MemoryKind.PROCESS: WORKER_HOST_BYTES}
 
 
-def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[LedgerRow]:
-    resident = process.usual.resident(action, moment)
-    low, peak, high = (forecast.peak(action, moment) for forecast in (process.short, process.usual, process.longest))
-    row = _empty_row(action, moment, process)
+def _rows(action: Action, run_phase: RunPhase, process: GpuProcess) -> Iterator[LedgerRow]:
+    resident = process.usual.resident(action, run_phase)
+    low, peak, high = (forecast.peak(action, run_phase) for forecast in (process.short, process.usual, process.longest))
+    row = _empty_row(action, run_phase, process)
     for kind in MemoryKind:
         if resident.get(kind, 0) or peak.get(kind, 0) or high.get(kind, 0):
             yield replace(
@@ -116,7 +116,7 @@ def _rows(action: Action, moment: Moment, process: GpuProcess) -> Iterator[Ledge
                 high_bytes=spread(kind, high.get(kind, 0))[1],
                 resident_high_bytes=spread(kind, resident.get(kind, 0))[1],
             )
-    for kind, size in host_bytes(process.usual, action, moment).items():
+    for kind, size in host_bytes(process.usual, action, run_phase).items():
         provenance = Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED
         on_host = replace(row, device=process.host, space="host", kind=kind, provenance=provenance)
         yield replace(on_host, resident_bytes=size, peak_bytes=size)
@@ -127,10 +127,10 @@ _PROVENANCES = dict.fromkeys(
 )
 
 
-def _empty_row(action: Action, moment: Moment, process: GpuProcess) -> LedgerRow:
+def _empty_row(action: Action, run_phase: RunPhase, process: GpuProcess) -> LedgerRow:
     """What all rows of a process in an action share."""
     return LedgerRow(
-        moment=moment,
+        run_phase=run_phase,
         action_id=action.id,
         phase=action.phase,
         process=process.name,
@@ -149,7 +149,7 @@ def _empty_row(action: Action, moment: Moment, process: GpuProcess) -> LedgerRow
 def _driver_row(schedule: Schedule, num_bytes: int) -> LedgerRow:
     first = schedule.start[0]
     return LedgerRow(
-        moment="start",
+        run_phase="start",
         action_id=first.id,
         phase=Phase.START,
         process=DRIVER_PROCESS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from rlplan.memory.host import pinned_bytes
-from rlplan.memory.transitions import plan_buckets, staging_bytes
+from rlplan.memory.sync_buckets import plan_buckets, staging_bytes
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import MemoryKind

@@ -1,6 +1,6 @@
 """What one rank of a trained role holds on its GPU and on its host, action by action: of a pipeline, one stage of it.
 
-In: a trained role (`Trained`), a pipeline stage, its fixed parts. Out: bytes by kind. The formulas are in zero.py,
+In: a trained role (`TrainedRole`), a pipeline stage, its fixed parts. Out: bytes by kind. The formulas are in zero.py,
 sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
@@ -13,12 +13,20 @@ from rlplan.memory.allocator import reserved_bytes
 from rlplan.memory.block import Layers
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.gpu.states import FixedParts, frozen_of
+from rlplan.memory.gpu.states import FixedStates, frozen_of
 from rlplan.memory.host import pinned_bytes
-from rlplan.memory.ledger import Moment
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.logits import Loss, loss_named
 from rlplan.memory.nvme import left_on_host
-from rlplan.memory.step_peak import Held, Recompute, Work, kept_layer_bytes, layer_bytes, moments, score_peak_bytes
+from rlplan.memory.step_peak import (
+    MicroBatchShape,
+    RankState,
+    Recompute,
+    kept_layer_bytes,
+    layer_bytes,
+    score_peak_bytes,
+    snapshots,
+)
 from rlplan.memory.zero import States
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.job_parts import Target
@@ -34,7 +42,7 @@ CAPPED = ("Gemma2ForCausalLM",)
 
 
 @dataclass(frozen=True)
-class Passes:
+class MicroBatchTokens:
     """One micro-batch of a rank. num_tokens: prompt and response; num_head_tokens: those whose logits are taken.
 
     accumulates: gradients of an earlier micro-batch are there already. num_micro_batches: of a mini-batch; None where
@@ -48,14 +56,14 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRole:
     """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices."""
 
     role: Role
     model: ModelSpec
     training: SettledTraining
     choice: TrainerChoice
-    passes: Passes
+    micro_batch: MicroBatchTokens
     num_ranks: int
     overheads: GpuOverheads
     sync_bucket: int
@@ -82,7 +90,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """A pipeline stage; of a model that is not cut, all of it. in_flight: micro-batches whose activations it holds."""
 
     index: int
@@ -91,10 +99,10 @@ class Stage:
     in_flight: int
 
 
-def stages_of(num_layers: int, pp: int, num_micro_batches: int | None) -> tuple[Stage, ...]:
+def stages_of(num_layers: int, pp: int, num_micro_batches: int | None) -> tuple[PipelineStage, ...]:
     """The stages of which one is the fullest: the first, the first of those with the most layers, the last.
 
-    Counts: with one forward and one backward pass in turn (1F1B) stage i holds min(m, p - i) micro-batches.
+    Counts: with one forward, one backward pass (1F1B) stage i holds min(m, p - i) micro-batches.
     Source: Narayanan et al. 2021 (Megatron-LM), section 2.2.
 
     >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in stages_of(61, 16, 8)]
@@ -104,37 +112,38 @@ def stages_of(num_layers: int, pp: int, num_micro_batches: int | None) -> tuple[
     largest = max(range(pp), key=lambda stage: len(layers[stage]))
     most = pp if num_micro_batches is None else num_micro_batches
     return tuple(
-        Stage(index, layers[index], index == pp - 1, min(most, pp - index)) for index in sorted({0, largest, pp - 1})
+        PipelineStage(index, layers[index], index == pp - 1, min(most, pp - index))
+        for index in sorted({0, largest, pp - 1})
     )
 
 
-def work_of(trained: Trained, stage: Stage, fixed: FixedParts) -> Work:
+def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> MicroBatchShape:
     """What a rank of a stage computes in one micro-batch.
 
-    Counts: its layers, cut over tp. DeepSpeed's AutoTP gathers the logits and shares nothing between the products;
+    Counts: its layers, cut over tp. DeepSpeed's AutoTP gathers the logits and shares nothing between the matmuls;
     FSDP2 and Megatron share the rows between them (sequence parallelism) and the vocabulary. Megatron's kernels are
     fused. Only the last stage has a head.
     Assumes: routing that is balanced: as many rows for a rank's experts as it has tokens times top_k.
     """
-    training, choice, passes, model = trained.training, trained.choice, trained.passes, trained.model
+    training, choice, micro_batch, model = trained.training, trained.choice, trained.micro_batch, trained.model
     is_value = trained.role in (Role.VALUE, Role.REWARD)
     layers = stage.layers if choice.pp > 1 else None
     first, *more = cut_layers(model, layers, choice.tp, is_fused=trained.target == "megatron")
     exported = trained.target != "rlplan"
     vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
-    return Work(
+    return MicroBatchShape(
         first.block,
         first.num,
         1 if is_value else vocabulary,
-        passes.num_tokens,
-        passes.num_head_tokens if stage.has_head else 0,
+        micro_batch.num_tokens,
+        micro_batch.num_head_tokens if stage.has_head else 0,
         element_bytes=training.dtype.num_bytes,
         recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
         loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
         offloads_activations=training.offloads_activations,
         frozen=frozen_of(fixed.adapters) if trained.lora else None,
         more=tuple(more),
-        sequence_ways=choice.tp if exported else 1,
+        sequence_shards=choice.tp if exported else 1,
         exchanges_heads=choice.ulysses > 1,
         passes_keys_on=choice.cp > 1,
         micro_batches_in_flight=stage.in_flight,
@@ -142,7 +151,7 @@ def work_of(trained: Trained, stage: Stage, fixed: FixedParts) -> Work:
     )
 
 
-def loss_of(trained: Trained) -> Loss:
+def loss_of(trained: TrainedRole) -> Loss:
     """How the loss is taken: as the job says, where the vocabulary is not cut; else each trainer's own.
 
     Source: Megatron-Core 0.14 tensor_parallel/cross_entropy.py; torch 2.13 distributed/tensor/parallel/loss.py.
@@ -165,44 +174,44 @@ def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: boo
 class RankOnGpu:
     """One rank. See `memory.predict.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
 
-    def __init__(self, trained: Trained, stage: Stage, fixed: FixedParts) -> None:
+    def __init__(self, trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> None:
         self.trained, self.stage, self.fixed = trained, stage, fixed
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
         if action.kind is ActionKind.OFFLOAD_ROLE:
             return self.trained.process_overheads
-        held = self._with_overheads(dict(self._states(action, moment).device))
+        held = self._with_overheads(dict(self._states(action, run_phase).device))
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             held = add(held, {MemoryKind.COMM_BUFFERS: self._reduced_in_step // 2})
         return held
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held = self._with_overheads(self._largest_moment(moment))
+            held = self._with_overheads(self._largest_snapshot(run_phase))
             total = sum(held.values())
-            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.work)) - total
+            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            held = dict(self.moments["step"])
+            held = dict(self.snapshots["step"])
             held[MemoryKind.COMM_BUFFERS] = max(held.get(MemoryKind.COMM_BUFFERS, 0), self._reduced_in_step)
             return self._with_overheads(held)
         held = self._with_overheads(dict(self.fixed.after_step.device))
         if action.kind is ActionKind.START_TRAINER:
-            return self.resident(action, moment)
+            return self.resident(action, run_phase)
         if action.kind is ActionKind.SCORE:
-            held[MemoryKind.LOGITS] = score_peak_bytes(self.work)
+            held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
         elif action.kind is ActionKind.SYNC_WEIGHTS:
             gathered = self.staging if self.trained.is_cut else 0
             held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: gathered})
         return held
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
-        """Held in the host's memory for this rank: what is offloaded, and everything while the role is parked.
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory for this rank: what is offloaded, and everything while the role is offloaded.
 
-        Counts: `FixedParts.offloaded`; while it starts the loaded weights, whole or (cut) a layer at a time; weights
+        Counts: `FixedStates.offloaded`; while it starts the loaded weights, whole or (cut) a layer at a time; weights
         that are being written. Assumes: `pin_memory` is on.
         """
         training, held = self.trained.training, self.fixed.offloaded
@@ -211,7 +220,7 @@ class RankOnGpu:
         if action.kind is ActionKind.START_TRAINER:
             held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.loading})
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and training.offloads_activations:
-            held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.work))})
+            held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             held = add(held, pinned(self.fixed.after_step.device))
         elif action.kind is ActionKind.CHECKPOINT:
@@ -219,14 +228,14 @@ class RankOnGpu:
         return held
 
     @cached_property
-    def work(self) -> Work:
+    def shape(self) -> MicroBatchShape:
         """What the rank computes in one micro-batch."""
-        return work_of(self.trained, self.stage, self.fixed)
+        return shape_of(self.trained, self.stage, self.fixed)
 
     @cached_property
-    def held(self) -> Held:
+    def rank_state(self) -> RankState:
         """What the rank holds whatever the tokens."""
-        return replace(self.fixed.held, accumulates=self.trained.passes.accumulates)
+        return replace(self.fixed.rank_state, accumulates=self.trained.micro_batch.accumulates)
 
     @property
     def _reduced_in_step(self) -> int:
@@ -236,12 +245,12 @@ class RankOnGpu:
         "Unmanaged boundary"), stage_1_and_2.py (`setup_buckets`). Differs: on a CPU nobody has touched it until then.
         """
         is_late = self.trained.target == "rlplan" and self.trained.choice.zero_stage == 1
-        return self.fixed.held.passing if is_late else 0
+        return self.fixed.rank_state.passing if is_late else 0
 
     @cached_property
-    def moments(self) -> dict[str, Bytes]:
-        """Bytes at the moments of a step. See `step_peak.moments`."""
-        return moments(self.held, self.work)
+    def snapshots(self) -> dict[str, Bytes]:
+        """Memory snapshots of a step. See `step_peak.snapshots`."""
+        return snapshots(self.rank_state, self.shape)
 
     @property
     def staging(self) -> int:
@@ -249,14 +258,14 @@ class RankOnGpu:
         trained = self.trained
         return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket)
 
-    def _largest_moment(self, moment: Moment) -> Bytes:
-        inside = [held for name, held in self.moments.items() if name != "step"]
+    def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
+        inside = [held for name, held in self.snapshots.items() if name != "step"]
         largest = max(inside, key=lambda held: sum(held.values()))
-        late = MemoryKind.OPTIMIZER if moment == "first" else None
+        late = MemoryKind.OPTIMIZER if run_phase == "first" else None
         return {kind: size for kind, size in largest.items() if kind is not late}
 
-    def _states(self, action: Action, moment: Moment) -> States:
-        if moment == "start" or (moment == "first" and action.kind is ActionKind.RELOAD_ROLE):
+    def _states(self, action: Action, run_phase: RunPhase) -> States:
+        if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):
             return self.fixed.after_build
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             return self.fixed.after_backward
@@ -266,7 +275,7 @@ class RankOnGpu:
         return add(held, self.trained.process_overheads)
 
 
-def _offloaded_activations(work: Work) -> int:
+def _offloaded_activations(shape: MicroBatchShape) -> int:
     """What recomputation (or nothing) keeps of the layers, which lies on the host instead."""
-    kept = replace(work, offloads_activations=False)
-    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in kept.kinds) * work.micro_batches_in_flight
+    kept = replace(shape, offloads_activations=False)
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in kept.kinds) * shape.micro_batches_in_flight

@@ -15,11 +15,11 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.block_families import blocks_of
 from rlplan.memory.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.gpu.process import Bytes, add, pinned, process_overheads
-from rlplan.memory.gpu.rank import Passes, Stage, Trained, stages_of, work_of
-from rlplan.memory.gpu.states import FixedParts, with_role_head
-from rlplan.memory.ledger import Moment
+from rlplan.memory.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
+from rlplan.memory.gpu.states import FixedStates, with_role_head
+from rlplan.memory.ledger import RunPhase
 from rlplan.memory.logits import Loss
-from rlplan.memory.step_peak import Work, score_peak_bytes
+from rlplan.memory.step_peak import MicroBatchShape, score_peak_bytes
 from rlplan.memory.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.job_parts import Target
@@ -29,7 +29,7 @@ from rlplan.vocabulary import ActionKind, Dtype, MemoryKind, Role
 
 
 @lru_cache(maxsize=256)
-def frozen_parts(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
+def frozen_states_of(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
     """(bytes of the rank's weights, of gathered weights at most at a time) of a frozen model."""
     parameters = with_role_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
     states = ZeroStates(settings, (), frozen=parameters)
@@ -38,11 +38,13 @@ def frozen_parts(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) ->
 
 @dataclass(frozen=True)
 class FrozenShare:
-    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass. asked: work."""
+    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass. asked: its
+    micro-batch shape.
+    """
 
     weights: int
     gathered: int
-    asked: Callable[[], Work]
+    asked: Callable[[], MicroBatchShape]
 
     @cached_property
     def pass_bytes(self) -> int:
@@ -62,7 +64,7 @@ class ScorerOnGpu:
         model: ModelSpec,
         element_bytes: int,
         loss: Loss,
-        passes: Passes,
+        micro_batch: MicroBatchTokens,
         num_ranks: int,
         overheads: GpuOverheads,
         *,
@@ -73,18 +75,22 @@ class ScorerOnGpu:
         self.role, self.model, self.overheads = role, model, overheads
         self.num_ranks = num_ranks if is_sharded or target != "rlplan" else 1
         self.has_head = role is Role.REFERENCE
-        self.element_bytes, self.loss, self.passes = element_bytes, loss if self.has_head else Loss.NONE, passes
+        self.element_bytes, self.loss, self.micro_batch = (
+            element_bytes,
+            loss if self.has_head else Loss.NONE,
+            micro_batch,
+        )
         self.target, self.cut = target, cut
         self.largest_layer = element_bytes * (model.num_parameters // model.num_layers)
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
         held = self._overheads()
         if action.kind is not ActionKind.OFFLOAD_ROLE:
             held[MemoryKind.WEIGHTS] = self.weights
         return held
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         held = self._overheads() | {MemoryKind.WEIGHTS: self.weights}
         if action.kind is not ActionKind.SCORE:
@@ -93,12 +99,12 @@ class ScorerOnGpu:
         held[MemoryKind.WEIGHTS] = most.weights
         return add(held, {MemoryKind.COMM_BUFFERS: most.gathered, MemoryKind.LOGITS: most.pass_bytes})
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
-        """Held in the host's memory: the weights while the role is parked, and while they are loaded."""
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory: the weights while the role is offloaded, and while they are loaded."""
         if action.kind is ActionKind.START_SCORER:
             return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}
-        parked = action.kind is ActionKind.OFFLOAD_ROLE
-        return pinned({MemoryKind.WEIGHTS: self.weights}) if parked else {}
+        offloaded = action.kind is ActionKind.OFFLOAD_ROLE
+        return pinned({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
 
     @cached_property
     def weights(self) -> int:
@@ -112,11 +118,11 @@ class ScorerOnGpu:
             settings = ZeroSettings(
                 stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.element_bytes
             )
-            return (FrozenShare(*frozen_parts(self.model, settings, has_head=self.has_head), self._whole_work),)
+            return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
         trained = self._trained(self.cut)
         return tuple(self._exported(trained, stage) for stage in stages_of(self.model.num_layers, self.cut.pp, 1))
 
-    def _exported(self, trained: Trained, stage: Stage) -> FrozenShare:
+    def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
         model, training, choice = trained.model, trained.training, trained.choice
         if trained.target == "fsdp2":
@@ -125,27 +131,35 @@ class ScorerOnGpu:
         else:
             megatron = megatron_settings(training, choice, trained.num_ranks)
             parts = megatron_parts(model, self.role, None, megatron, stage.index)
-        return FrozenShare(_weights(parts), parts.gathered, partial(work_of, trained, stage, parts))
+        return FrozenShare(_weights(parts), parts.gathered, partial(shape_of, trained, stage, parts))
 
-    def _trained(self, cut: TrainerChoice) -> Trained:
+    def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
         dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32 if self.element_bytes == 4 else Dtype.BFLOAT16
         training = SettledTraining(
             dtype=dtype, master_dtype=dtype, logits="fused" if self.loss is Loss.FUSED else "plain"
         )
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
-        return Trained(
-            self.role, self.model, training, stays, self.passes, self.num_ranks, self.overheads, 1, target=self.target
+        return TrainedRole(
+            self.role,
+            self.model,
+            training,
+            stays,
+            self.micro_batch,
+            self.num_ranks,
+            self.overheads,
+            1,
+            target=self.target,
         )
 
-    def _whole_work(self) -> Work:
+    def _whole_shape(self) -> MicroBatchShape:
         first, *more = blocks_of(self.model)
-        return Work(
+        return MicroBatchShape(
             first.block,
             first.num,
             self.model.vocab_size if self.has_head else 1,
-            self.passes.num_tokens,
-            self.passes.num_head_tokens,
+            self.micro_batch.num_tokens,
+            self.micro_batch.num_head_tokens,
             element_bytes=self.element_bytes,
             loss=self.loss,
             more=tuple(more),
@@ -157,5 +171,5 @@ class ScorerOnGpu:
         return process_overheads(self.overheads, self.num_ranks, axes=axes)
 
 
-def _weights(parts: FixedParts) -> int:
-    return parts.held.resident[MemoryKind.WEIGHTS]
+def _weights(parts: FixedStates) -> int:
+    return parts.rank_state.resident[MemoryKind.WEIGHTS]

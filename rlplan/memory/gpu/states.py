@@ -1,6 +1,6 @@
 """What a trained role holds whatever the tokens: DeepSpeed's states on the GPU and on the host, counted once a choice.
 
-In: a model, a role, adapters, ZeRO's settings. Out: FixedParts. Left out: passes (rank.py), other trainers' states
+In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: passes (rank.py), other trainers' states
 (exported.py).
 """
 
@@ -14,8 +14,8 @@ from rlplan.memory.host import pinned_bytes
 from rlplan.memory.nvme import swap_buffer_bytes
 from rlplan.memory.optimizers import Optimizer
 from rlplan.memory.quantization import NF4_DOUBLE, Quantization, weight_bytes
-from rlplan.memory.sharding import Sizes, held_by_zero, sizes_of
-from rlplan.memory.step_peak import Held
+from rlplan.memory.sharding import Sizes, rank_state_under_zero, sizes_of
+from rlplan.memory.step_peak import RankState
 from rlplan.memory.zero import States, ZeroSettings, ZeroStates
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
@@ -25,7 +25,7 @@ from rlplan.vocabulary import MemoryKind, Role
 
 
 @dataclass(frozen=True)
-class FixedParts:
+class FixedStates:
     """What does not depend on the tokens. gathered: weights at most at a time.
 
     share_bytes: the rank's own weights. swap_buffers: of NVMe offload. offloaded: what ZeRO keeps on the host.
@@ -36,7 +36,7 @@ class FixedParts:
     after_build: States
     after_backward: States
     after_step: States
-    held: Held
+    rank_state: RankState
     gathered: int
     share_bytes: int
     swap_buffers: int
@@ -45,18 +45,20 @@ class FixedParts:
 
 
 @lru_cache(maxsize=1024)
-def fixed_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings, tp: int = 1) -> FixedParts:
+def fixed_states(
+    model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings, tp: int = 1
+) -> FixedStates:
     """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
     parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
     states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
     saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base_dtype == "nf4" else 0
-    held = held_by_zero(states, sizes)
-    return FixedParts(
+    rank_state = rank_state_under_zero(states, sizes)
+    return FixedStates(
         adapters,
         _lighter(states.after_build(), saved),
         _lighter(states.after_backward(), saved),
         _lighter(states.after_step(), saved),
-        replace(held, resident=_lighter(States(held.resident), saved).device),
+        replace(rank_state, resident=_lighter(States(rank_state.resident), saved).device),
         states.gathered_bytes(sizes.layer_weights),
         settings.weight_bytes * states.partition_numel,
         swap_buffer_bytes(

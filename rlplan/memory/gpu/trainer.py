@@ -10,17 +10,17 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.gpu.process import Bytes
-from rlplan.memory.gpu.rank import CAPPED, Passes, RankOnGpu, Stage, Trained, stages_of
-from rlplan.memory.gpu.states import FixedParts, fixed_parts, zero_settings
-from rlplan.memory.ledger import Moment
-from rlplan.memory.step_peak import Held, Work
+from rlplan.memory.gpu.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
+from rlplan.memory.gpu.states import FixedStates, fixed_states, zero_settings
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.step_peak import MicroBatchShape, RankState
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import Role
 
-__all__ = ["CAPPED", "Passes", "TrainerOnGpu", "parts_of"]
+__all__ = ["CAPPED", "MicroBatchTokens", "TrainerOnGpu", "parts_of"]
 
 
 class TrainerOnGpu:
@@ -35,7 +35,7 @@ class TrainerOnGpu:
         model: ModelSpec,
         training: SettledTraining,
         choice: TrainerChoice,
-        passes: Passes,
+        micro_batch: MicroBatchTokens,
         num_ranks: int,
         overheads: GpuOverheads,
         sync_bucket: int,
@@ -43,44 +43,44 @@ class TrainerOnGpu:
         in_transfer_group: bool = False,
         target: Target = "rlplan",
     ) -> None:
-        trained = Trained(
-            role, model, training, choice, passes, num_ranks, overheads, sync_bucket, in_transfer_group, target
+        trained = TrainedRole(
+            role, model, training, choice, micro_batch, num_ranks, overheads, sync_bucket, in_transfer_group, target
         )
-        stages = stages_of(model.num_layers, choice.pp, passes.num_micro_batches)
+        stages = stages_of(model.num_layers, choice.pp, micro_batch.num_micro_batches)
         self.trained = trained
         self.ranks = tuple(RankOnGpu(trained, stage, parts_of(trained, stage)) for stage in stages)
 
-    def resident(self, action: Action, moment: Moment) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
-        return self._fullest(lambda rank: rank.resident(action, moment))
+        return self._fullest(lambda rank: rank.resident(action, run_phase))
 
-    def peak(self, action: Action, moment: Moment) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
-        return self._fullest(lambda rank: rank.peak(action, moment))
+        return self._fullest(lambda rank: rank.peak(action, run_phase))
 
-    def on_host(self, action: Action, moment: Moment) -> Bytes:
-        """Held in the host's memory for a rank: what is offloaded, and everything while the role is parked."""
-        return self._fullest(lambda rank: rank.on_host(action, moment))
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory for a rank: what is offloaded, and everything while the role is offloaded."""
+        return self._fullest(lambda rank: rank.on_host(action, run_phase))
 
     @property
-    def fixed(self) -> FixedParts:
+    def fixed(self) -> FixedStates:
         """What the first stage holds whatever the tokens."""
         return self.ranks[0].fixed
 
     @property
-    def work(self) -> Work:
+    def shape(self) -> MicroBatchShape:
         """What the first stage computes in one micro-batch."""
-        return self.ranks[0].work
+        return self.ranks[0].shape
 
     @property
-    def held(self) -> Held:
+    def rank_state(self) -> RankState:
         """What the first stage holds whatever the tokens, as the passes see it."""
-        return self.ranks[0].held
+        return self.ranks[0].rank_state
 
     @property
-    def moments(self) -> dict[str, Bytes]:
-        """Bytes at the moments of a step of the first stage."""
-        return self.ranks[0].moments
+    def snapshots(self) -> dict[str, Bytes]:
+        """Memory snapshots of a step of the first stage."""
+        return self.ranks[0].snapshots
 
     @property
     def staging(self) -> int:
@@ -93,7 +93,7 @@ class TrainerOnGpu:
         return max(map(held, self.ranks), key=lambda sizes: sum(sizes.values()))
 
 
-def parts_of(trained: Trained, stage: Stage) -> FixedParts:
+def parts_of(trained: TrainedRole, stage: PipelineStage) -> FixedStates:
     """What a rank of a stage holds whatever the tokens, by who trains it. Raises: SpecError."""
     model, role, training, choice = trained.model, trained.role, trained.training, trained.choice
     if trained.target == "megatron":
@@ -101,4 +101,4 @@ def parts_of(trained: Trained, stage: Stage) -> FixedParts:
         return megatron_parts(model, role, trained.lora, megatron, stage.index)
     if trained.target == "fsdp2":
         return fsdp_parts(model, role, trained.lora, fsdp_settings(training, choice, trained.num_ranks))
-    return fixed_parts(model, role, trained.lora, zero_settings(training, choice, trained.num_ranks), choice.tp)
+    return fixed_states(model, role, trained.lora, zero_settings(training, choice, trained.num_ranks), choice.tp)

@@ -21,7 +21,7 @@ from rlplan.spec.job_file import WAY_OUT
 from rlplan.spec.yaml import apply_overrides
 from rlplan.units import format_bytes
 
-MAX_WAYS_OUT = 11
+MAX_REMEDIES = 11
 """Remedies that are tried of a family that does not fit: each is a search."""
 
 
@@ -111,7 +111,7 @@ def check_change(spec: JobSpec, change: Change) -> None:
         raise SpecError(
             f"'{change.typed}' changes nothing",
             where="command line",
-            rule="a what-if differs from the plan",
+            rule="a what-if must change something in the plan",
             way_out="another value, or another key of docs/job.md",
         )
 
@@ -134,7 +134,7 @@ def _first_way_out(plan: Plan, change: Change) -> str:
     keys = {override.partition("=")[0] for override in change.overrides}
     remedies = (remedy for kind in kinds_of_changes(plan.asked, plan.binding.num_bytes) for remedy in kind)
     apart = (one for one in remedies if not keys & {word.partition("=")[0] for word in one[0].split()})
-    for words, other in islice(apart, MAX_WAYS_OUT):
+    for words, other in islice(apart, MAX_REMEDIES):
         found = better(other, plan.verdict)
         if found is not None and found.verdict is Verdict.FITS:
             return words

@@ -1,4 +1,4 @@
-"""Explanation: why a plan is as it is, what came next, what was left aside, and what would change it.
+"""Explanation: why a plan is as it is, what came next, which choices were rejected, and what would change it.
 
 In: a Plan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the command line).
 """
@@ -36,7 +36,7 @@ class Slack:
 
 
 @dataclass(frozen=True)
-class PhaseWhy:
+class PhaseBottleneck:
     """One phase of a steady step. share: of the step. slack: what takes time beside what binds, most first."""
 
     phase: str
@@ -48,7 +48,7 @@ class PhaseWhy:
 
 
 @dataclass(frozen=True)
-class MemoryWhy:
+class MemoryBottleneck:
     """The fullest moment."""
 
     device: str
@@ -73,7 +73,7 @@ class MemoryWhy:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """Another layout that was rated. differs: what leads to it, as it is typed. phases: seconds more in each phase."""
+    """Another layout that was scored. differs: what leads to it, as it is typed. phases: seconds more in each phase."""
 
     differs: str
     seconds: float
@@ -86,13 +86,15 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything. families: what the search left aside; what_ifs: what one would ask next; asked: what was asked."""
+    """Everything. families: choices that the search rejected; what_ifs: what one would ask next; asked: what was
+    asked.
+    """
 
     verdict: Verdict
     seconds: float
     chosen: dict[str, str]
-    phases: tuple[PhaseWhy, ...]
-    memory: MemoryWhy
+    phases: tuple[PhaseBottleneck, ...]
+    memory: MemoryBottleneck
     why_not: str
     runners_up: tuple[RunnerUp, ...]
     families: tuple[Outcome, ...]
@@ -195,18 +197,18 @@ def _costs(timing: StepTiming | None) -> dict[str, Cost]:
     return {} if timing is None else {phase.value: cost for phase, cost in phase_costs(timing).items()}
 
 
-def _phase(name: str, cost: Cost, step: float) -> PhaseWhy:
+def _phase(name: str, cost: Cost, step: float) -> PhaseBottleneck:
     bound = cost.parts[cost.bound_by]
     rest = sorted(cost.parts.items(), key=lambda item: -item[1])
     slack = tuple(Slack(key.value, part, bound / part) for key, part in rest if key is not cost.bound_by and part)
-    return PhaseWhy(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
+    return PhaseBottleneck(name, cost.seconds, cost.seconds / step if step else 0.0, cost.bound_by.value, bound, slack)
 
 
-def _memory(plan: Plan) -> MemoryWhy:
+def _memory(plan: Plan) -> MemoryBottleneck:
     peak, host = plan.binding, plan.ledger.host_peak()
     is_apart = plan.host_capacity is not None and not plan.is_on_host
     process, _, kind, size = peak.rows[0]
-    return MemoryWhy(
+    return MemoryBottleneck(
         device=peak.scope,
         action_id=peak.action_id,
         num_bytes=peak.num_bytes,

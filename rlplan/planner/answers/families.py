@@ -1,4 +1,4 @@
-"""Families: the changes that are worth a question: what the search left aside, and what one would ask for next.
+"""Families: the changes that are worth a question: choices that the search rejected, and what one would ask for next.
 
 In: a Plan. Out: Changes. Left out: their outcomes (changes.py).
 """
@@ -76,8 +76,8 @@ def _passes(plan: Plan) -> Iterator[Change]:
     workload, trainer = plan.asked.workload, plan.choice.trainer
     if workload.micro_batch_size_per_gpu != "auto" or plan.asked.training.max_tokens_per_micro_batch != "auto":
         return
-    least, ways = plan.asked.sequences_per_unit * workload.max_seq_len, trainer.ranks_per_sequence
-    share = workload.rollouts_per_mini_batch * ways // plan.choice.arrangement.num_training
+    least, ranks_per_sequence = plan.asked.sequences_per_unit * workload.max_seq_len, trainer.ranks_per_sequence
+    share = workload.rollouts_per_mini_batch * ranks_per_sequence // plan.choice.arrangement.num_training
     most = max(1, min(share, MAX_AUTO_TOKENS * trainer.ulysses * trainer.cp // workload.max_seq_len))
     if trainer.max_tokens:
         key = "training.max_tokens_per_micro_batch"

@@ -1,4 +1,4 @@
-"""Results of a plan as JSON: the step in seconds, phase by phase and action by action, and what else was rated.
+"""Results of a plan as JSON: the step in seconds, phase by phase and action by action, and what else was scored.
 
 In: a Plan. Out: dicts for plan files, `--json` and other tools. Left out: reading them again: a plan file holds the
 values themselves beside these (plan.py).
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ESTIMATE_SCHEMA_VERSION = 3
 CHOICES = ("arrangement", "trainer", "engine")
-WAYS = ("ulysses", "tp", "pp", "cp", "ep")
-DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
+PARALLEL_AXES = ("ulysses", "tp", "pp", "cp", "ep")
+DEFAULTS = {f"training.{name}": "1" for name in PARALLEL_AXES} | {
     "workload.micro_batch_size_per_gpu": "auto",
     "training.max_tokens_per_micro_batch": "auto",
     "placement.num_generation_devices": "auto",
@@ -42,14 +42,14 @@ DEFAULTS = {f"training.{name}": "1" for name in WAYS} | {
 
 def choice_as_json(choice: Choice) -> dict[str, Any]:
     """What was chosen: everything that the ledger and the times follow from."""
-    parts = {name: asdict(getattr(choice, name)) for name in CHOICES} | {"way": choice.way}
+    parts = {name: asdict(getattr(choice, name)) for name in CHOICES} | {"sync_mode": choice.sync_mode}
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
 def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
     """A choice as overrides of its job that would lead to it, by key; what DEFAULTS says too is left out."""
     arrangement, trainer = choice.arrangement, choice.trainer
-    words: dict[str, Any] = {"placement.placement": arrangement.placement} if choice.way else {}
+    words: dict[str, Any] = {"placement.placement": arrangement.placement} if choice.sync_mode else {}
     words |= {
         "training.zero_stage": trainer.zero_stage,
         "training.gradient_checkpointing": trainer.gradient_checkpointing,
@@ -60,12 +60,12 @@ def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
         words["training.max_tokens_per_micro_batch"] = trainer.max_tokens
     else:
         words["workload.micro_batch_size_per_gpu"] = trainer.micro_batch
-    words |= {f"training.{name}": getattr(trainer, name) for name in WAYS}
+    words |= {f"training.{name}": getattr(trainer, name) for name in PARALLEL_AXES}
     words["placement.num_scoring_devices"] = arrangement.num_scoring
     if arrangement.offloaded != "none":
         where = job.placement.offload if job.placement.offload in ("host", "disk") else "host"
         words |= {"placement.offload": where, "placement.offload_roles": arrangement.offloaded}
-    if choice.way:
+    if choice.sync_mode:
         words |= _engine_words(choice, job)
     typed = {key: str(value).lower() for key, value in words.items()}
     return {key: value for key, value in typed.items() if value != DEFAULTS.get(key)}
@@ -73,12 +73,12 @@ def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
 
 def _engine_words(choice: Choice, job: JobSpec) -> dict[str, Any]:
     arrangement, engine = choice.arrangement, choice.engine
-    is_part = choice.way in ("adapter", "delta")
+    is_part = choice.sync_mode in ("adapter", "delta")
     return {
         "placement.num_generation_devices": "auto" if arrangement.shares_devices else arrangement.num_generation,
         "placement.max_staleness": job.placement.max_staleness if arrangement.is_async else 0,
-        "placement.transport": "auto" if is_part else choice.way,
-        "placement.sync_content": choice.way if is_part else "full",
+        "placement.transport": "auto" if is_part else choice.sync_mode,
+        "placement.sync_content": choice.sync_mode if is_part else "full",
         "rollout.tp": engine.tp,
         "rollout.sleep_level": engine.sleep_level,
         "rollout.quantization": engine.quantization or "none",
@@ -171,7 +171,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
         "binding": {
             "device": plan.binding.scope,
-            "moment": plan.binding.moment,
+            "run_phase": plan.binding.run_phase,
             "action_id": plan.binding.action_id,
         },
         "capacity_bytes": plan.binding_capacity,

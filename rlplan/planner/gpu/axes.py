@@ -1,6 +1,6 @@
 """Parallel layouts that a target can run: which ranks share a sequence, a layer, the layers, the experts.
 
-In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, ways to offload, sizes of engines.
+In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, offload, sizes of engines.
 Left out: whether a layout fits (roles.py) and how fast it is (times.py).
 
 rlplan's own runtime is DeepSpeed: ZeRO, Ulysses, AutoTP. FSDP2 shards everything and has tensor and context parallel
@@ -19,7 +19,7 @@ from rlplan.spec.hardware import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob, SettledTraining
-from rlplan.spec.training import Combination, cannot_share
+from rlplan.spec.training import Combination, sharing_refusals
 
 ENGINE_TP = 32
 """Ranks of one engine beyond which `auto` does not go."""
@@ -58,10 +58,10 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
     All roles are cut alike: an open tp divides every model's heads.
     """
     wanted = job.training
-    ways = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
+    rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
-    found = _axes(models[0], job.target, training, has_adapters, most_parts, ways)
+    found = _axes(models[0], job.target, training, has_adapters, most_parts, rank_counts)
     if wanted.tp != "auto":
         return tuple(found)
     return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))
@@ -78,15 +78,15 @@ def _axes(
 ) -> list[Axes]:
     heads, beside = model.num_heads, powers(min(MAX_BESIDE, training))
     experts = model.experts.num_experts if model.experts else 1
-    ways = [size for size in beside if heads % size == 0]
-    cut = [1] if model.experts else ways  # AutoTP cuts plain linear layers; stacked experts would stay whole
+    rank_counts = [size for size in beside if heads % size == 0]
+    cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
     contexts = powers(min(MAX_BESIDE, training, most_parts))
     has = {
-        "rlplan": ([size for size in ways if size <= most_parts], cut, [1], [1], [1]),
-        "fsdp2": ([1], ways, [1], contexts, [1]),
+        "rlplan": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
+        "fsdp2": ([1], rank_counts, [1], contexts, [1]),
         "megatron": (
             [1],
-            ways,
+            rank_counts,
             [size for size in powers(min(MAX_PP, training)) if size <= model.num_layers],
             contexts,
             [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
@@ -100,7 +100,7 @@ def _axes(
 def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
     """Whether DeepSpeed's ranks can share a pass like that, at some ZeRO stage."""
     asked = Combination(None, trains_adapters=has_adapters, ulysses=axes.ulysses, tp=axes.tp)
-    return not any((*cannot_share(model, axes.ulysses, axes.tp), *asked.contradictions()))
+    return not any((*sharing_refusals(model, axes.ulysses, axes.tp), *asked.contradictions()))
 
 
 def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:

@@ -1,17 +1,17 @@
 """Best first: candidates that fit, the fastest first, exactly, without making all of them.
 
-In: a GpuSpace and what rates its candidates. Out: Rated candidates in order. Left out: how bytes (roles.py) and
+In: a GpuSpace and a CandidateScorer. Out: scored candidates in order. Left out: how bytes (roles.py) and
 seconds (times.py) are worked out, and what is made of the best (search.py).
 
-Best first: a heap holds frames, pairs of a trainer and an engine, and rated candidates, each by a lower bound of its
-seconds; what is taken from it is looked at more closely and put back, and a rated candidate that comes up is the best
-of all that have not come up. This is exact, for no bound is above the seconds of anything that it stands for:
-- a frame stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with the FLOPs
-  of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
+Best first: a heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each by a lower bound of
+its seconds; what is popped is refined and pushed back, and a scored candidate that is popped is the best of all that
+remain. This is exact, for no bound is above the seconds of anything that it stands for:
+- an arrangement stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with the
+  FLOPs of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
 - a pair stands for itself and for those behind it in both streams (streams.py). Seconds are a sum (or, where
-  generation runs beside training, the larger) of the trainer's, the engine's and the hand-over's, and each is at its
+  generation runs beside training, the larger) of the trainer's, the engine's and the weight sync's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
-- a closer look at a pair takes the KV cache that the trainer's states leave, which its passes can only lessen.
+- the refined bound of a pair takes the KV cache that the trainer's states leave, which its passes can only lessen.
 A pair that does not fit with the trainer's states alone does not fit, for bytes add up.
 Candidates whose seconds are the same come in a fixed total order (`simplicity`), so that the answer does not depend on
 the order of anything.
@@ -22,43 +22,46 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, Way
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.planner.gpu.candidates import GpuSpace
-from rlplan.planner.gpu.rated import Key, Rated, Rater, rounded, simplicity
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, Trainers
 from rlplan.planner.gpu.tables import fit
 
-HAIR = 1 - 1e-12
-"""Bounds are sums in another order than the seconds that they bound: they are lowered by more than that can make."""
+BOUND_FACTOR = 1 - 1e-12
+"""Bounds are sums in another order than the seconds that they bound: lowered by this factor they stay below in spite of
+rounding."""
 
 
-class FrameFront:
-    """The pairs of one frame, by lower bounds."""
+class PairBounds:
+    """The pairs of one arrangement, by lower bounds."""
 
-    def __init__(self, rater: Rater, space: GpuSpace, frame: Arrangement, rank: int) -> None:
-        self.rater, self.space, self.frame, self.rank = rater, space, frame, rank
-        self.engines = Engines(rater, space, frame)
+    def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
+        self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
+        self.engines = Engines(scorer, space, arrangement)
         self._trainers: Trainers | None = None
-        self._close: dict[object, tuple[int, float] | None] = {}
+        self._beside_trainer: dict[object, tuple[int, float] | None] = {}
 
     @property
     def trainers(self) -> Trainers:
         """The trainers, made when they are first asked for."""
         if self._trainers is None:
-            self._trainers = Trainers(self.rater, self.space, self.frame, self.engines, self.rank)
+            self._trainers = Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
         return self._trainers
 
     @property
     def first_bound(self) -> Key:
-        """Of all candidates of the frame, before any trainer is looked at: passes and hand-over at their least."""
-        times, chains = self.rater.times, self.space.chains(self.frame)
-        by_stage = {chain.choices[0].zero_stage == 3: chain.choices[0] for chain in chains}
-        syncs = (times.least_sync_seconds(self.frame, one, self.engines.transports) for one in by_stage.values())
-        return self._key(times.floor_seconds(self.frame) + min(syncs), self.engines.entries[0].seconds)
+        """Lower bound of all candidates of the arrangement, before any trainer is made: passes and weight sync at their
+        least.
+        """
+        times, sweeps = self.scorer.times, self.space.sweeps(self.arrangement)
+        by_stage = {sweep.choices[0].zero_stage == 3: sweep.choices[0] for sweep in sweeps}
+        syncs = (times.least_sync_seconds(self.arrangement, one, self.engines.transports) for one in by_stage.values())
+        return self._key(times.floor_seconds(self.arrangement) + min(syncs), self.engines.entries[0].seconds)
 
     @property
     def bound(self) -> Key:
-        """Of all candidates of the frame."""
+        """Lower bound of all candidates of the arrangement."""
         return self._key(self.trainers.bound, self.engines.entries[0].seconds)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
@@ -69,47 +72,47 @@ class FrameFront:
         engine = self.engines.entries[j]
         return self._key(trainer.seconds, engine.seconds), trainer.choice, engine.choice
 
-    def closer(self, trainer: TrainerChoice, engine: EngineChoice, transport: Way) -> Key | None:
+    def refined_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
         """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
         holding = trainer.zero_stage, trainer.offloads_optimizer, trainer.offloads_parameters
         axes = trainer.ulysses, trainer.tp, trainer.pp, trainer.cp, trainer.ep
         key = holding, axes, engine
-        if key not in self._close:
-            self._close[key] = self._beside_states(trainer, engine)
-        found = self._close[key]
+        if key not in self._beside_trainer:
+            self._beside_trainer[key] = self._beside_states(trainer, engine)
+        found = self._beside_trainer[key]
         if found is None:
             return None
-        times, frame = self.rater.times, self.frame
-        sync = times.sync(frame, trainer, engine, transport).seconds
-        own = times.trainer_seconds(frame, trainer)
-        if frame.is_async:
-            return rounded((max(own, found[1]) + sync) * HAIR, (own + found[1] + sync) * HAIR)
+        times, arrangement = self.scorer.times, self.arrangement
+        sync = times.sync(arrangement, trainer, engine, transport).seconds
+        own = times.trainer_seconds(arrangement, trainer)
+        if arrangement.is_async:
+            return rounded((max(own, found[1]) + sync) * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)
         return self._key(own + sync, found[1])
 
     def _beside_states(self, trainer: TrainerChoice, engine: EngineChoice) -> tuple[int, float] | None:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
-        roles, parts = self.rater.roles, self.rater.roles.parts(self.frame)
-        one, other = roles.holding_vector(self.frame, trainer), roles.engine_vector(self.frame, engine)
+        roles, parts = self.scorer.roles, self.scorer.roles.parts(self.arrangement)
+        one, other = roles.holding_vector(self.arrangement, trainer), roles.engine_vector(self.arrangement, engine)
         need = roles.without_host_memory(fit(one, other, parts.room))
         slack = need.slack_expected if self.rank else need.slack_high
         if slack < 0 or need.slack_host < 0:
             return None
         room = need.room_expected if self.rank else need.room_high
-        most, rank = self.rater.kv_cache(self.frame, engine, room, room)
+        most, rank = self.scorer.kv_cache(self.arrangement, engine, room, room)
         if rank > self.rank:
             return None
-        return most, self.rater.times.engine_seconds(self.frame, engine, most)
+        return most, self.scorer.times.engine_seconds(self.arrangement, engine, most)
 
     def _key(self, trainer: float, engine: float) -> Key:
-        seconds = max(trainer, engine) if self.frame.is_async else trainer + engine
-        return rounded(seconds * HAIR, (trainer + engine) * HAIR)
+        seconds = max(trainer, engine) if self.arrangement.is_async else trainer + engine
+        return rounded(seconds * BOUND_FACTOR, (trainer + engine) * BOUND_FACTOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The i-th trainer and the j-th engine of a frame."""
+    """The i-th trainer and the j-th engine of an arrangement."""
 
-    front: FrameFront
+    bounds: PairBounds
     i: int
     j: int
     trainer: TrainerChoice
@@ -117,71 +120,71 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """A pair that has been looked at more closely, with a way of handing over."""
+class RefinedPair:
+    """A pair with a refined bound, and a mode of weight sync."""
 
     pair: Pair
-    transport: Way
+    transport: WeightSyncMode
 
 
 class BestFirst:
-    """Candidates of some frames that fit with their rank, the best first. num_rated: that have been rated.
+    """Candidates of some arrangements that fit with their rank, the best first. num_scored: that have been scored.
 
     limit: seconds of a step beyond which nothing is looked at.
     """
 
-    def __init__(self, fronts: Sequence[FrameFront]) -> None:
-        self.fronts, self.num_rated, self.limit = fronts, 0, float("inf")
+    def __init__(self, bounds: Sequence[PairBounds]) -> None:
+        self.bounds, self.num_scored, self.limit = bounds, 0, float("inf")
         self._heap: list[tuple[Key, int, tuple[object, ...], object]] = []
         self._count = count()
 
-    def __iter__(self) -> Iterator[Rated]:
-        for front in self.fronts:
-            self._push(front.first_bound, front)
+    def __iter__(self) -> Iterator[ScoredCandidate]:
+        for bounds in self.bounds:
+            self._push(bounds.first_bound, bounds)
         while self._heap and self._heap[0][0][0] <= self.limit:
             key, _, _, item = heappop(self._heap)
-            if isinstance(item, Rated):
+            if isinstance(item, ScoredCandidate):
                 yield item
-            elif isinstance(item, FrameFront):
-                self._open_frame(item, key)
+            elif isinstance(item, PairBounds):
+                self._open_arrangement(item, key)
             elif isinstance(item, Pair):
-                self._look_closer(item)
-            elif isinstance(item, Close):
-                self._rate(item)
+                self._refine(item)
+            elif isinstance(item, RefinedPair):
+                self._score(item)
 
-    def _open_frame(self, front: FrameFront, key: Key) -> None:
-        """Its first pair, or itself with a bound that is closer."""
-        if front.bound > key:
-            self._push(front.bound, front)
+    def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
+        """Its first pair, or itself with a tighter bound."""
+        if bounds.bound > key:
+            self._push(bounds.bound, bounds)
         else:
-            self._open(front, 0, 0)
+            self._open(bounds, 0, 0)
 
-    def _open(self, front: FrameFront, i: int, j: int) -> None:
-        found = front.pair(i, j)
+    def _open(self, bounds: PairBounds, i: int, j: int) -> None:
+        found = bounds.pair(i, j)
         if found is not None:
             key, trainer, engine = found
-            self._push(key, Pair(front, i, j, trainer, engine))
+            self._push(key, Pair(bounds, i, j, trainer, engine))
 
-    def _look_closer(self, pair: Pair) -> None:
-        """Those behind it come up, and itself with a closer bound for each way of handing over."""
-        self._open(pair.front, pair.i, pair.j + 1)
+    def _refine(self, pair: Pair) -> None:
+        """Pushes its successors, and itself with a refined bound for each mode of weight sync."""
+        self._open(pair.bounds, pair.i, pair.j + 1)
         if pair.j == 0:
-            self._open(pair.front, pair.i + 1, 0)
-        front = pair.front
-        for transport in front.space.transports(front.frame, pair.engine):
-            key = front.closer(pair.trainer, pair.engine, transport)
+            self._open(pair.bounds, pair.i + 1, 0)
+        bounds = pair.bounds
+        for transport in bounds.space.transports(bounds.arrangement, pair.engine):
+            key = bounds.refined_bound(pair.trainer, pair.engine, transport)
             if key is not None:
-                self._push(key, Close(pair, transport))
+                self._push(key, RefinedPair(pair, transport))
 
-    def _rate(self, close: Close) -> None:
-        pair, front = close.pair, close.pair.front
-        candidate = front.space.choice(front.frame, pair.trainer, pair.engine, close.transport)
-        if not front.rater.can_run(candidate):
+    def _score(self, refined: RefinedPair) -> None:
+        pair, bounds = refined.pair, refined.pair.bounds
+        candidate = bounds.space.choice(bounds.arrangement, pair.trainer, pair.engine, refined.transport)
+        if not bounds.scorer.can_run(candidate):
             return
-        rated = front.rater.rate(candidate)
-        self.num_rated += 1
-        if rated.rank <= front.rank:
-            heappush(self._heap, (rated.key, 1, simplicity(candidate), rated))
+        scored = bounds.scorer.score(candidate)
+        self.num_scored += 1
+        if scored.rank <= bounds.rank:
+            heappush(self._heap, (scored.key, 1, simplicity(candidate), scored))
 
     def _push(self, key: Key, item: object) -> None:
         heappush(self._heap, (key, 0, (next(self._count),), item))

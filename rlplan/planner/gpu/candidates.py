@@ -5,7 +5,8 @@ that a search need not build their product, and the whole list where somebody wa
 Left out: bytes (roles.py) and seconds (times.py).
 
 A candidate is an arrangement (placement, GPUs of each group, who is offloaded), a trainer's choice, an engine's choice
-and a way for weights. Ranks of a group are alike, so that a group is its size: permutations of devices are never made.
+and a mode of weight sync. Ranks of a group are alike, so that a group is its size: permutations of devices are never
+made.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, Way
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.axes import (
     Axes,
@@ -40,16 +41,16 @@ LEAST_SCORING, MOST_SCORING = 16, 4
 gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
 
 
-Lean = tuple[bool, bool, bool]
-"""Whether it recomputes, offloads the optimizer, offloads parameters: what saves memory for time."""
+MemorySavings = tuple[bool, bool, bool]
+"""Gradient checkpointing, optimizer offload, parameter offload: what trades time for memory."""
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Choices of a trainer that differ in their micro-batch alone, the largest first."""
+class MicroBatchSweep:
+    """Trainer choices that differ in their micro-batch alone, the largest first."""
 
     choices: tuple[TrainerChoice, ...]
-    lean: Lean
+    savings: MemorySavings
 
 
 class GpuSpace:
@@ -59,74 +60,80 @@ class GpuSpace:
         self.job, self.num_gpus, self.model = job, setting.num_gpus, setting.policy
         self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
-        self._chains: dict[int, tuple[Chain, ...]] = {}
+        self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
 
     @cached_property
-    def frames(self) -> tuple[Arrangement, ...]:
-        """Steps whose ZeRO stage and engine are open, those with fewer switches first."""
-        return tuple(frame for placement in self._placements for frame in self._of_placement(placement))
+    def arrangements(self) -> tuple[Arrangement, ...]:
+        """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
+        return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
 
     @cached_property
     def impossible(self) -> tuple[Considered, ...]:
-        """Placements without a frame."""
-        there = {frame.placement for frame in self.frames}
+        """Placements without an arrangement."""
+        there = {arrangement.placement for arrangement in self.arrangements}
         return tuple(Considered(one, self._reason(one)) for one in self._placements if one not in there)
 
     @cached_property
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self._num_choices(frame.num_training, offloads_all=frame.offloaded == "all")
-            * sum(len(self.transports(frame, engine)) for engine in self.engines(frame))
-            for frame in self.frames
+            self._num_choices(arrangement.num_training, offloads_all=arrangement.offloaded == "all")
+            * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
+            for arrangement in self.arrangements
         )
 
     def __iter__(self) -> Iterator[Choice]:
-        for frame in self.frames:
-            trainers = [choice for chain in self.chains(frame) for choice in chain.choices]
-            for engine, trainer in product(self.engines(frame), trainers):
-                for transport in self.transports(frame, engine):
-                    yield self.choice(frame, trainer, engine, transport)
+        for arrangement in self.arrangements:
+            trainers = [choice for sweep in self.sweeps(arrangement) for choice in sweep.choices]
+            for engine, trainer in product(self.engines(arrangement), trainers):
+                for transport in self.transports(arrangement, engine):
+                    yield self.choice(arrangement, trainer, engine, transport)
 
-    def choice(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, way: Way) -> Choice:
+    def choice(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, sync_mode: WeightSyncMode
+    ) -> Choice:
         """The combination."""
-        return Choice(frame, trainer, engine, way)
+        return Choice(arrangement, trainer, engine, sync_mode)
 
-    def chains(self, frame: Arrangement) -> tuple[Chain, ...]:
-        """What may be chosen for trained roles in a frame."""
-        if frame.num_training not in self._chains:
-            self._chains[frame.num_training] = tuple(self._all_chains(frame.num_training))
-        chains = self._chains[frame.num_training]
+    def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
+        """What may be chosen for trained roles in an arrangement."""
+        if arrangement.num_training not in self._sweeps:
+            self._sweeps[arrangement.num_training] = tuple(self._all_sweeps(arrangement.num_training))
+        sweeps = self._sweeps[arrangement.num_training]
         # DeepSpeed's `offload_states` refuses weights that are offloaded already
-        return tuple(chain for chain in chains if not (frame.offloaded == "all" and chain.lean[2]))
+        return tuple(sweep for sweep in sweeps if not (arrangement.offloaded == "all" and sweep.savings[2]))
 
-    def engines(self, frame: Arrangement) -> tuple[EngineChoice, ...]:
-        """What may be chosen for the engine in a frame and reached by its transports, more sequences at once first."""
-        key = frame.num_generation, frame.sleeps, frame.shares_devices
+    def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
+        """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
+        first.
+        """
+        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices
         if key not in self._engines:
-            engines = self._all_engines(frame.num_generation, frame.sleeps)
-            self._engines[key] = tuple(engine for engine in engines if self.transports(frame, engine))
+            engines = self._all_engines(arrangement.num_generation, arrangement.sleeps)
+            self._engines[key] = tuple(engine for engine in engines if self.transports(arrangement, engine))
         return self._engines[key]
 
-    def transports(self, frame: Arrangement, engine: EngineChoice) -> tuple[Way, ...]:
-        """Ways for weights to the engine. An adapter needs a base that was not dropped while the engine slept."""
+    def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+        """Modes of weight sync to the engine. An adapter needs a base that was not dropped while the engine slept."""
         if not self.job.has_rollouts:
             return ("",)
         place = self.job.placement
         content, given = place.sync_content, place.transport
         if content is SyncContent.DELTA:
             return ("delta",)
-        usual: tuple[Way, ...] = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
+        usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if arrangement.shares_devices else ("nccl", "disk")
         if given != "auto":
-            found: dict[Transport, Way] = {
+            found: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",
                 Transport.NCCL: "nccl",
                 Transport.DISK: "disk",
             }
-            usual = tuple(way for name, way in found.items() if name == given and way in (*usual, "disk"))
-        adapter: tuple[Way, ...] = ("adapter",) if self.job.training.trains_adapters and engine.sleep_level < 2 else ()
+            usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
+        adapter: tuple[WeightSyncMode, ...] = (
+            ("adapter",) if self.job.training.trains_adapters and engine.sleep_level < 2 else ()
+        )
         if content is SyncContent.ADAPTER:
             return adapter
         return (*usual, *adapter) if content == "auto" and given == "auto" else usual
@@ -141,26 +148,28 @@ class GpuSpace:
         return tuple(Placement) if wanted == "auto" else (Placement(wanted),)
 
     def _of_placement(self, placement: Placement) -> Iterator[Arrangement]:
-        """Frames in which something can train and something can generate."""
+        """Arrangements in which something can train and something can generate."""
         sleeps = placement is Placement.COLOCATED and self.job.rollout.sleep_level != 0
-        may_lead = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
+        may_be_async = self.job.placement.max_staleness > 0 and placement is Placement.DISAGGREGATED
         for training, generation, scoring in self._splits(placement):
-            frame = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
-            for is_async, offloaded in product((False, True) if may_lead else (False,), self._offloads(frame)):
-                one = replace(frame, is_async=is_async, offloaded=offloaded)
+            arrangement = Arrangement(placement, training, generation, scoring, sleeps=sleeps)
+            for is_async, offloaded in product(
+                (False, True) if may_be_async else (False,), self._offloads(arrangement)
+            ):
+                one = replace(arrangement, is_async=is_async, offloaded=offloaded)
                 if self._can_train(one) and self.engines(one):
                     yield one
 
-    def _can_train(self, frame: Arrangement) -> bool:
+    def _can_train(self, arrangement: Arrangement) -> bool:
         """Whether there is a choice for the trainer."""
-        stays = frame.offloaded != "all"
-        return any(stays or not lean[2] for _, _, lean, _ in self._layouts(frame.num_training))
+        stays = arrangement.offloaded != "all"
+        return any(stays or not savings[2] for _, _, savings, _ in self._layouts(arrangement.num_training))
 
-    def _offloads(self, frame: Arrangement) -> tuple[Offloaded, ...]:
-        """Who may move away while it waits: every role where devices are shared in turn, or frozen ones alone."""
+    def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
+        """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
         place = self.job.placement
-        every: tuple[Offloaded, ...] = ("all",) if frame.placement is Placement.COLOCATED else ()
-        frozen: tuple[Offloaded, ...] = ("frozen",) if self.job.frozen_roles and not frame.num_scoring else ()
+        every: tuple[Offloaded, ...] = ("all",) if arrangement.placement is Placement.COLOCATED else ()
+        frozen: tuple[Offloaded, ...] = ("frozen",) if self.job.frozen_roles and not arrangement.num_scoring else ()
         if place.offload == "none":
             return ("none",)
         wanted = {"auto": (*every, *frozen), "all": every, "frozen": frozen}[place.offload_roles]
@@ -201,8 +210,8 @@ class GpuSpace:
         """Sizes of a training group that divide the mini-batch in some layout."""
         rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
-        ways = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
-        sizes = {divisor * way for divisor in divisors for way in ways}
+        group_sizes = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
+        sizes = {divisor * group_size for divisor in divisors for group_size in group_sizes}
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
     def _reason(self, placement: Placement) -> str:
@@ -219,44 +228,48 @@ class GpuSpace:
         training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
         tp = 1 if job.rollout.tp == "auto" or not job.has_rollouts else int(job.rollout.tp)
         rollouts = job.workload.rollouts_per_mini_batch
-        ways = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
-        if all(training % way for way in ways):
-            return f"{_words(ways)} ranks that share a sequence do not divide the {training} GPUs that train"
+        group_sizes = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
+        if all(training % group_size for group_size in group_sizes):
+            return f"{_words(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
         if generation % tp:
             return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
-        ranks = [training // way for way in ways if training % way == 0]
+        ranks = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if all(rollouts % rank for rank in ranks):
             return f"mini_batch_size {rollouts} does not divide by the {_words(ranks)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
-    def _all_chains(self, training: int) -> Iterator[Chain]:
-        for axes, stage, lean, sizes in self._layouts(training):
-            chosen = (TrainerChoice(stage, *lean, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes)
-            yield Chain(tuple(chosen), lean)
+    def _all_sweeps(self, training: int) -> Iterator[MicroBatchSweep]:
+        for axes, stage, savings, sizes in self._layouts(training):
+            chosen = (
+                TrainerChoice(stage, *savings, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes
+            )
+            yield MicroBatchSweep(tuple(chosen), savings)
 
-    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, Lean, tuple[tuple[int, int], ...]]]:
+    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]]:
         """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
         wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
         switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
-        leans = [(first, second, third) for first, second, third in product(*map(options, switches))]
+        all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
         for axes in parallel_axes(self.job, self.models, training):
-            way = axes.ranks_per_sequence
-            if training % way or rollouts % (training // way):
+            group_size = axes.ranks_per_sequence
+            if training % group_size or rollouts % (training // group_size):
                 continue
-            kinds = self._micro_batches(rollouts // (training // way), axes)
-            for stage, lean in product(zero_stages(self.job, training), leans):
-                if can_train(wanted, self.job.target, stage, axes, optimizer=lean[1], parameters=lean[2]):
-                    yield from ((axes, stage, lean, sizes) for sizes in kinds)
+            kinds = self._micro_batches(rollouts // (training // group_size), axes)
+            for stage, savings in product(zero_stages(self.job, training), all_savings):
+                if can_train(wanted, self.job.target, stage, axes, optimizer=savings[1], parameters=savings[2]):
+                    yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
     def _num_choices(self, training: int, *, offloads_all: bool) -> int:
         """How many choices of a trainer there are, counted and not made."""
         if (training, offloads_all) not in self._counts:
-            lengths = (len(sizes) for _, _, lean, sizes in self._layouts(training) if not (offloads_all and lean[2]))
+            lengths = (
+                len(sizes) for _, _, savings, sizes in self._layouts(training) if not (offloads_all and savings[2])
+            )
             self._counts[training, offloads_all] = sum(lengths)
         return self._counts[training, offloads_all]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Chains of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+        """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
 
         A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
         differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads

@@ -33,7 +33,7 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
     every step trains on as many tokens; of equal ones the fewer GPUs.
     """
     searches = [search.on(count) for count in gpu_counts(search.setting)]
-    searches = [one for one in searches if one.space.frames]
+    searches = [one for one in searches if one.space.arrangements]
     for rank in (0, 1):
         best, least = None, float("inf")
         for one in searches:

@@ -17,11 +17,21 @@ from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, GpuForecast
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
+from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import loss_named
 from rlplan.memory.training import held_parameters, trained_rank
-from rlplan.planner.gpu.tables import Fit, Frame, RoleTable, Room, Vector, fit, frame_of, room_of, vector_of
+from rlplan.planner.gpu.tables import (
+    Fit,
+    RoleTable,
+    Room,
+    ScheduleMoments,
+    Vector,
+    fit,
+    moments_of_schedule,
+    room_of,
+    vector_of,
+)
 from rlplan.planner.resolve import resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
@@ -33,10 +43,10 @@ UNKNOWN = 1 << 60
 
 
 @dataclass(frozen=True)
-class FrameParts:
-    """A frame with what every candidate in it shares."""
+class ArrangementParts:
+    """An arrangement with what every candidate in it shares."""
 
-    frame: Frame
+    grid: ScheduleMoments
     schedule: Schedule
     room: Room
 
@@ -60,21 +70,21 @@ class GpuRoles:
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
         self._tables: dict[object, RoleTable] = {}
-        self._frames: dict[Arrangement, FrameParts] = {}
+        self._parts: dict[Arrangement, ArrangementParts] = {}
         self._vectors: dict[object, Vector] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
-    def parts(self, frame_key: Arrangement) -> FrameParts:
+    def parts(self, arrangement: Arrangement) -> ArrangementParts:
         """What every choice in an arrangement shares."""
-        if frame_key not in self._frames:
-            schedule = build_view(self.job, frame_key, has_engine=self.job.has_rollouts)
-            frame = frame_of(schedule, self.hosts(schedule))
+        if arrangement not in self._parts:
+            schedule = build_view(self.job, arrangement, has_engine=self.job.has_rollouts)
+            grid = moments_of_schedule(schedule, self.hosts(schedule))
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
             others = self.other_capacities(schedule)
-            room = room_of(frame, self.setting.capacity, host, driver, others)
-            self._frames[frame_key] = FrameParts(frame, schedule, room)
-        return self._frames[frame_key]
+            room = room_of(grid, self.setting.capacity, host, driver, others)
+            self._parts[arrangement] = ArrangementParts(grid, schedule, room)
+        return self._parts[arrangement]
 
     def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
         """Of each process the host of the one that stands for all, and how many on that host are like it.
@@ -120,54 +130,52 @@ class GpuRoles:
         return replace(need, **left)
 
     @staticmethod
-    def closed(frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice) -> Choice:
-        """A frame with choices."""
-        return Choice(frame, trainer, engine)
+    def closed(arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice) -> Choice:
+        """An arrangement with choices."""
+        return Choice(arrangement, trainer, engine)
 
-    def trainer_vector(self, step: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
+    def trainer_vector(self, arrangement: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
         """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        frame = step
-        key = frame, choice, any_tokens
+        key = arrangement, choice, any_tokens
         if key not in self._vectors:
-            candidate = self.closed(frame, choice, NO_ENGINE)
-            parts = self.parts(frame)
+            candidate = self.closed(arrangement, choice, NO_ENGINE)
+            parts = self.parts(arrangement)
             self._vectors[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
         return self._vectors[key]
 
-    def holding_vector(self, step: Arrangement, choice: TrainerChoice) -> Vector:
+    def holding_vector(self, arrangement: Arrangement, choice: TrainerChoice) -> Vector:
         """What every choice holds at least that differs from this one in its passes alone: states, not activations.
 
         Counts: passes as what is left after them. At no moment is it more than any such choice's own vector.
         """
         return self.trainer_vector(
-            step, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
+            arrangement, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
         )
 
-    def engine_vector(self, step: Arrangement, choice: EngineChoice) -> Vector:
+    def engine_vector(self, arrangement: Arrangement, choice: EngineChoice) -> Vector:
         """The engine, without its KV cache."""
-        frame = step
-        key = frame, choice
+        key = arrangement, choice
         if key not in self._vectors:
-            candidate = self.closed(frame, NO_TRAINER, choice)
-            parts = self.parts(frame)
+            candidate = self.closed(arrangement, NO_TRAINER, choice)
+            parts = self.parts(arrangement)
             self._vectors[key] = self._sum(parts, parts.engines, candidate)
         return self._vectors[key]
 
     def _sum(
-        self, parts: FrameParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
+        self, parts: ArrangementParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
     ) -> Vector:
         total = _nothing(parts)
         for name in processes:
-            total += vector_of(parts.frame, name, self._table(name, candidate), any_tokens=any_tokens)
+            total += vector_of(parts.grid, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
 
-    def demand(self, step: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+    def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         workload = self.job.workload
-        key = step.num_generation, choice.tp, choice.max_num_seqs
+        key = arrangement.num_generation, choice.tp, choice.max_num_seqs
         if key not in self._demands:
-            engine = self.engine(Choice(step, NO_TRAINER, choice))
-            share = ceil_div(workload.num_rollouts_per_step, self.num_engines(step, choice.tp))
+            engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
+            share = ceil_div(workload.num_rollouts_per_step, self.num_engines(arrangement, choice.tp))
             demand = KvDemand(
                 engine.pool,
                 min(choice.max_num_seqs, share),
@@ -185,21 +193,21 @@ class GpuRoles:
         assert isinstance(forecast, EngineOnGpu), "this process is an engine"
         return forecast
 
-    def num_engines(self, step: Arrangement, tp: int) -> int:
+    def num_engines(self, arrangement: Arrangement, tp: int) -> int:
         """Engines that share the rollouts of a step."""
-        return max(1, step.num_generation // tp)
+        return max(1, arrangement.num_generation // tp)
 
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> GpuForecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
-        step, job, setting = candidate.arrangement, self.job, self.setting
+        arrangement, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")
-        passes = self.passes(candidate, response_len)
+        micro_batch = self.micro_batch(candidate, response_len)
         if worker == "rollout_engine":
             return EngineOnGpu(
                 setting.policy,
                 job.rollout,
                 candidate.engine,
-                step.placement,
+                arrangement.placement,
                 setting.pool(GENERATION).overheads,
                 job.placement.sync_bucket,
                 kv_cache,
@@ -208,16 +216,16 @@ class GpuRoles:
             role = Role(rest[0])
             if job.target == "rlplan":  # a frozen role's rank has whole sequences
                 alone = replace(candidate.trainer, ulysses=1)
-                passes = self.passes(replace(candidate, trainer=alone), response_len)
+                micro_batch = self.micro_batch(replace(candidate, trainer=alone), response_len)
             return ScorerOnGpu(
                 role,
                 setting.model_of(role),
                 job.training.dtype.num_bytes,
                 loss_named(job.training.logits, job.target),
-                passes,
-                step.num_frozen,
+                micro_batch,
+                arrangement.num_frozen,
                 setting.overheads,
-                is_sharded=candidate.trainer.zero_stage == 3 and step.num_frozen > 1,
+                is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
                 target=job.target,
                 cut=candidate.trainer,
             )
@@ -227,18 +235,18 @@ class GpuRoles:
             setting.model_of(role),
             job.training,
             candidate.trainer,
-            passes,
-            step.num_training,
+            micro_batch,
+            arrangement.num_training,
             setting.overheads,
             job.placement.sync_bucket,
-            in_transfer_group=step.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+            in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
             target=job.target,
         )
-        return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(step, process) else rank
+        return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank
 
-    def _copies(self, step: Arrangement, process: str) -> bool:
+    def _copies(self, arrangement: Arrangement, process: str) -> bool:
         """Whether a trained role copies its states for checkpoints, and the copy stays."""
-        actions = self.parts(step).schedule.step if self.job.checkpoints.every else ()
+        actions = self.parts(arrangement).schedule.step if self.job.checkpoints.every else ()
         return self.job.target == "rlplan" and any(
             one.kind is ActionKind.SAVE_STATES and process in one.processes for one in actions
         )
@@ -251,7 +259,7 @@ class GpuRoles:
         shards = candidate.arrangement.num_training // trainer.tp
         return saved_bytes(trained_rank(training, model, trainer.zero_stage, shards, 0, parameters).states)
 
-    def passes(self, candidate: Choice, response_len: float) -> Passes:
+    def micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
         workload = self.job.workload
         sequences = candidate.trainer.micro_batch
@@ -262,11 +270,11 @@ class GpuRoles:
         trainer = candidate.trainer
         if trainer.max_tokens:
             tokens = float(trainer.max_tokens)
-        tokens /= trainer.token_ways
+        tokens /= trainer.num_token_shards
         head = tokens * response_len / length
         share = self.job.num_trained_by(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
-        return Passes(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
+        return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
 
     @cached_property
     def usual_len(self) -> float:
@@ -295,23 +303,23 @@ class GpuRoles:
         total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
-            total += vector_of(parts.frame, name, RoleTable(forecast, forecast))
+            total += vector_of(parts.grid, name, RoleTable(forecast, forecast))
         return self.without_host_memory(fit(total, nothing, parts.room)).slack_expected >= 0
 
     def _table(self, process: str, candidate: Choice) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
-        step = candidate.arrangement
+        arrangement = candidate.arrangement
         is_engine = process.startswith("rollout_engine")
-        key: tuple[object, ...] = (process, step.placement is Placement.DISAGGREGATED, candidate.engine)
+        key: tuple[object, ...] = (process, arrangement.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer
-            sizes = trainer.micro_batch, trainer.max_tokens, trainer.token_ways
-            key = (process, step.num_frozen, trainer.zero_stage == 3, sizes)
+            sizes = trainer.micro_batch, trainer.max_tokens, trainer.num_token_shards
+            key = (process, arrangement.num_frozen, trainer.zero_stage == 3, sizes)
             if self.job.target != "rlplan":
-                key = (process, step.num_frozen, trainer)
+                key = (process, arrangement.num_frozen, trainer)
         elif not is_engine:
-            own = step.placement is Placement.DISAGGREGATED
-            key = (process, own, step.num_training, candidate.trainer, self._copies(step, process))
+            own = arrangement.placement is Placement.DISAGGREGATED
+            key = (process, own, arrangement.num_training, candidate.trainer, self._copies(arrangement, process))
         if key not in self._tables:
             longest = float(self.job.workload.max_response_len)
             usual = self.forecast(process, candidate, self.usual_len)
@@ -324,7 +332,7 @@ class GpuRoles:
         return self._tables[key]
 
 
-def _nothing(parts: FrameParts) -> Vector:
+def _nothing(parts: ArrangementParts) -> Vector:
     """No bytes at every moment."""
-    nothing = (0,) * len(parts.frame.places)
-    return Vector(nothing, nothing, (0,) * len(parts.frame.hosts))
+    nothing = (0,) * len(parts.grid.places)
+    return Vector(nothing, nothing, (0,) * len(parts.grid.hosts))

@@ -14,15 +14,15 @@ from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
-from rlplan.memory.gpu.states import fixed_parts, zero_settings
+from rlplan.memory.gpu.states import fixed_states, zero_settings
 from rlplan.memory.host import job_checkpoint_bytes
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.nvme import on_disk_bytes
 from rlplan.planner import rules
-from rlplan.planner.gpu.best_first import BestFirst, FrameFront
+from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
-from rlplan.planner.gpu.rated import Rated, Rater
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, ScoredCandidate
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
@@ -34,7 +34,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement, Role
 
 NUM_RUNNERS_UP = 5
-SPARED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+HEADROOM_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 MANY = 50_000
 """Candidates beyond which another placement's best is not looked for: that takes as long as the answer itself."""
 MAX_LOOKED_AT = 100
@@ -46,10 +46,10 @@ class GpuSearch:
 
     def __init__(self, job: SettledJob, setting: GpuSetting, asked: JobSpec | None = None) -> None:
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
-        self.rater = Rater(job, setting)
-        self.roles, self.times = self.rater.roles, self.rater.times
+        self.scorer = CandidateScorer(job, setting)
+        self.roles, self.times = self.scorer.roles, self.scorer.times
         self.space = GpuSpace(job, setting)
-        self._fronts: dict[tuple[Arrangement, int], FrameFront] = {}
+        self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
 
     def run(self, *, with_others: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -71,16 +71,16 @@ class GpuSearch:
         )
 
     def _run(self, *, with_others: bool) -> Plan:
-        if not self.space.frames:
+        if not self.space.arrangements:
             raise nothing_possible(self.space.impossible)
-        best, stream, num_rated = self.best()
+        best, stream, num_scored = self.best()
         others = self._others(best, stream) if with_others and stream is not None else ()
-        num_rated += stream.num_rated if stream is not None else 0
-        stats = SearchStats(self.space.num_candidates, num_rated)
+        num_scored += stream.num_scored if stream is not None else 0
+        stats = SearchStats(self.space.num_candidates, num_scored)
         best = best.model_copy(update={"runners_up": others, "stats": stats})
         if not with_others:
             return best
-        there = dict.fromkeys(frame.placement for frame in self.space.frames)
+        there = dict.fromkeys(arrangement.placement for arrangement in self.space.arrangements)
         rest = (placement for placement in there if placement is not best.choice.arrangement.placement)
         considered = (*self.space.impossible, *(self._other(placement, best.seconds) for placement in rest))
         return best.model_copy(update={"considered": considered})
@@ -89,34 +89,36 @@ class GpuSearch:
         """The best candidate with a better verdict than that; None where there is none."""
         for rank in range(verdict.rank):
             for one in self.stream(rank):
-                plan = self.whole(one)
+                plan = self.full_plan(one)
                 if plan.fit.rank <= rank:
                     return plan
         return None
 
     def best(self) -> "tuple[Plan, BestFirst | None, int]":
-        """(the best, the stream that it came from or None where nothing fits, candidates that were rated before it)."""
-        num_rated = 0
+        """(the best, the stream that it came from or None where nothing fits, candidates that were scored before
+        it).
+        """
+        num_scored = 0
         for rank in (0, 1):
             stream = self.stream(rank)
             for one in stream:
-                plan = self.whole(one)
+                plan = self.full_plan(one)
                 if plan.fit.rank <= rank:
-                    return plan, stream, num_rated
-            num_rated += stream.num_rated
+                    return plan, stream, num_scored
+            num_scored += stream.num_scored
         nearest = self.nearest()
         if isinstance(nearest, str):
-            raise nothing_possible((Considered(self.space.frames[0].placement, nearest),))
-        return self.whole(nearest), None, num_rated
+            raise nothing_possible((Considered(self.space.arrangements[0].placement, nearest),))
+        return self.full_plan(nearest), None, num_scored
 
     def pareto(self) -> tuple[Alternative, ...]:
-        """Of every share of a GPU that is left free (SPARED) the fastest candidate that surely fits, where more room
+        """For each headroom (HEADROOM_SHARES of a GPU) the fastest candidate that surely fits, where more room
         costs time. Exact at these shares; what KV cache a candidate gives up for its headroom is counted.
         """
         found: list[Alternative] = []
-        for share in SPARED:
-            spared = GpuSearch(self.job, self.setting.with_capacity(1 - share), self.asked)
-            for one in islice(spared.stream(0), 1):
+        for share in HEADROOM_SHARES:
+            with_headroom = GpuSearch(self.job, self.setting.with_capacity(1 - share), self.asked)
+            for one in islice(with_headroom.stream(0), 1):
                 here = self.alternative(one)
                 lost = [there for there in found if there.seconds >= here.seconds * (1 - 1e-9)]
                 found = [there for there in found if there not in lost]
@@ -125,11 +127,13 @@ class GpuSearch:
 
     def stream(self, rank: int, placement: Placement | None = None) -> BestFirst:
         """Candidates that fit with a rank, the best first: all, or those of a placement."""
-        frames = [frame for frame in self.space.frames if placement in (None, frame.placement)]
-        for frame in frames:
-            if (frame, rank) not in self._fronts:
-                self._fronts[frame, rank] = FrameFront(self.rater, self.space, frame, rank)
-        return BestFirst([self._fronts[frame, rank] for frame in frames])
+        arrangements = [
+            arrangement for arrangement in self.space.arrangements if placement in (None, arrangement.placement)
+        ]
+        for arrangement in arrangements:
+            if (arrangement, rank) not in self._bounds:
+                self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
+        return BestFirst([self._bounds[arrangement, rank] for arrangement in arrangements])
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -144,33 +148,33 @@ class GpuSearch:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
         return self.times.timing(choice, kv_cache).seconds
 
-    def rate(self, candidate: Choice) -> Rated:
+    def score(self, candidate: Choice) -> ScoredCandidate:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""
-        return self.rater.rate(candidate)
+        return self.scorer.score(candidate)
 
-    def nearest(self, placement: Placement | None = None) -> Rated | str:
+    def nearest(self, placement: Placement | None = None) -> ScoredCandidate | str:
         """Where nothing fits: the candidate that overflows least, of those that save the most memory; or, where none of
         them could run, why.
 
-        Counts: of each layout the leanest chain's smallest pass, beside every engine.
+        Counts: of each layout the smallest pass that saves the most memory, beside every engine.
         """
         found: list[tuple[tuple[float, float], int, Choice]] = []
         reason = ""
-        for frame in self.space.frames:
-            if placement in (None, frame.placement):
-                chains = self.space.chains(frame)
-                leanest = max(sum(chain.lean) for chain in chains)
-                last = [chain.choices[-1] for chain in chains if sum(chain.lean) == leanest]
+        for arrangement in self.space.arrangements:
+            if placement in (None, arrangement.placement):
+                sweeps = self.space.sweeps(arrangement)
+                most_savings = max(sum(sweep.savings) for sweep in sweeps)
+                last = [sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings]
                 for trainer in last:
-                    for engine in self.space.engines(frame):
-                        transport = self.space.transports(frame, engine)[0]
-                        candidate = self.space.choice(frame, trainer, engine, transport)
-                        reason = next(rules.of_choice(self.job, candidate), "")
+                    for engine in self.space.engines(arrangement):
+                        transport = self.space.transports(arrangement, engine)[0]
+                        candidate = self.space.choice(arrangement, trainer, engine, transport)
+                        reason = next(rules.choice_refusals(self.job, candidate), "")
                         if not reason:
-                            found.append((self.rater.excess(candidate), len(found), candidate))
-        return self.rate(min(found)[2]) if found else reason
+                            found.append((self.scorer.excess(candidate), len(found), candidate))
+        return self.score(min(found)[2]) if found else reason
 
-    def whole(self, one: Rated) -> Plan:
+    def full_plan(self, one: ScoredCandidate) -> Plan:
         """The plan of a rated candidate, with its whole ledger."""
         candidate = one.choice
         schedule = build_schedule(self.job, candidate)
@@ -206,10 +210,10 @@ class GpuSearch:
         ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
         lora = {Role.POLICY: training.lora}
         models = {role: setting.model_of(role) for role in self.job.trained_roles}
-        parts = (fixed_parts(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
+        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
         return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
-    def _ledger(self, one: Rated, schedule: Schedule) -> MemoryLedger:
+    def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
         processes, hosts = [], self.roles.hosts(schedule)
@@ -234,13 +238,13 @@ class GpuSearch:
                 break
         return tuple(found)
 
-    def alternative(self, one: Rated) -> Alternative:
-        """A rated candidate that was not chosen."""
+    def alternative(self, one: ScoredCandidate) -> Alternative:
+        """A scored candidate that was not chosen."""
         headroom = self.headroom(one)
         peak, verdict = self.setting.capacity - headroom, list(Verdict)[one.rank]
         return Alternative(one.choice, one.timing, one.kv_cache, peak, headroom, verdict)
 
-    def headroom(self, one: Rated) -> int:
+    def headroom(self, one: ScoredCandidate) -> int:
         """Bytes that the fullest moment of a GPU leaves at the high end, with the KV cache."""
         need = self.roles.fit(one.choice)
         return min(need.slack_high, need.room_high - one.kv_cache) if self.job.has_rollouts else need.slack_high
@@ -248,8 +252,8 @@ class GpuSearch:
     def _other(self, placement: Placement, chosen_s: float) -> Considered:
         """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
         if self.space.num_candidates > MANY:
-            least = min(front.first_bound for front in self.stream(1, placement).fronts)
-            words = "nothing of it that fits is faster"
+            least = min(bounds.first_bound for bounds in self.stream(1, placement).bounds)
+            words = "no layout with this placement that fits is faster"
             if least[0] > chosen_s:
                 words = f"takes at least {format_seconds(least[0])} a step"
             return Considered(placement, words)
@@ -258,7 +262,7 @@ class GpuSearch:
         one = found or self.nearest(placement)
         return Considered(placement, one) if isinstance(one, str) else self._considered(one)
 
-    def _considered(self, one: Rated) -> Considered:
+    def _considered(self, one: ScoredCandidate) -> Considered:
         capacity = self.setting.capacity
         where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
         if one.need.slack_host < 0:
@@ -277,6 +281,8 @@ class GpuSearch:
 
 
 def _family(candidate: Choice) -> tuple[object, ...]:
-    """What a candidate has in common with those that differ in sizes of batches and in how they hand over alone."""
+    """What a candidate has in common with those that differ in sizes of batches and in their mode of weight sync
+    alone.
+    """
     trainer = replace(candidate.trainer, micro_batch=0, max_tokens=0)
     return candidate.arrangement, trainer, replace(candidate.engine, max_num_seqs=0)

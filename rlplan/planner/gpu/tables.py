@@ -1,6 +1,7 @@
 """Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
 
-In: forecasts, schedules. Out: RoleTable of a process, Frame of a schedule, Vector of a process in a frame, Fit of two.
+In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, Vector of a process at these moments, Fit of
+two.
 Left out: how a forecast counts (memory/gpu), which candidates there are.
 
 The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
@@ -17,11 +18,11 @@ from operator import add, sub
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.gpu.predict import GpuForecast, host_bytes
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.ledger import PARTS, Moment
+from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.vocabulary import ActionKind, MemoryKind
 
-Slot = tuple[Moment, str, bool]
-"""A moment, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
+Slot = tuple[RunPhase, str, bool]
+"""A run phase, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 
 
@@ -35,33 +36,33 @@ class RoleTable:
         self.usual, self.longest, self.full = usual, longest, full
         self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
 
-    def at(self, moment: Moment, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
+    def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
         """(expected, high, host, whether the KV cache is there) inside an action, or after it."""
-        key = moment == "start", action.kind, inside
+        key = run_phase == "start", action.kind, inside
         if key not in self._known:
-            self._known[key] = self._count(moment, action, inside=inside)
+            self._known[key] = self._count(run_phase, action, inside=inside)
         return self._known[key]
 
-    def _count(self, moment: Moment, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
+    def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
         asks: Callable[[GpuForecast], Mapping[MemoryKind, int]] = (
-            (lambda forecast: forecast.peak(action, moment))
+            (lambda forecast: forecast.peak(action, run_phase))
             if inside
-            else (lambda forecast: forecast.resident(action, moment))
+            else (lambda forecast: forecast.resident(action, run_phase))
         )
         usual = asks(self.usual)
         longest = usual if not inside or self.longest is self.usual else asks(self.longest)
         high = sum(spread(kind, size)[1] for kind, size in longest.items())
-        host = sum(host_bytes(self.usual, action, moment).values())
+        host = sum(host_bytes(self.usual, action, run_phase).values())
         return sum(usual.values()), high, host, self.full is not None and MemoryKind.KV_CACHE in asks(self.full)
 
 
 @dataclass(frozen=True)
-class Frame:
+class ScheduleMoments:
     """The moments of a schedule. places: (device, process -> slot) of each distinct moment of one device of each group;
     hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
     """
 
-    actions: Mapping[tuple[Moment, str], Action]
+    actions: Mapping[tuple[RunPhase, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
     kinds: Mapping[str, int]
@@ -77,44 +78,44 @@ class Frame:
             slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
         ]
         hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
-        known = tuple((moment, self.actions[moment, name], inside) for moment, name, inside in slots)
+        known = tuple((run_phase, self.actions[run_phase, name], inside) for run_phase, name, inside in slots)
         return Walk(known, tuple(places), tuple(hosts))
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A process in a frame: its distinct slots, and which of them it is in at each moment of a device and of a host;
+    """A process in a schedule: its distinct slots, and which of them it is in at each moment of a device and of a host;
     -1 where it is not there.
     """
 
-    slots: tuple[tuple[Moment, Action, bool], ...]
+    slots: tuple[tuple[RunPhase, Action, bool], ...]
     places: tuple[int, ...]
     hosts: tuple[int, ...]
 
 
-def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
+def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> ScheduleMoments:
     """The moments of a schedule. hosts: of each process its host, and how many on it are like it."""
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
-    actions: dict[tuple[Moment, str], Action] = {}
+    actions: dict[tuple[RunPhase, str], Action] = {}
     pairs = set(schedule.concurrent)
     # twice through a step: the second time its first actions find everybody where the step before has left them
-    parts: tuple[tuple[Moment, tuple[Action, ...]], ...] = (
+    parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
         ("steady", schedule.step),
         ("steady", schedule.step),
         ("finish", schedule.finish),
     )
-    for moment, part in parts:
+    for run_phase, part in parts:
         for action in part:
-            actions[moment, action.id] = action
+            actions[run_phase, action.id] = action
             now = dict(last)
-            where = PARTS[moment]
+            where = PARTS[run_phase]
             beside = (one for one in part if {(where, one.id, action.id), (where, action.id, one.id)} & pairs)
             for other in (*beside, action):
-                now |= dict.fromkeys(other.processes, (moment, other.id, True))
+                now |= dict.fromkeys(other.processes, (run_phase, other.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None
@@ -122,8 +123,8 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
                 on_hosts[host, tuple((process, slot) for process, slot in now.items() if hosts[process][0] == host)] = (
                     None
                 )
-            last |= dict.fromkeys(action.processes, (moment, action.id, False))
-    return Frame(
+            last |= dict.fromkeys(action.processes, (run_phase, action.id, False))
+    return ScheduleMoments(
         actions,
         tuple((device, dict(there)) for device, there in places),
         tuple((host, dict(there)) for host, there in on_hosts),
@@ -133,7 +134,7 @@ def frame_of(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Bytes of some processes at every moment of a frame: of devices as expected and at the high end, and of hosts.
+    """Bytes of some processes at every moment of a schedule: of devices as expected and at the high end, and of hosts.
 
     holds_kv: at which moments of devices the KV cache is there.
     """
@@ -152,15 +153,15 @@ class Vector:
         )
 
 
-def vector_of(frame: Frame, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
-    """A process in a frame. any_tokens: at least, however many tokens its passes have."""
-    walk = frame.walks[process]
+def vector_of(grid: ScheduleMoments, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
+    """A process at every moment of a schedule. any_tokens: at least, however many tokens its passes have."""
+    walk = grid.walks[process]
     held = [
-        table.at(moment, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
-        for moment, action, inside in walk.slots
+        table.at(run_phase, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+        for run_phase, action, inside in walk.slots
     ]
     held.append((0, 0, 0, False))
-    alike = frame.kinds[process]
+    alike = grid.kinds[process]
     return Vector(
         tuple([held[index][0] for index in walk.places]),
         tuple([held[index][1] for index in walk.places]),
@@ -189,7 +190,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Room:
-    """What there is at each moment of a frame: bytes of a device, bytes of a host without what the driver holds."""
+    """What there is at each moment of a schedule: bytes of a device, bytes of a host without what the driver holds."""
 
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
@@ -214,10 +215,10 @@ def fit(one: Vector, other: Vector, room: Room) -> Fit:
     )
 
 
-def room_of(frame: Frame, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
-    """What there is at the moments of a frame. driver: on the first host. others: where capacity differs."""
+def room_of(grid: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
+    """What there is at the moments of a schedule. driver: on the first host. others: where capacity differs."""
     return Room(
-        tuple(others.get(device, capacity) for device, _ in frame.places),
-        tuple(others.get(name, host) for name, _ in frame.hosts),
-        tuple(driver if name == HOST_DEVICE else 0 for name, _ in frame.hosts),
+        tuple(others.get(device, capacity) for device, _ in grid.places),
+        tuple(others.get(name, host) for name, _ in grid.hosts),
+        tuple(driver if name == HOST_DEVICE else 0 for name, _ in grid.hosts),
     )

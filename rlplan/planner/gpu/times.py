@@ -3,8 +3,8 @@
 In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
 Left out: how seconds are worked out (timing/), which candidate is best (search.py).
 
-A step's actions belong to the trainer's choice, to the engine's, or (the hand-over alone) to both. So the seconds of a
-synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the hand-over.
+A step's actions belong to the trainer's choice, to the engine's, or (the weight sync alone) to both. So the seconds of
+a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,15 +26,15 @@ from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.checkpoints import checkpoint_cost
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
+from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.passes import FORWARD, training_times
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.step import StepTiming
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import TrainSetting, TrainWork, least_seconds, train_cost
-from rlplan.timing.weight_sync import SyncTransport, SyncWork, sync_cost
+from rlplan.timing.training import MiniBatchShape, TrainSetting, least_seconds, train_cost
+from rlplan.timing.weight_sync import SyncSetup, SyncTransport, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 
@@ -74,121 +74,137 @@ class GpuTimes:
         if action.kind in GENERATES:
             return self._of_engine(action.kind, arrangement, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
-            return self.sync(arrangement, candidate.trainer, candidate.engine, candidate.way)
+            return self.sync(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
         if action.kind in (*TRAINS, *MOVES, *SAVES):
             return self._of_trainer(action, arrangement, candidate.trainer)
         return NOTHING
 
-    def trainer_seconds(self, frame: Arrangement, choice: TrainerChoice) -> float:
-        """Everything of a step but rollouts, the engine's switches and the hand-over."""
-        return self.pass_seconds(frame, choice) + self._sum_of("moves", (*MOVES, *SAVES), frame, choice)
+    def trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
+        """Everything of a step but rollouts, the engine's switches and the weight sync."""
+        return self.pass_seconds(arrangement, choice) + self._sum_of("moves", (*MOVES, *SAVES), arrangement, choice)
 
-    def pass_seconds(self, frame: Arrangement, choice: TrainerChoice) -> float:
+    def pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
         """The same without roles that move: what is offloaded for good need not move, so that it may save time."""
-        return self._sum_of("passes", TRAINS, frame, choice)
+        return self._sum_of("passes", TRAINS, arrangement, choice)
 
-    def _sum_of(self, name: str, kinds: tuple[ActionKind, ...], frame: Arrangement, choice: TrainerChoice) -> float:
-        key = name, frame.num_training, frame.num_scoring, frame.offloaded, frame.placement, choice
+    def _sum_of(
+        self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement, choice: TrainerChoice
+    ) -> float:
+        key = (
+            name,
+            arrangement.num_training,
+            arrangement.num_scoring,
+            arrangement.offloaded,
+            arrangement.placement,
+            choice,
+        )
         if key not in self._seconds:
-            actions = self.roles.parts(frame).schedule.step
+            actions = self.roles.parts(arrangement).schedule.step
             mine = (action for action in actions if action.kind in kinds and action.every == 1)
-            self._seconds[key] = sum(self._of_trainer(action, frame, choice).seconds for action in mine)
+            self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in mine)
         return self._seconds[key]
 
-    def engine_seconds(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
+    def engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
-        key = "engine", frame.num_generation, frame.sleeps, choice, kv_cache
+        key = "engine", arrangement.num_generation, arrangement.sleeps, choice, kv_cache
         if key not in self._seconds:
-            kinds = GENERATES if frame.sleeps else GENERATES[:1]
-            costs = (self._of_engine(kind, frame, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds)
+            kinds = GENERATES if arrangement.sleeps else GENERATES[:1]
+            costs = (
+                self._of_engine(kind, arrangement, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds
+            )
             self._seconds[key] = sum(cost.seconds for cost in costs) if self.job.has_rollouts else 0.0
         return self._seconds[key]
 
-    def sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        """The hand-over of new weights."""
+    def sync(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        """The weight sync of new weights."""
         if not transport:
             return NOTHING
-        sizes = frame.num_training, frame.num_generation, frame.shares_devices
+        sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
         key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport
-        return self._once(key, lambda: self._sync(frame, trainer, engine, transport))
+        return self._once(key, lambda: self._sync(arrangement, trainer, engine, transport))
 
     def least_sync_seconds(
-        self, frame: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
+        self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
     ) -> float:
-        """The fastest hand-over to any of some engines, by any of their transports."""
-        key = "sync", frame, trainer.zero_stage == 3
+        """The fastest weight sync to any of some engines, by any of their transports."""
+        key = "sync", arrangement, trainer.zero_stage == 3
         if key not in self._seconds:
-            self._seconds[key] = min(self.sync(frame, trainer, engine, way).seconds for engine, way in engines)
+            self._seconds[key] = min(self.sync(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
         return self._seconds[key]
 
-    def floor_seconds(self, frame: Arrangement) -> float:
+    def floor_seconds(self, arrangement: Arrangement) -> float:
         """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
-        key = "floor", frame.num_training, frame.num_scoring
+        key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
-            actions = self.roles.parts(frame).schedule.step
-            self._seconds[key] = sum(self._floor(action, frame) for action in actions if action.kind in PASSES)
+            actions = self.roles.parts(arrangement).schedule.step
+            self._seconds[key] = sum(self._floor(action, arrangement) for action in actions if action.kind in PASSES)
         return self._seconds[key]
 
-    def _floor(self, action: Action, frame: Arrangement) -> float:
-        setting, workload = self._train_setting(action.role, frame, NO_TRAINER), self.job.workload
+    def _floor(self, action: Action, arrangement: Arrangement) -> float:
+        setting, workload = self._train_setting(action.role, arrangement, NO_TRAINER), self.job.workload
         if action.kind is ActionKind.SCORE:
             is_frozen = action.role in self._frozen
-            setting = replace(setting, num_ranks=frame.num_frozen if is_frozen else frame.num_training)
+            setting = replace(setting, num_ranks=arrangement.num_frozen if is_frozen else arrangement.num_training)
             work = self._work(workload.num_rollouts_per_step, NO_TRAINER)
             return least_seconds(
-                setting, work, FORWARD, self._cluster(frame, scoring_group(frame) if is_frozen else TRAINING)
+                setting,
+                work,
+                FORWARD,
+                self._cluster(arrangement, scoring_group(arrangement) if is_frozen else TRAINING),
             )
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
         work = self._work(self._num_trained, NO_TRAINER)
-        return action.repeat * least_seconds(setting, work, times, self._cluster(frame, TRAINING))
+        return action.repeat * least_seconds(setting, work, times, self._cluster(arrangement, TRAINING))
 
-    def _of_trainer(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+    def _of_trainer(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a mini-batch (or, scoring, over a step), an optimizer step, a role that moves, or states that are
         saved.
         """
-        key = action.kind, action.role, frame.num_training, frame.num_scoring, _matters(action.kind, choice)
+        key = action.kind, action.role, arrangement.num_training, arrangement.num_scoring, _matters(action.kind, choice)
         if action.kind in SAVES:
-            return self._once((*key, "saves"), lambda: self._save(action, frame, choice))
+            return self._once((*key, "saves"), lambda: self._save(action, arrangement, choice))
         if action.kind in MOVES:
-            return self._once((*key, frame.shares_devices), lambda: self._move(action, frame, choice))
+            return self._once((*key, arrangement.shares_devices), lambda: self._move(action, arrangement, choice))
         if action.kind is ActionKind.SCORE:
-            return self._once((*key, action.id), lambda: self._score(action, frame, choice))
-        cost = self._once(key, lambda: self._train(action, frame, choice))
+            return self._once((*key, action.id), lambda: self._score(action, arrangement, choice))
+        cost = self._once(key, lambda: self._train(action, arrangement, choice))
         return cost if action.repeat == 1 else cost.times(action.repeat)
 
-    def _save(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+    def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """Trained states copied to the host, or copied and written where the trainer waits."""
-        saved = self.roles.saved_bytes(action.role, self.roles.closed(frame, choice, NO_ENGINE))
-        cluster = self._cluster(frame, TRAINING)
-        cost = checkpoint_cost(saved * frame.num_training, cluster.num_hosts, cluster)
+        saved = self.roles.saved_bytes(action.role, self.roles.closed(arrangement, choice, NO_ENGINE))
+        cluster = self._cluster(arrangement, TRAINING)
+        cost = checkpoint_cost(saved * arrangement.num_training, cluster.num_hosts, cluster)
         waits = action.kind is ActionKind.WRITE_STATES
         return cost if waits else Cost({Resource.HOST_LINK: cost.parts[Resource.HOST_LINK]})
 
-    def _train(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+    def _train(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A mini-batch forward and backward, or an optimizer step."""
-        setting, cluster = self._train_setting(action.role, frame, choice), self._cluster(frame, TRAINING)
+        setting, cluster = self._train_setting(action.role, arrangement, choice), self._cluster(arrangement, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
         return train_cost(setting, self._work(self._num_trained, choice), cluster)
 
-    def _score(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+    def _score(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
         work = self._work(self.job.workload.num_rollouts_per_step, choice)
-        setting = self._train_setting(action.role, frame, choice)
+        setting = self._train_setting(action.role, arrangement, choice)
         is_base = action.role is Role.REFERENCE and action.role not in self._frozen
         if is_base:
             setting = replace(setting, training=self._adapters_off)
         if action.role not in self._frozen:
-            return score_cost(setting, work, self._cluster(frame, TRAINING))
+            return score_cost(setting, work, self._cluster(arrangement, TRAINING))
         if self.job.target == "rlplan":
             # AutoTP and Ulysses are for what is trained: a frozen role's rank has whole layers and sequences
             setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
-        setting = replace(setting, num_ranks=frame.num_frozen)
-        return score_cost(setting, work, self._cluster(frame, scoring_group(frame)))
+        setting = replace(setting, num_ranks=arrangement.num_frozen)
+        return score_cost(setting, work, self._cluster(arrangement, scoring_group(arrangement)))
 
-    def _train_setting(self, role: Role, frame: Arrangement, choice: TrainerChoice) -> TrainSetting:
+    def _train_setting(self, role: Role, arrangement: Arrangement, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters
-        return TrainSetting(self.setting.model_of(role), role, training, choice, frame.num_training, self.job.target)
+        return TrainSetting(
+            self.setting.model_of(role), role, training, choice, arrangement.num_training, self.job.target
+        )
 
     @cached_property
     def _without_adapters(self) -> SettledTraining:
@@ -211,10 +227,10 @@ class GpuTimes:
         count, num_samples = workload.rollouts_per_mini_batch, workload.num_samples_per_prompt
         return self.job.algorithm.declaration.num_trained(count, num_samples)
 
-    def _work(self, num_rollouts: int, choice: TrainerChoice) -> TrainWork:
+    def _work(self, num_rollouts: int, choice: TrainerChoice) -> MiniBatchShape:
         workload, lengths = self.job.workload, self.roles.lengths
         mean = workload.usual_prompt_len + lengths.mean
-        return TrainWork(
+        return MiniBatchShape(
             num_rollouts,
             mean,
             mean * mean + lengths.variance,
@@ -223,9 +239,9 @@ class GpuTimes:
             choice.max_tokens,
         )
 
-    def _move(self, action: Action, frame: Arrangement, choice: TrainerChoice) -> Cost:
+    def _move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A role to the host, or back."""
-        forecast = self.roles.forecast(action.processes[0], self.roles.closed(frame, choice, NO_ENGINE), 1.0)
+        forecast = self.roles.forecast(action.processes[0], self.roles.closed(arrangement, choice, NO_ENGINE), 1.0)
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
         if isinstance(forecast, TrainerOnGpu):
@@ -234,68 +250,70 @@ class GpuTimes:
             assert isinstance(forecast, ScorerOnGpu), "engines sleep"
             num_bytes = forecast.weights
         move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-        group = scoring_group(frame) if action.role in self._frozen else TRAINING
-        return move(num_bytes, self._cluster(frame, group))
+        group = scoring_group(arrangement) if action.role in self._frozen else TRAINING
+        return move(num_bytes, self._cluster(arrangement, group))
 
-    def _of_engine(self, kind: ActionKind, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
+    def _of_engine(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         if kind is ActionKind.GENERATE:
-            key = "generate", frame.num_generation, choice, kv_cache
-            return self._once(key, lambda: self._generate(frame, choice, kv_cache))
-        key = kind, frame.num_generation, choice, kv_cache
-        return self._once(key, lambda: self._switch(kind, frame, choice, kv_cache))
+            key = "generate", arrangement.num_generation, choice, kv_cache
+            return self._once(key, lambda: self._generate(arrangement, choice, kv_cache))
+        key = kind, arrangement.num_generation, choice, kv_cache
+        return self._once(key, lambda: self._switch(kind, arrangement, choice, kv_cache))
 
-    def _switch(self, kind: ActionKind, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
-        cluster, level = self._cluster(frame, GENERATION), choice.sleep_level
+    def _switch(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
+        cluster, level = self._cluster(arrangement, GENERATION), choice.sleep_level
         if kind is ActionKind.WAKE_KV_CACHE:
             return wake_kv_cost(kv_cache, cluster)
-        size = self.roles.engine(Choice(frame, NO_TRAINER, choice)).weight_bytes
+        size = self.roles.engine(Choice(arrangement, NO_TRAINER, choice)).weight_bytes
         if kind is ActionKind.WAKE_WEIGHTS:
             return wake_weights_cost(size, cluster, level=level)
         return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
-    def _generate(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
+    def _generate(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step on the slowest engine, and the reward of the last of them."""
         workload, latency = self.job.workload, self.job.workload.reward_latency_s
-        num_engines = self.roles.num_engines(frame, choice.tp)
-        work = GenerationWork(
+        num_engines = self.roles.num_engines(arrangement, choice.tp)
+        work = EngineRollouts(
             ceil_div(self.job.num_generated_per_step, num_engines),
             float(workload.usual_prompt_len),
             workload.num_samples_per_prompt,
             self.roles.lengths,
             choice.max_num_seqs,
-            self._kv_tokens(frame, choice, kv_cache),
+            self._kv_tokens(arrangement, choice, kv_cache),
         )
-        speed = self._speed(frame, choice)
+        speed = self._speed(arrangement, choice)
         cost = generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
-    def _speed(self, frame: Arrangement, choice: EngineChoice) -> EngineSpeed:
+    def _speed(self, arrangement: Arrangement, choice: EngineChoice) -> EngineSpeed:
         """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
-        key = frame.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
+        key = arrangement.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
         if key not in self._speeds:
-            cluster = self._cluster(frame, GENERATION)
+            cluster = self._cluster(arrangement, GENERATION)
             self._speeds[key] = engine_speed(self.job, self.setting.policy, choice, cluster)
         return self._speeds[key]
 
-    def _kv_tokens(self, frame: Arrangement, choice: EngineChoice, kv_cache: int) -> int:
-        demand, _, _ = self.roles.demand(frame, choice)
+    def _kv_tokens(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> int:
+        demand, _, _ = self.roles.demand(arrangement, choice)
         longest = demand.max_prompt_len + demand.lengths.longest
         return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
 
-    def _sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        work = SyncWork(
+    def _sync(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        work = SyncSetup(
             cast(SyncTransport, transport),
             1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
-            frame.num_training,
-            frame.num_generation,
+            arrangement.num_training,
+            arrangement.num_generation,
             engine.tp,
             trainer.zero_stage,
             self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
-            frame.shares_devices,
+            arrangement.shares_devices,
             self.job.target,
         )
-        return sync_cost(self.setting.policy, work, self._cluster(frame, TRAINING), self._cluster(frame, GENERATION))
+        return sync_cost(
+            self.setting.policy, work, self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
+        )
 
     @cached_property
     def _adapter_bytes(self) -> int:
@@ -305,9 +323,11 @@ class GpuTimes:
         adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
         return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
 
-    def _cluster(self, frame: Arrangement, group: str) -> Cluster:
+    def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
-        size = {GENERATION: frame.num_generation, SCORING: frame.num_scoring}.get(group, frame.num_training)
+        size = {GENERATION: arrangement.num_generation, SCORING: arrangement.num_scoring}.get(
+            group, arrangement.num_training
+        )
         if (group, size) not in self._clusters:
             whole = self.setting.cluster(group)
             self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))

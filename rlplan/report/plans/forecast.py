@@ -105,8 +105,8 @@ def _telling(windows: tuple[Window, ...], ledger: MemoryLedger) -> tuple[Window,
     Starting is there too where nothing has seconds, which the rest would take the room from.
     """
     peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices)]
-    moments = {peak.moment for peak in peaks}
+    run_phases = {peak.run_phase for peak in peaks}
     start, first, steady, finish = windows
-    shows_start = "start" in moments or not steady.is_timed
-    chosen = ((start, shows_start), (first, "first" in moments), (steady, True), (finish, "finish" in moments))
+    shows_start = "start" in run_phases or not steady.is_timed
+    chosen = ((start, shows_start), (first, "first" in run_phases), (steady, True), (finish, "finish" in run_phases))
     return tuple(window for window, is_wanted in chosen if is_wanted)

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.report.panels import WIDTH, say_nothing, widths_of
+from rlplan.report.panels import WIDTH, text_figure, widths_of
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
@@ -55,28 +55,28 @@ class Lane:
     """(action, start, end) in seconds."""
 
 
-def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepTiming | None = None) -> Figure:
+def gantt(traced: clock.TracedSchedule, windows: tuple[clock.Window, ...], timing: StepTiming | None = None) -> Figure:
     """Bars of every process in those windows; below them what each phase of a steady step waits for."""
-    lanes = lanes_of(course, windows)
+    lanes = lanes_of(traced, windows)
     with mpl.rc_context(style.RC):
         if not lanes:
-            return say_nothing("No action has a time.")
+            return text_figure("No action has a time.")
         shown, phases = lanes[:MAX_LANES], phase_costs(timing) if timing else {}
         upper = LANE * len(shown)
         lower = ROW * len(phases) + GAP if phases else 0
         height = HEAD + upper + FOOT + lower
         figure = style.new_figure(WIDTH, height)
-        counts = {w: len(clock.ticks_of(course, w)[0]) for w in windows if not w.is_timed}
+        counts = {w: len(clock.ticks_of(traced, w)[0]) for w in windows if not w.is_timed}
         widths = widths_of(windows, counts)
         grid = GridSpec(1, len(windows), figure=figure, left=0.17, right=0.985, wspace=0.05, width_ratios=widths,
                         top=1 - HEAD / height, bottom=(FOOT + lower) / height)  # fmt: skip
         for column, window in enumerate(windows):
             axes = figure.add_subplot(grid[0, column])
             inches = WIDTH * 0.815 * widths[column] / sum(widths)
-            _draw_lanes(axes, course, shown, window, (timing, inches))
+            _draw_lanes(axes, traced, shown, window, (timing, inches))
             if column:
                 axes.tick_params(labelleft=False)
-        figure.legend(handles=_phase_legend(course, shown), loc="upper left", bbox_to_anchor=(0.163, 1.0), ncols=8,
+        figure.legend(handles=_phase_legend(traced, shown), loc="upper left", bbox_to_anchor=(0.163, 1.0), ncols=8,
                       handlelength=1.2, columnspacing=1.2, fontsize=7.4)  # fmt: skip
         if len(shown) < len(lanes):
             figure.text(0.985, 0.01, f"{len(shown)} of {len(lanes)} processes", ha="right", color=style.MUTED)
@@ -86,12 +86,12 @@ def gantt(course: clock.Course, windows: tuple[clock.Window, ...], timing: StepT
         return figure
 
 
-def lanes_of(course: clock.Course, windows: tuple[clock.Window, ...]) -> list[Lane]:
+def lanes_of(traced: clock.TracedSchedule, windows: tuple[clock.Window, ...]) -> list[Lane]:
     """The processes that do anything in those windows, in the order of the schedule's groups."""
-    groups = {process: layout.group for layout in course.schedule.layouts for process, _ in layout.processes}
-    order = [group.name for group in course.schedule.groups]
+    groups = {process: layout.group for layout in traced.schedule.layouts for process, _ in layout.processes}
+    order = [group.name for group in traced.schedule.groups]
     bars: dict[str, list[tuple[str, float, float]]] = {}
-    for span in course.trace.spans:
+    for span in traced.trace.spans:
         if any(w.start_s <= span.start_s and span.end_s <= w.end_s for w in windows):
             bars.setdefault(span.process, []).append((span.action_id, span.start_s, span.end_s))
     lanes = [Lane(process, groups.get(process, "host"), tuple(mine)) for process, mine in bars.items()]
@@ -104,11 +104,15 @@ def lanes_of(course: clock.Course, windows: tuple[clock.Window, ...]) -> list[La
 
 
 def _draw_lanes(
-    axes: Axes, course: clock.Course, lanes: list[Lane], window: clock.Window, known: tuple[StepTiming | None, float]
+    axes: Axes,
+    traced: clock.TracedSchedule,
+    lanes: list[Lane],
+    window: clock.Window,
+    known: tuple[StepTiming | None, float],
 ) -> None:
     """known: the timing of a steady step, and the inches of this panel."""
     timing, inches = known
-    phases = {action.id: action.phase for _, part in course.schedule.parts for action in part}
+    phases = {action.id: action.phase for _, part in traced.schedule.parts for action in part}
     costs: Mapping[str, Cost] = {a.action_id: a.cost for a in timing.actions} if timing and window.is_timed else {}
     per_second = inches * 72 / max(window.end_s - window.start_s, 1e-9)
     axes.set_title(window.title, fontsize=9.5)
@@ -134,10 +138,10 @@ def _draw_lanes(
         axes.set_xlabel("in order, not in seconds", fontsize=7.2)
 
 
-def _phase_legend(course: clock.Course, lanes: list[Lane]) -> list[Patch]:
+def _phase_legend(traced: clock.TracedSchedule, lanes: list[Lane]) -> list[Patch]:
     """The phases whose bars are drawn, in the order of a step: a bar may be too short for its own name."""
     drawn = {action for lane in lanes for action, _, _ in lane.bars}
-    phases = {action.phase for _, part in course.schedule.parts for action in part if action.id in drawn}
+    phases = {action.phase for _, part in traced.schedule.parts for action in part if action.id in drawn}
     return [Patch(facecolor=STRONG[phase], label=str(phase)) for phase in STRONG if phase in phases]
 
 
@@ -164,7 +168,7 @@ def _label(axes: Axes, bar: tuple[float, float, float], texts: list[str], per_se
 def _draw_waits(axes: Axes, phases: Mapping[Phase, Cost]) -> None:
     """A bar a phase, cut by what its seconds wait for."""
     total = sum(cost.seconds for cost in phases.values())
-    axes.set_title("What a steady step waits for", fontsize=9)
+    axes.set_title("What limits a steady step", fontsize=9)
     used: list[Resource] = []
     for y, cost in enumerate(phases.values()):
         left = 0.0

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlplan.memory.ledger import MemoryLedger, Moment, Peak
+from rlplan.memory.ledger import MemoryLedger, Peak, RunPhase
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.report import style
 from rlplan.timing.cost import Resource
@@ -241,12 +241,12 @@ def action_rows(
     return tuple(rows)
 
 
-def _fullest(places: Sequence[Mapping[tuple[Moment, str], int]]) -> dict[str, int]:
+def _fullest(places: Sequence[Mapping[tuple[RunPhase, str], int]]) -> dict[str, int]:
     """Of each action of a steady step the bytes of the fullest of those places."""
     totals: dict[str, int] = {}
     for place in places:
-        for (moment, action), size in place.items():
-            if moment == "steady":
+        for (run_phase, action), size in place.items():
+            if run_phase == "steady":
                 totals[action] = max(totals.get(action, 0), size)
     return totals
 
@@ -269,4 +269,4 @@ def place_of(name: str, peak: Peak, ledger: MemoryLedger, capacity: int | None) 
         )
         for kind, size in sorted(sizes.items(), key=lambda item: -item[1])
     )
-    return Place(name, peak.action_id, WHEN[peak.moment], peak.num_bytes, capacity, kinds)
+    return Place(name, peak.action_id, WHEN[peak.run_phase], peak.num_bytes, capacity, kinds)

@@ -132,7 +132,7 @@ def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
                 ),
             )
         )
-    meets = f"a step meets a micro-batch too long to fit with probability {style.percent(plan.oom_risk)}"
+    meets = f"probability that a micro-batch of a step is too long to fit: {style.percent(plan.oom_risk)}"
     run = f"a run of {plan.job.workload.num_steps} steps with {style.percent(plan.oom_risk_of_run)}"
     rows.append(("Lengths", f"{meets}, {run}"))
     disk = f"{format_bytes(plan.checkpoint_bytes)} a checkpoint to resume from"

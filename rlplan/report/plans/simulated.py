@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
 from rlplan.errors import SpecError
-from rlplan.memory.ledger import LedgerRow, MemoryLedger, Moment
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.report import style, timeline
-from rlplan.report.frames import moment_of_step
+from rlplan.report.dataframes import run_phase_of_step
 from rlplan.report.panels import WIDTH
 from rlplan.report.plans.page import Page, PhaseRow, Tile
 from rlplan.simulate.result import SimulationResult
@@ -40,8 +40,8 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class Played:
-    """What was played, as a Course."""
+class SimulatedPlan:
+    """A simulated plan, as a TracedSchedule."""
 
     name: str
     result: SimulationResult
@@ -74,7 +74,7 @@ def is_simulation(data: Any) -> bool:
     return isinstance(data, dict) and {"step_s", "groups", "trace", "token_staleness"} <= set(data)
 
 
-def read_played(data: dict[str, Any], path: Path) -> Played:
+def read_simulated_plan(data: dict[str, Any], path: Path) -> SimulatedPlan:
     """The result in a JSON file. Raises: SpecError where it is damaged or of another version."""
     try:
         result = SimulationResult.parse(data)
@@ -83,9 +83,9 @@ def read_played(data: dict[str, Any], path: Path) -> Played:
             f"the simulation is damaged or of another version ({error})",
             where=str(path),
             rule="a file that `rlplan simulate -o` of this version wrote",
-            way_out="play the plan again with `rlplan simulate`",
+            way_out="simulate the plan again with `rlplan simulate`",
         ) from None
-    return Played(path.name, result, _schedule(result), _ledger(result.trace.samples))
+    return SimulatedPlan(path.name, result, _schedule(result), _ledger(result.trace.samples))
 
 
 def phase_of(action: str) -> Phase:
@@ -140,14 +140,14 @@ def _ledger(samples: list[MemorySample]) -> MemoryLedger:
     for sample in samples:
         if sample.device.startswith("host"):
             continue
-        at = (moment_of_step(sample.step), sample.action_id, sample.process, sample.device, sample.role, sample.kind)
+        at = (run_phase_of_step(sample.step), sample.action_id, sample.process, sample.device, sample.role, sample.kind)
         sizes[at][sample.statistic] = sample.num_bytes
-    rows, order = [], dict[tuple[Moment, str], None]()
-    for (moment, action, process, device, role, kind), held in sizes.items():
-        order[(moment, action)] = None
+    rows, order = [], dict[tuple[RunPhase, str], None]()
+    for (run_phase, action, process, device, role, kind), held in sizes.items():
+        order[(run_phase, action)] = None
         rows.append(
             LedgerRow(
-                moment, action, phase_of(action), process, device, Role(role), MemoryKind(kind),
+                run_phase, action, phase_of(action), process, device, Role(role), MemoryKind(kind),
                 "device",
                 held.get("resident", 0), held.get("peak", 0), Provenance.DERIVED, "simulation",
             )
@@ -155,9 +155,9 @@ def _ledger(samples: list[MemorySample]) -> MemoryLedger:
     return MemoryLedger(tuple(rows), 0, 0, False, tuple(order))
 
 
-def simulation_page(played: Played) -> Page:
+def simulation_page(simulated: SimulatedPlan) -> Page:
     """What the page of a simulation says."""
-    result = played.result
+    result = simulated.result
     total = sum(result.phase_s.values())
     steps = len(result.step_s)
     middle, late = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
@@ -169,7 +169,7 @@ def simulation_page(played: Played) -> Page:
             for use in result.groups
         ),
         Tile("GPU-hours", f"{result.gpu_hours:.3g}", f"for {steps} steps"),
-        Tile("Age of trained tokens", f"{result.mean_staleness:.2f} versions", "in the mean"),
+        Tile("Staleness of trained tokens", f"{result.mean_staleness:.2f} versions", "in the mean"),
     ]
     facts = [
         ("Preemptions", f"{result.num_preemptions:,}; the fullest KV cache was {style.percent(result.kv_use)} full"),
@@ -178,9 +178,9 @@ def simulation_page(played: Played) -> Page:
     ]
     return Page(
         title=f"Simulation: {steps} steps",
-        subtitle=f"Seed {result.seed}, {format_seconds(result.seconds)} of simulated time on {result.num_gpus} GPUs. "
-        "Played, not measured.",
-        state=("good", "All steps were played."),
+        subtitle=f"Seed {result.seed}, {format_seconds(result.seconds)} of simulated time on {result.num_gpus} "
+        "GPUs. Simulated, not measured.",
+        state=("good", "All steps were simulated."),
         tiles=tuple(tiles),
         choices=(),
         phases=tuple(

@@ -31,10 +31,10 @@ from rlplan.runtime.checkpoints.manifest import (
     states_name,
 )
 from rlplan.runtime.checkpoints.tensor_file import digest_of
-from rlplan.runtime.crew import Crew
 from rlplan.runtime.disk_errors import disk_error
 from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.worker_group import WorkerGroup
 from rlplan.runtime.workers.memory_meter import Measurement
 from rlplan.vocabulary import ActionKind
 
@@ -47,8 +47,8 @@ SETTLE_S, CLOSE_S = 10.0, 1.0
 class Checkpointer:
     """The checkpoints of one run. listen: set to hear of one that could not be written."""
 
-    def __init__(self, spec: ExecutionSpec, crew: Crew, recorder: Recorder) -> None:
-        self.spec, self.crew, self.recorder = spec, crew, recorder
+    def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, recorder: Recorder) -> None:
+        self.spec, self.worker_group, self.recorder = spec, worker_group, recorder
         self.listen: Callable[[int, str], None] = lambda step, text: None
         self.folder = CheckpointFolder(recorder.folder, spec.job.checkpoints.keep_last)
         self._staged: Path | None = None
@@ -67,13 +67,13 @@ class Checkpointer:
             paths, facts = resumption.paths(action.role), resumption.facts(action.role)
             owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
             calls = [
-                self.crew.perform(process, "load_states", paths, own, facts)
+                self.worker_group.perform(process, "load_states", paths, own, facts)
                 for process, own in zip(action.processes, owns, strict=True)
             ]
-            measurements += self.crew.measured(calls, timeout_s)[1]
+            measurements += self.worker_group.measured(calls, timeout_s)[1]
         if any(other.kind is ActionKind.SAVE_STATES for other in self.spec.schedule.step):
-            calls = [self.crew.perform(process, "reserve_staging") for process in action.processes]
-            measurements += self.crew.measured(calls, timeout_s)[1]
+            calls = [self.worker_group.perform(process, "reserve_staging") for process in action.processes]
+            measurements += self.worker_group.measured(calls, timeout_s)[1]
         return measurements
 
     def save(self, action: Action, step: int, timeout_s: float) -> list[Measurement]:
@@ -89,10 +89,10 @@ class Checkpointer:
             self._ranks[action.role.value] = [staged / name for name in names]
         waits = action.kind is ActionKind.WRITE_STATES
         calls = [
-            self.crew.perform(process, "save_states", str((staged / name).resolve()), {}, waits)
+            self.worker_group.perform(process, "save_states", str((staged / name).resolve()), {}, waits)
             for process, name in zip(action.processes, names, strict=True)
         ]
-        return self.crew.measured(calls, timeout_s)[1]
+        return self.worker_group.measured(calls, timeout_s)[1]
 
     def commit(self, step: int, take: Callable[[], tuple[RunState, Any]]) -> None:
         """A step has ended: what was saved in it becomes a checkpoint, in a thread. Nothing was saved: nothing.

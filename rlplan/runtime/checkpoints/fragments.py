@@ -49,13 +49,13 @@ class TrainedFragments:
     def __init__(self, engine: Any) -> None:
         self.engine, self._zero = engine, engine.optimizer
         self.adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        self.ways = max(1, engine.autotp_size())  # 0 where there is none
-        self.part = part_name(torch.distributed.get_rank() % self.ways, self.ways)
+        self.num_parts = max(1, engine.autotp_size())  # 0 where there is none
+        self.part = part_name(torch.distributed.get_rank() % self.num_parts, self.num_parts)
         is_cut = hasattr(self._zero, "fp32_partitioned_groups_flat") or hasattr(
             self._zero, "single_partition_of_fp32_groups"
         )
         self.held = tuple(self._find())
-        self.saved = self.held if is_cut else tuple(_evenly(self.held, self.ways))
+        self.saved = self.held if is_cut else tuple(_evenly(self.held, self.num_parts))
 
     @property
     def trained(self) -> dict[str, Any]:
@@ -141,19 +141,19 @@ class TrainedFragments:
             yield Fragment(name, 0, parameter.numel(), copies.get(id(parameter), parameter), 0)
 
 
-def part_name(rank: int, ways: int) -> str:
-    """What the names of one rank's parts end in, of `ways` ranks that share every layer; nothing of one alone.
+def part_name(rank: int, num_parts: int) -> str:
+    """What the names of one rank's parts end in, of `num_parts` ranks that share every layer; nothing of one alone.
 
     >>> part_name(1, 2), part_name(0, 1)
     ('~1-of-2', '')
     """
-    return f"~{rank}-of-{ways}" if ways > 1 else ""
+    return f"~{rank}-of-{num_parts}" if num_parts > 1 else ""
 
 
-def _evenly(whole: Sequence[Fragment], ways: int) -> Iterator[Fragment]:
+def _evenly(whole: Sequence[Fragment], num_parts: int) -> Iterator[Fragment]:
     """This rank's part of what every rank holds, or every rank with the same part of the layers."""
     total = sum(fragment.numel for fragment in whole)
-    num_ranks, rank = torch.distributed.get_world_size() // ways, torch.distributed.get_rank() // ways
+    num_ranks, rank = torch.distributed.get_world_size() // num_parts, torch.distributed.get_rank() // num_parts
     first, last = cut_evenly(total, num_ranks, rank)
     before = 0
     for fragment in whole:

@@ -57,7 +57,7 @@ def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) 
                 f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {theirs or 'not said'}",
                 where=str(where),
                 rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
-                way_out="resume with the job that made the checkpoint, or start anew without --resume",
+                way_out="resume with the job that made the checkpoint, or restart without --resume",
             )
         if theirs is not None:
             texts.append(f"{key} is {mine} from here on, and was {theirs}")

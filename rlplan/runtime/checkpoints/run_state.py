@@ -15,17 +15,17 @@ from rlplan.runtime.buffer import numbers_of
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
 from rlplan.runtime.fleet import Fleet
-from rlplan.runtime.handover import Handover
 from rlplan.runtime.rollout_stream import RolloutStream
+from rlplan.runtime.weight_sync_driver import WeightSync
 
 
-def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
+def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
     """(state, the buffer as JSON) at the end of a step."""
     stream_state, buffer = (None, {}) if stream is None else stream.state()
     lengths = fleet.lengths.by_prompt() if len(fleet.engines) > 1 else {}
     state = RunState(
         step=step,
-        version=handover.version,
+        version=weight_sync.version,
         mean_length=fleet.lengths.mean,
         lengths=tuple(ExpectedLength(prompt=prompt, tokens=tokens) for prompt, tokens in lengths.items()),
         stream=stream_state,
@@ -33,10 +33,12 @@ def take_state(step: int, handover: Handover, fleet: Fleet, stream: RolloutStrea
     return state, buffer
 
 
-def give_state(found: Resumption, handover: Handover, fleet: Fleet, stream: RolloutStream | None) -> str:
-    """Restore what `take_state` took; says what is begun anew. The first hand-over makes the version the saved one."""
+def give_state(found: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
+    """Restore what `take_state` took; says what is begun anew. The first weight sync makes the version the saved
+    one.
+    """
     state = found.state
-    handover.version = state.version
+    weight_sync.version = state.version
     fleet.lengths.restore(state.mean_length, {each.prompt: each.tokens for each in state.lengths})
     if stream is None:
         count = 0 if state.stream is None else len(_untaken(found, state.stream))

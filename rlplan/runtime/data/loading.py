@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, printable, read_row
 from rlplan.runtime.data.tables import TIMEOUT_S, read_table
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 from rlplan.spec.base import read_json, read_text, shorten
 
 MAX_TOLD = 10
@@ -166,7 +166,7 @@ def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[s
     except subprocess.TimeoutExpired:
         raise _no_template(model_folder, "it took too long") from None
     if done.returncode:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without a word"])[-1]
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without output"])[-1]
         raise _no_template(model_folder, printable(last))
     return [str(text) for text in json.loads(done.stdout)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.data.layouts import NoText, printable
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 from rlplan.spec.base import read_json, shorten
 
 MAX_DATA_BYTES = 1 << 30
@@ -126,7 +126,7 @@ def _from_child(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     except subprocess.TimeoutExpired:
         raise _unreadable(path, f"reading it took more than {TIMEOUT_S:.0f} s") from None
     if done.returncode:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without a word"])[-1]
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without output"])[-1]
         if "No module named 'pyarrow'" in last:
             raise HostError(
                 "parquet and arrow files need pyarrow",

@@ -32,7 +32,7 @@ TURN_STRIDE = 1 << 40
 """How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
 
 
-class Words:
+class TextTokenizer:
     """Text and tokens, by the policy's tokenizer."""
 
     def __init__(self, tokenizer_file: str) -> None:
@@ -101,8 +101,8 @@ class Conversation:
             home=whole.id,
         )
 
-    def hear_policy(self, turn: Completion, text: str) -> None:
-        """Append a turn of the policy."""
+    def append_policy_turn(self, turn: Completion, text: str) -> None:
+        """Append the policy's turn."""
         first = len(self.tokens)
         self.tokens += turn.tokens
         self.logprobs += turn.logprobs
@@ -111,8 +111,8 @@ class Conversation:
         self.num_turns += 1
         self.finish_reason = turn.finish_reason
 
-    def hear_environment(self, text: str, tokens: Sequence[int]) -> None:
-        """Append what the environment said."""
+    def append_observation(self, text: str, tokens: Sequence[int]) -> None:
+        """Append the environment's observation."""
         self.observed.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.tokens += tokens
         self.messages.append({"role": "user", "content": text})
@@ -143,7 +143,7 @@ class Conversations:
         fleet: Fleet,
         pool: EnvironmentPool,
         spec: EnvironmentSpec,
-        words: Words,
+        words: TextTokenizer,
         prompt_of: Callable[[str], Prompt],
     ) -> None:
         self.fleet, self.pool, self.spec, self.words, self.prompt_of = fleet, pool, spec, words, prompt_of
@@ -216,33 +216,33 @@ class Conversations:
         wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
         turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
         for turn in turns:
-            talk = self._talking[turn.id]
+            conversation = self._talking[turn.id]
             (completion,) = turn.completions
-            talk.hear_policy(completion, self.words.text(completion.tokens))
-            self.pool.ask(turn.id, talk.messages, talk.prompt.answer)
+            conversation.append_policy_turn(completion, self.words.text(completion.tokens))
+            self.pool.ask(turn.id, conversation.messages, conversation.prompt.answer)
             self._num_asked += 1
         return measurements
 
-    def _hear(self, talk: Conversation, answer: Answer) -> None:
+    def _hear(self, conversation: Conversation, answer: Answer) -> None:
         """Go on with another turn, where the environment wants one and there is room for it."""
         if answer.failure or answer.observation is None or answer.reward is not None:
-            return self._end(talk, answer)
+            return self._end(conversation, answer)
         tokens = self.words.tokens(answer.observation)[: self.spec.max_observation_len]
-        if talk.num_turns == self.spec.max_turns or len(tokens) >= talk.num_left:
-            return self._end(talk, answer)
-        talk.hear_environment(answer.observation, tokens)
-        return self._begin_turn(talk)
+        if conversation.num_turns == self.spec.max_turns or len(tokens) >= conversation.num_left:
+            return self._end(conversation, answer)
+        conversation.append_observation(answer.observation, tokens)
+        return self._begin_turn(conversation)
 
-    def _begin_turn(self, talk: Conversation) -> None:
-        turn = talk.next_turn()
-        self._talking[turn.id] = talk
+    def _begin_turn(self, conversation: Conversation) -> None:
+        turn = conversation.next_turn()
+        self._talking[turn.id] = conversation
         self._unsent.append(turn)
 
-    def _end(self, talk: Conversation, answer: Answer) -> None:
-        name = talk.request.id
+    def _end(self, conversation: Conversation, answer: Answer) -> None:
+        name = conversation.request.id
         samples = self._finished[name]
-        samples[talk.sample] = talk.completion(answer)
-        if len(samples) == talk.request.num_samples:
+        samples[conversation.sample] = conversation.completion(answer)
+        if len(samples) == conversation.request.num_samples:
             whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
             self._ready.setdefault(_kind(name), []).append(whole)
             self.fleet.leave_home(name)

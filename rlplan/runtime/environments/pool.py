@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from rlplan.errors import SpecError
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 from rlplan.spec.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20

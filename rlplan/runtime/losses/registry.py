@@ -79,7 +79,7 @@ def _unusable(path: str, why: str) -> SpecError:
 
 def _missing(spec: AlgorithmSpec, kind: str, name: str, known: Any) -> Any:
     raise SpecError(
-        f"{spec.name} names the {kind} {name!r}, which nobody has",
+        f"{spec.name} names the {kind} {name!r}, which does not exist",
         where=f"algorithm.path: {spec.path}" if spec.path else f"algorithm.name: {spec.name}",
         rule=f"a function of the same file, or one of {', '.join(known)}.{did_you_mean(name, known)}",
         way_out="define it there, or name another",

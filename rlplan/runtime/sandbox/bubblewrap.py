@@ -17,7 +17,7 @@ from typing import IO
 
 from rlplan.errors import HostError
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import BASE_EXECUTABLE
+from rlplan.runtime.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.own_path import module_command
+from rlplan.runtime.safe_path import module_command
 
 END_S = 15.0
 """How long a sink may take to write out what is left, on a machine that has nothing else to do."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplan.memory.transitions import Bucket, BucketEntry, layer_of
+from rlplan.memory.sync_buckets import Bucket, BucketEntry, layer_of
 from rlplan.memory.weight_sync import Packet
 from rlplan.runtime.weight_sync.channel import Encoding
 from rlplan.runtime.weight_sync.full_content import fill, view
@@ -29,8 +29,8 @@ _WORD = 8
 _LONGEST_GAP = 255
 
 
-class _Way(IntEnum):
-    """How a chunk is coded."""
+class _Coding(IntEnum):
+    """Encoding of a chunk."""
 
     UNCHANGED = 0
     GAPS = 1
@@ -42,7 +42,7 @@ class _Way(IntEnum):
 class _Body:
     """A coded chunk. count: elements that are sent."""
 
-    way: _Way
+    coding: _Coding
     count: int
     parts: tuple[Any, ...] = ()
 
@@ -76,7 +76,7 @@ class SentWeights:
         for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
             old = _old_words(copy, entry, self.dtype, part)
             body = _code(new, old)
-            table.append(body.count << 2 | body.way)
+            table.append(body.count << 2 | body.coding)
             if end + body.num_bytes <= buffer.numel():
                 _write(buffer, end, body.parts)
             end += body.num_bytes
@@ -103,7 +103,7 @@ class SentWeights:
             if word:
                 touched.add(layer_of(entry.name))
                 end = _decode(
-                    data, end, _Way(word & 3), word >> 2, _old_words(self.copies[index], entry, self.dtype, part)
+                    data, end, _Coding(word & 3), word >> 2, _old_words(self.copies[index], entry, self.dtype, part)
                 )
         return [entry for entry in bucket.entries if layer_of(entry.name) in touched]
 
@@ -138,16 +138,16 @@ def _code(new: Any, old: Any) -> _Body:
     mask = new != old
     count = int(np.count_nonzero(mask))
     if not count:
-        return _Body(_Way.UNCHANGED, 0)
+        return _Body(_Coding.UNCHANGED, 0)
     if count * 2 >= new.size:  # gaps take at least a byte more an element, bits an eighth of all
-        return _Body(_Way.ALL, new.size, (new,))
+        return _Body(_Coding.ALL, new.size, (new,))
     places = np.flatnonzero(mask)
     gaps = _short_gaps(places)
-    by_gaps = _Body(_Way.GAPS, gaps.size, (new[np.cumsum(gaps, dtype=np.int64) - 1], gaps))
+    by_gaps = _Body(_Coding.GAPS, gaps.size, (new[np.cumsum(gaps, dtype=np.int64) - 1], gaps))
     if by_gaps.num_bytes <= round_up(count * new.itemsize, _WORD) + new.size // 8:
         return by_gaps
     return min(
-        (_Body(_Way.BITS, count, (new[places], np.packbits(mask))), _Body(_Way.ALL, new.size, (new,))),
+        (_Body(_Coding.BITS, count, (new[places], np.packbits(mask))), _Body(_Coding.ALL, new.size, (new,))),
         key=lambda body: body.num_bytes,
     )
 
@@ -170,14 +170,14 @@ def _write(buffer: torch.Tensor, start: int, parts: Iterable[Any]) -> None:
         start += round_up(size, _WORD)
 
 
-def _decode(data: Any, start: int, way: _Way, count: int, old: Any) -> int:
+def _decode(data: Any, start: int, coding: _Coding, count: int, old: Any) -> int:
     """Lay a chunk's body over the old elements. Returns: where the next body starts."""
     size = count * old.itemsize
     values = data[start : start + size].view(old.dtype)
     start += round_up(size, _WORD)
-    if way is _Way.ALL:
+    if coding is _Coding.ALL:
         old[:] = values
-    elif way is _Way.GAPS:
+    elif coding is _Coding.GAPS:
         old[np.cumsum(data[start : start + count], dtype=np.int64) - 1] = values
         start += round_up(count, _WORD)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from rlplan.memory.transitions import Bucket, BucketEntry
+from rlplan.memory.sync_buckets import Bucket, BucketEntry
 
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from rlplan.memory.transitions import BucketEntry
+from rlplan.memory.sync_buckets import BucketEntry
 from rlplan.memory.weight_sync import Packet
 from rlplan.runtime.weight_sync.channel import (
     Encoding,

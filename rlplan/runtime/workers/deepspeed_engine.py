@@ -14,7 +14,7 @@ from torch import nn
 from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
 from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import TokenBatch, judge_packed, make_batch
+from rlplan.runtime.logprob_model import TokenBatch, make_batch, score_packed
 from rlplan.runtime.packing import pack_best_fit
 from rlplan.runtime.tensor_parallel import forget_input_check, norm_of_parts
 from rlplan.vocabulary import Dtype
@@ -114,14 +114,14 @@ def largest_count(count: int) -> int:
     return int(largest)
 
 
-def judge_together(
+def score_together(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:
     """Numbers of each response's tokens, of this rank's own pairs.
 
     As many passes on every rank that this one has met, for ZeRO-3 gathers in each.
     """
-    judged = judge_packed(pairs, max_tokens, judge)
+    judged = score_packed(pairs, max_tokens, judge)
     count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
     for _ in range(largest_count(count) - count):
         judge(make_batch([]))

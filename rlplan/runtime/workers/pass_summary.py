@@ -5,7 +5,7 @@ In: what a pass and its loss have computed. Out: sums, counts and maxima by name
 
 import torch
 
-from rlplan.runtime.agreement import BINS_PER_DOUBLING, DIFFERENCE, HIGHEST_BIN, LOWEST_BIN
+from rlplan.runtime.logprob_mismatch import BINS_PER_DOUBLING, DIFFERENCE, HIGHEST_BIN, LOWEST_BIN
 
 
 def summarize(

@@ -36,17 +36,17 @@ from rlplan.runtime.workers.deepspeed_engine import (
     build_engine,
     global_norm,
     join_ranks,
-    judge_together,
     missing_loss_scale,
     recompute_layers,
+    score_together,
 )
-from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
-from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.pass_summary import accumulate, summarize
 from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.state_saver import StateSaver, load
 from rlplan.runtime.workers.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
+from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
@@ -65,7 +65,7 @@ class PolicyTrainer(Worker):
         self.sender: PolicySender | None = None
         self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
-        self.parked = ParkedStates()
+        self.offloaded = OffloadedStates()
         self.saver = StateSaver()
         self.device = torch.device("cpu")
 
@@ -98,7 +98,7 @@ class PolicyTrainer(Worker):
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
         listener = self.rendezvous.take()
         torch.manual_seed(self.job.seed)
-        self.device, on_gpus = own_device(self.job), self.job.device_kind == "cuda"
+        self.device, on_gpus = worker_device(self.job), self.job.device_kind == "cuda"
         timeout_s = self.job.limits.start_timeout_s
         join_ranks(rank, world_size, (address, port), timeout_s, listener, on_gpus=on_gpus)
         self.sharing = meet(self.job.training.ulysses)
@@ -147,7 +147,7 @@ class PolicyTrainer(Worker):
             raise MisfitError(
                 f"{self.process} needs more memory than its GPU has left for one micro-batch of the longest sequences",
                 where=str(error).splitlines()[0],
-                rule="what is rehearsed fits",
+                rule="the rehearsal, one micro-batch of the longest sequences, must fit",
                 way_out="plan for less: hardware.memory, or fewer tokens a pass",
             ) from None
 
@@ -187,7 +187,7 @@ class PolicyTrainer(Worker):
     ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
-        micro_batches: as many on every rank; an empty one is a pass over a dummy that teaches nothing.
+        micro_batches: as many on every rank; an empty one is a pass over a dummy without gradient.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
         Returns: sums and maxima for the log, over the tokens that are learned from; `num_tokens` says how many.
         """
@@ -265,7 +265,7 @@ class PolicyTrainer(Worker):
     ) -> list[tuple[float, ...]]:
         """Numbers of each response's tokens; as many passes on every rank, for ZeRO-3 gathers in each."""
         with inside(self.device):
-            judged = judge_together(pairs, self.job.max_tokens_per_micro_batch, judge)
+            judged = score_together(pairs, self.job.max_tokens_per_micro_batch, judge)
         forget_cache(self.device)
         return judged
 
@@ -284,7 +284,7 @@ class PolicyTrainer(Worker):
             held = TrainedStates(self.engine).storages()
             # what is offloaded for good is on the host already
             storages = [s for mine in held.values() for s in mine if s.device.type == self.device.type]
-            self.parked.park(storages, in_memory=destination == "host")
+            self.offloaded.offload(storages, in_memory=destination == "host")
             forget_cache(self.device)
         else:
             raise HostError(
@@ -296,7 +296,7 @@ class PolicyTrainer(Worker):
 
     def reload(self) -> None:
         """Bring back what `offload` moved away, bit for bit."""
-        self.parked.bring_back()
+        self.offloaded.bring_back()
 
     def reserve_staging(self) -> None:
         """Take the memory into which states are copied for a checkpoint."""

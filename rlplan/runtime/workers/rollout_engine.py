@@ -21,9 +21,9 @@ from rlplan.runtime.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.start_checkpoint import warm_up
 from rlplan.runtime.weight_sync.adapter import slot_bytes, swap_adapter
 from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
+from rlplan.runtime.workers.engine_thread import EngineThread
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
-from rlplan.runtime.workers.own_thread import OwnThread
-from rlplan.runtime.workers.request_book import Outbox, RequestBook
+from rlplan.runtime.workers.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker
 from rlplan.spec.resolved import ResolvedJob
@@ -46,13 +46,13 @@ class RolloutEngine(Worker):
         self.dirty = False
         self.paused = False
         self.just_started = False
-        self.book, self.outbox, self.samples = RequestBook(), Outbox(), Outbox()
-        self.book.passing = self.samples if job.has_reward_processes else None
+        self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
+        self.tracker.passing = self.samples if job.has_reward_processes else None
         self.num_steps = 0
         self.listener: socket.socket | None = None
         self.leader: Any = None
         self.follower: Any = None
-        self.thread = OwnThread(process, self._work)
+        self.thread = EngineThread(process, self._work)
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         """Call a method where it belongs."""
@@ -62,7 +62,7 @@ class RolloutEngine(Worker):
 
     def pulse(self) -> float:
         """Steps of the engine while requests are open."""
-        is_at_work = self.book.num_open and not self.paused and not self.dirty
+        is_at_work = self.tracker.num_open and not self.paused and not self.dirty
         return float(self.num_steps) if is_at_work else super().pulse()
 
     def import_libraries(self) -> None:
@@ -98,10 +98,10 @@ class RolloutEngine(Worker):
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
-        from rlplan.runtime.workers.own_device import own_device
         from rlplan.runtime.workers.weight_packing import watch_weight_packing
+        from rlplan.runtime.workers.worker_device import worker_device
 
-        own_device(self.job)
+        worker_device(self.job)
         self.stop()
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
@@ -110,9 +110,9 @@ class RolloutEngine(Worker):
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:
-            from rlplan.runtime.workers.guessed_tokens import mend_expansion
+            from rlplan.runtime.workers.speculative_decoding import fix_temperature_expansion
 
-            mend_expansion()
+            fix_temperature_expansion()
         self.llm.update_weight_version(str(version))
         if address:
             self._fall_into_step(rank, address, store)
@@ -126,7 +126,7 @@ class RolloutEngine(Worker):
 
         if self.llm is None:
             return
-        assert not self.book.num_open, "an engine is stopped when nothing is under way"
+        assert not self.tracker.num_open, "an engine is stopped when nothing is under way"
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
@@ -140,7 +140,7 @@ class RolloutEngine(Worker):
 
         Not yet run on a GPU; on a CPU vLLM only changes its state.
         """
-        assert not self.book.num_open, "an engine sleeps when nothing is under way"
+        assert not self.tracker.num_open, "an engine sleeps when nothing is under way"
         self.llm.sleep(level=level)
 
     def wake(self, tags: list[str]) -> None:
@@ -185,7 +185,7 @@ class RolloutEngine(Worker):
     def pause(self) -> int:
         """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
         self.paused = True
-        return self.book.num_open
+        return self.tracker.num_open
 
     def resume(self) -> None:
         """Step again."""
@@ -216,7 +216,7 @@ class RolloutEngine(Worker):
 
         No request may be open: it would lose its own.
         """
-        assert not self.book.num_open, "adapters are swapped when nothing is under way"
+        assert not self.tracker.num_open, "adapters are swapped when nothing is under way"
         self.just_started = False
         checksums = self.file_checksums(folder)
         self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
@@ -233,7 +233,7 @@ class RolloutEngine(Worker):
         """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
         if self.dirty and not update.is_full:
             raise sync_error("the last update failed: only a full one makes this engine clean")
-        is_stepping = bool(self.book.num_open) and not self.paused
+        is_stepping = bool(self.tracker.num_open) and not self.paused
         assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True
         self.llm.start_weight_update()
@@ -304,7 +304,7 @@ class RolloutEngine(Worker):
         if rank == 0:
             self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
         else:
-            self.book.passing = None
+            self.tracker.passing = None
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
@@ -329,7 +329,7 @@ class RolloutEngine(Worker):
             raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
         self.just_started = False
         by_id = {request.id: request for request in requests}
-        for name, index in self.book.enter(requests, outbox):
+        for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
             parameters = sampling_parameters(
                 request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
@@ -342,12 +342,12 @@ class RolloutEngine(Worker):
             )
 
     def _drop(self, request_ids: Sequence[str]) -> None:
-        if left := [f"{name}/{index}" for name, index in self.book.drop(request_ids)]:
+        if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
             self.llm.llm_engine.abort_request(left)
 
     def _work(self) -> bool:
         """One step of the engine, where there is something to do and nobody else says when."""
-        if self.paused or self.dirty or not self.book.num_open or self.follower is not None:
+        if self.paused or self.dirty or not self.tracker.num_open or self.follower is not None:
             return False
         if self.leader is not None:
             self.leader.tell({"step": True})
@@ -360,7 +360,7 @@ class RolloutEngine(Worker):
             self.num_steps += 1
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
-                self.book.finish(name, int(index), completion_of(output.outputs[0]))
+                self.tracker.finish(name, int(index), completion_of(output.outputs[0]))
         except BaseException as error:
-            self.book.fail(error)
+            self.tracker.fail(error)
             raise

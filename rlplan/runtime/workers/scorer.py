@@ -17,12 +17,12 @@ from rlplan.runtime.logprob_model import LogprobModel
 from rlplan.runtime.sharded_loading import build_cut
 from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.value_model import ValueModel, whole_sequences
-from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, judge_together, share_frozen
+from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, score_together, share_frozen
 from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
-from rlplan.runtime.workers.own_device import forget_cache, inside, own_device
-from rlplan.runtime.workers.parked_states import ParkedStates
+from rlplan.runtime.workers.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.worker import Worker
+from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role
 
@@ -37,7 +37,7 @@ class Scorer(Worker):
         self.engine: Any = None
         self.device = torch.device("cpu")
         self.rendezvous = Rendezvous()
-        self.parked = ParkedStates()
+        self.offloaded = OffloadedStates()
 
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
@@ -55,7 +55,7 @@ class Scorer(Worker):
 
     def start(self, model_folder: str) -> None:
         """Load the frozen model, whole."""
-        self.model_folder, self.device = model_folder, own_device(self.job)
+        self.model_folder, self.device = model_folder, worker_device(self.job)
         load = load_scalar_model if self._is_scalar else load_language_model
         self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
 
@@ -63,7 +63,7 @@ class Scorer(Worker):
         self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]
     ) -> None:
         """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
-        self.model_folder, self.device = model_folder, own_device(self.job)
+        self.model_folder, self.device = model_folder, worker_device(self.job)
         on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.start_timeout_s
         listener = self.rendezvous.take()
         join_ranks(rank, world_size, address, timeout_s, listener, on_gpus=on_gpus)
@@ -90,13 +90,13 @@ class Scorer(Worker):
     def offload(self, destination: str) -> None:
         """Let the model go until `reload`: on a CPU host its own files hold it already, whatever the destination.
 
-        From a GPU, and of a share in any case, its weights are parked.
+        From a GPU, and of a share in any case, its weights are offloaded.
         """
         if self.engine is None and self.device.type == "cpu":
             self.model = None
             gc.collect()
         else:
-            self.parked.park(self._storages(), in_memory=destination == "host")
+            self.offloaded.offload(self._storages(), in_memory=destination == "host")
             forget_cache(self.device)
         give_memory_back()
 
@@ -105,7 +105,7 @@ class Scorer(Worker):
         if self.model is None:
             self.start(self.model_folder)
         else:
-            self.parked.bring_back()
+            self.offloaded.bring_back()
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
@@ -113,9 +113,9 @@ class Scorer(Worker):
         max_tokens = self.job.max_tokens_per_micro_batch
         with inside(self.device):
             if self._is_scalar:
-                judged = judge_together(whole_sequences(pairs), max_tokens, self.model)
+                judged = score_together(whole_sequences(pairs), max_tokens, self.model)
             else:
-                judged = judge_together(pairs, max_tokens, lambda batch: self.model(batch)[0])
+                judged = score_together(pairs, max_tokens, lambda batch: self.model(batch)[0])
         forget_cache(self.device)
         return judged
 

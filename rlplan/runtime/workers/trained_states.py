@@ -89,7 +89,7 @@ def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
 
 
 def own_storages(module: torch.nn.Module) -> None:
-    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are parked."""
+    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are offloaded."""
     for parameter in module.parameters():
         if not parameter.untyped_storage().resizable():
             parameter.data = parameter.data.clone()

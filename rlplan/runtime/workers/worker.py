@@ -18,8 +18,8 @@ from typing import Any
 
 from rlplan.errors import RlplanError
 from rlplan.runtime.disk_errors import disk_error
-from rlplan.runtime.orphans import die_with_parent
-from rlplan.runtime.own_path import keep_path_in_children
+from rlplan.runtime.parent_death import die_with_parent
+from rlplan.runtime.safe_path import keep_path_in_children
 from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
 from rlplan.runtime.workers.network import Hello, join_network
@@ -72,7 +72,7 @@ class WorkerProcess:
 
     def __init__(self, class_path: str, process: str, log_folder: str, *arguments: Any) -> None:
         """Open the process's log, then load the class: what it says while it is imported belongs there too."""
-        die_with_parent()  # Ray's node manager: no orphan holds memory
+        die_with_parent()  # killed with Ray's node manager, so that no worker is left holding memory
         keep_path_in_children()
         self.address = join_network()
         _write_output_to(Path(log_folder) / f"{process.replace('/', '-')}.log")

@@ -1,4 +1,4 @@
-"""CISPO: the weight of a token is clipped, never its gradient: rare tokens keep teaching."""
+"""CISPO: the weight of a token is clipped, never its gradient: rare tokens keep their gradient."""
 
 from rlplan.spec.declaration import Algorithm
 

@@ -1,4 +1,5 @@
-"""DAPO: GRPO with a higher upper clip, groups that all agree replaced by new ones, and every token counted alike.
+"""DAPO: GRPO with a higher upper clip, zero-variance groups replaced by new ones (dynamic sampling), and every token
+counted alike.
 
 Its penalty that grows before a response is cut off takes `algorithm.overlong_buffer`, in tokens of the job's own limit.
 """

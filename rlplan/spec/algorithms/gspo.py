@@ -1,4 +1,4 @@
-"""GSPO: one ratio a sequence, the geometric mean of its tokens', clipped within a hair's breadth."""
+"""GSPO: one ratio a sequence, the geometric mean of its tokens', clipped to 1 - 3e-4 .. 1 + 4e-4."""
 
 from rlplan.spec.declaration import Algorithm
 

@@ -1,4 +1,4 @@
-"""Online DPO: a prompt's best and worst rollout are the pair; groups that all agree teach nothing."""
+"""Online DPO: a prompt's best and worst rollout are the pair; zero-variance groups have no pair."""
 
 from rlplan.spec.declaration import Algorithm
 

@@ -78,8 +78,8 @@ def held_kv_heads(num_kv_heads: int, tp: int) -> int:
 def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.experts:
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
-        ways = layout.tp if layout.ep == 1 else 1
-        numbers["Ie"] = _cut(spec.intermediate_size, ways, "experts.intermediate_size")
+        num_shards = layout.tp if layout.ep == 1 else 1
+        numbers["Ie"] = _cut(spec.intermediate_size, num_shards, "experts.intermediate_size")
         numbers["Is"] = _cut(spec.shared_intermediate_size, layout.tp, "experts.shared_intermediate_size")
 
 
@@ -107,15 +107,15 @@ def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
         numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}
 
 
-def _cut(number: int, ways: int, name: str, *, what: str = "tp") -> int:
-    if number % ways:
-        raise _uneven(name, number, ways, what)
-    return number // ways
+def _cut(number: int, num_shards: int, name: str, *, what: str = "tp") -> int:
+    if number % num_shards:
+        raise _uneven(name, number, num_shards, what)
+    return number // num_shards
 
 
-def _uneven(name: str, number: int, ways: int, what: str = "tp") -> SpecError:
+def _uneven(name: str, number: int, num_shards: int, what: str = "tp") -> SpecError:
     return SpecError(
-        f"{name} {number} does not divide over {what} {ways}",
+        f"{name} {number} does not divide over {what} {num_shards}",
         where=f"{what}",
         rule=f"every rank holds the same part of {name}",
         way_out=f"choose another {what}",

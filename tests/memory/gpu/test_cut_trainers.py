@@ -11,7 +11,7 @@ from rlplan.memory.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.gpu.rank import stages_of
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.states import autotp_parameters
-from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
+from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.logits import Loss
 from rlplan.spec.hardware import GpuOverheads
 from rlplan.spec.job_parts import Target
@@ -25,7 +25,7 @@ P7 = SEVEN.num_parameters
 V3 = find_model("deepseek-ai/DeepSeek-V3")
 MIXTURE = find_model("Qwen/Qwen3-30B-A3B")
 STATES = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
-ONE = Passes(4096, 3072, accumulates=True, num_micro_batches=16)
+ONE = MicroBatchTokens(4096, 3072, accumulates=True, num_micro_batches=16)
 
 
 def action(kind: ActionKind) -> Action:
@@ -45,11 +45,11 @@ def trainer(
     ranks: int,
     target: Target = "megatron",
     model=SEVEN,  # type: ignore[no-untyped-def]
-    passes: Passes = ONE,
+    micro_batch: MicroBatchTokens = ONE,
     lora: LoraSpec | None = None,
 ) -> TrainerOnGpu:
     training = SettledTraining(logits="plain", lora=lora)
-    return TrainerOnGpu(Role.POLICY, model, training, one, passes, ranks, overheads, 1 << 29, target=target)
+    return TrainerOnGpu(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, target=target)
 
 
 def states(one: TrainerOnGpu) -> dict[MemoryKind, int]:
@@ -128,8 +128,8 @@ def test_the_stages_add_up_to_the_model() -> None:
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overheads: GpuOverheads) -> None:
     def activations(num: int | None) -> int:
-        passes = Passes(4096, 3072, accumulates=True, num_micro_batches=num)
-        return trainer(overheads, choice(pp=4), 8, passes=passes).moments["loss"][MemoryKind.ACTIVATIONS]
+        micro_batch = MicroBatchTokens(4096, 3072, accumulates=True, num_micro_batches=num)
+        return trainer(overheads, choice(pp=4), 8, micro_batch=micro_batch).snapshots["loss"][MemoryKind.ACTIVATIONS]
 
     kept = 7 * 2 * 3584 * 4096  # seven layers' inputs
     assert activations(1) == kept
@@ -139,9 +139,9 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overhea
 
 
 def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, choice(pp=4), 8, passes=Passes(4096, 4096, True, 16))
-    assert MemoryKind.LOGITS not in one.ranks[0].moments["loss"]
-    assert one.ranks[-1].moments["loss"][MemoryKind.LOGITS] == 4096 * SEVEN.vocab_size * 10
+    one = trainer(overheads, choice(pp=4), 8, micro_batch=MicroBatchTokens(4096, 4096, True, 16))
+    assert MemoryKind.LOGITS not in one.ranks[0].snapshots["loss"]
+    assert one.ranks[-1].snapshots["loss"][MemoryKind.LOGITS] == 4096 * SEVEN.vocab_size * 10
     assert peak(one) == max(sum(rank.peak(TRAIN, "steady").values()) for rank in one.ranks)
 
 
@@ -151,13 +151,13 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
     whole, cut = (trainer(overheads, choice(stage, cp=cp), 8, target) for cp in (1, 2))
     assert states(whole) == states(cut)
     ring = 2 * 2 * 2 * SEVEN.num_kv_heads * SEVEN.head_dim * 4096
-    more = [cut.moments[name][MemoryKind.ACTIVATIONS] - whole.moments[name][MemoryKind.ACTIVATIONS]
+    more = [cut.snapshots[name][MemoryKind.ACTIVATIONS] - whole.snapshots[name][MemoryKind.ACTIVATIONS]
             for name in ("first_layer", "loss")]  # fmt: skip
     assert more == [ring, 0]
 
 
 def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> None:
-    kept = [trainer(overheads, choice(tp=tp), 8).moments["loss"][MemoryKind.ACTIVATIONS] for tp in (1, 4)]
+    kept = [trainer(overheads, choice(tp=tp), 8).snapshots["loss"][MemoryKind.ACTIVATIONS] for tp in (1, 4)]
     final = 4096 * (2 * 2 * 3584 + 4 + 2 * 2 * 128) + 3072 * 2 * 3584  # the last norm, rotary rows, the head's rows
     assert (kept[0] - final) // 4 == kept[1] - final
 
@@ -172,7 +172,7 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
     }
     root = 2 * SEVEN.vocab_size * 3584 + 3584
     layer = (P7 - root) // 28
-    assert one.moments["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
+    assert one.snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
     scored, held = one.peak(SCORE, "steady"), one.resident(STEP, "steady")
     assert scored[MemoryKind.COMM_BUFFERS] - held[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
 
@@ -193,9 +193,9 @@ def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverhea
 
 
 def test_every_rank_of_autotp_has_the_logits_of_all_words(overheads: GpuOverheads) -> None:
-    one, two = (trainer(overheads, choice(2, tp=tp), 8, "rlplan").moments["loss"][MemoryKind.LOGITS] for tp in (1, 2))
+    one, two = (trainer(overheads, choice(2, tp=tp), 8, "rlplan").snapshots["loss"][MemoryKind.LOGITS] for tp in (1, 2))
     assert one == two
-    megatron = trainer(overheads, choice(tp=2), 8).moments["loss"][MemoryKind.LOGITS]
+    megatron = trainer(overheads, choice(tp=2), 8).snapshots["loss"][MemoryKind.LOGITS]
     assert megatron == 3072 * SEVEN.vocab_size // 2 * 10
 
 

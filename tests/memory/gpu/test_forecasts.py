@@ -6,7 +6,7 @@ from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.gpu.engine import EngineOnGpu
 from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
+from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.host import pinned_bytes
 from rlplan.memory.logits import Loss
 from rlplan.spec.hardware import GpuOverheads
@@ -17,7 +17,7 @@ from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Placement, Role, St
 
 MODEL = find_model("Qwen/Qwen2.5-0.5B")
 P = MODEL.num_parameters
-SHORT, LONG = Passes(1000, 500, accumulates=False), Passes(4000, 2000, accumulates=False)
+SHORT, LONG = MicroBatchTokens(1000, 500, accumulates=False), MicroBatchTokens(4000, 2000, accumulates=False)
 
 
 def action(kind: ActionKind) -> Action:
@@ -28,7 +28,7 @@ def trainer(
     overheads: GpuOverheads,
     stage: int = 3,
     ranks: int = 8,
-    passes: Passes = SHORT,
+    micro_batch: MicroBatchTokens = SHORT,
     role: Role = Role.POLICY,
     lora: LoraSpec | None = None,
     **choice: bool,
@@ -36,7 +36,7 @@ def trainer(
     chosen = {"gradient_checkpointing": False, "offloads_optimizer": False, "offloads_parameters": False, **choice}
     training = SettledTraining(lora=lora)
     return TrainerOnGpu(
-        role, MODEL, training, TrainerChoice(stage, micro_batch=1, **chosen), passes, ranks, overheads, 1 << 29
+        role, MODEL, training, TrainerChoice(stage, micro_batch=1, **chosen), micro_batch, ranks, overheads, 1 << 29
     )
 
 
@@ -54,12 +54,12 @@ def test_a_single_rank_needs_no_communicator(overheads: GpuOverheads) -> None:
     assert held[MemoryKind.WEIGHTS] == 2 * P
 
 
-def test_a_parked_trainer_leaves_its_context_and_takes_its_states_to_the_host(overheads: GpuOverheads) -> None:
-    parked = trainer(overheads)
-    park = action(ActionKind.OFFLOAD_ROLE)
-    awake = parked.resident(action(ActionKind.OPTIMIZER_STEP), "steady")
-    assert parked.resident(park, "steady") == {MemoryKind.CONTEXT: 100, MemoryKind.COMM_BUFFERS: 20}
-    on_host = parked.on_host(park, "steady")
+def test_a_offloaded_trainer_leaves_its_context_and_takes_its_states_to_the_host(overheads: GpuOverheads) -> None:
+    offloaded = trainer(overheads)
+    offload = action(ActionKind.OFFLOAD_ROLE)
+    awake = offloaded.resident(action(ActionKind.OPTIMIZER_STEP), "steady")
+    assert offloaded.resident(offload, "steady") == {MemoryKind.CONTEXT: 100, MemoryKind.COMM_BUFFERS: 20}
+    on_host = offloaded.on_host(offload, "steady")
     assert on_host[MemoryKind.WEIGHTS] == pinned_bytes(awake[MemoryKind.WEIGHTS])
     assert sum(awake.values()) - 120 <= sum(on_host.values()) < 2 * sum(awake.values())
 
@@ -79,15 +79,15 @@ def test_longer_micro_batches_and_no_recomputation_need_more(overheads: GpuOverh
     def peak(**changes: object) -> int:
         return sum(trainer(overheads, **changes).peak(train, "steady").values())  # type: ignore[arg-type]
 
-    assert peak(passes=SHORT, gradient_checkpointing=True) < peak(passes=SHORT) < peak(passes=LONG)
-    assert peak(passes=LONG, gradient_checkpointing=True) < peak(passes=LONG)
+    assert peak(micro_batch=SHORT, gradient_checkpointing=True) < peak(micro_batch=SHORT) < peak(micro_batch=LONG)
+    assert peak(micro_batch=LONG, gradient_checkpointing=True) < peak(micro_batch=LONG)
 
 
 def test_a_value_model_has_no_logits(overheads: GpuOverheads) -> None:
     train = action(ActionKind.TRAIN_FORWARD_BACKWARD)
     value = trainer(overheads, role=Role.VALUE)
-    assert MemoryKind.LOGITS not in value.moments["loss"]
-    assert MemoryKind.LOGITS in trainer(overheads).moments["loss"]
+    assert MemoryKind.LOGITS not in value.snapshots["loss"]
+    assert MemoryKind.LOGITS in trainer(overheads).snapshots["loss"]
     assert sum(value.peak(train, "steady").values()) < sum(trainer(overheads).peak(train, "steady").values())
 
 
@@ -104,15 +104,15 @@ def test_the_first_step_has_no_moments_before_its_optimizer_step(overheads: GpuO
 
 
 @pytest.mark.parametrize(("is_sharded", "share"), [(True, 8), (False, 1)])
-def test_a_frozen_model_is_whole_or_a_share_and_leaves_when_parked(
+def test_a_frozen_model_is_whole_or_a_share_and_leaves_when_offloaded(
     overheads: GpuOverheads, is_sharded: bool, share: int
 ) -> None:
     scorer = ScorerOnGpu(Role.REFERENCE, MODEL, 2, Loss.IN_PLACE, SHORT, 8, overheads, is_sharded=is_sharded)
-    score, park = action(ActionKind.SCORE), action(ActionKind.OFFLOAD_ROLE)
+    score, offload = action(ActionKind.SCORE), action(ActionKind.OFFLOAD_ROLE)
     weights = scorer.resident(score, "steady")[MemoryKind.WEIGHTS]
     assert weights == pytest.approx(2 * P / share, rel=0.02)
-    assert MemoryKind.WEIGHTS not in scorer.resident(park, "steady")
-    assert scorer.on_host(park, "steady") == {MemoryKind.WEIGHTS: pinned_bytes(weights)}
+    assert MemoryKind.WEIGHTS not in scorer.resident(offload, "steady")
+    assert scorer.on_host(offload, "steady") == {MemoryKind.WEIGHTS: pinned_bytes(weights)}
     assert scorer.peak(score, "steady")[MemoryKind.LOGITS] >= 500 * MODEL.vocab_size * 6  # bf16 and fp32
 
 

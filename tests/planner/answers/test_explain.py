@@ -58,8 +58,8 @@ fitting = pytest.mark.parametrize("name", [name for name in CASES if name != "to
 
 @cases
 def test_phases_add_up_to_the_step_and_name_the_resource_that_takes_the_most(name: str) -> None:
-    budget, why = found(name), explained(name)
-    assert sum(phase.seconds for phase in why.phases) == pytest.approx(budget.seconds)
+    plan, why = found(name), explained(name)
+    assert sum(phase.seconds for phase in why.phases) == pytest.approx(plan.seconds)
     assert sum(phase.share for phase in why.phases) == pytest.approx(1)
     for phase in why.phases:
         rest = [one.seconds for one in phase.slack]
@@ -78,25 +78,25 @@ def test_why_a_runner_up_lost_adds_up_to_what_it_takes_longer(name: str) -> None
 
 @fitting
 def test_no_family_that_fits_is_faster_than_what_was_chosen(name: str) -> None:
-    budget = found(name)
-    assert budget.verdict is Verdict.FITS
+    plan = found(name)
+    assert plan.verdict is Verdict.FITS
     outcomes = explained(name).families
     assert outcomes
     for one in outcomes:
         if one.verdict is Verdict.FITS and one.seconds is not None:
-            assert one.seconds >= budget.seconds * (1 - 1e-9)
+            assert one.seconds >= plan.seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=SLOW if name in ("a node", "ppo") else ()) for name in CASES]
 )
-def test_a_family_takes_the_choice_the_other_way_and_is_answered_by_a_whole_search(name: str) -> None:
-    budget = found(name)
+def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) -> None:
+    plan = found(name)
     for one in explained(name).families:
         key, _, value = one.change.overrides[-1].partition("=")
-        assert choice_words(budget.choice, budget.job).get(key, DEFAULTS.get(key)) != value
+        assert choice_words(plan.choice, plan.job).get(key, DEFAULTS.get(key)) != value
         if one.plan is not None:
-            again = best_plan(changed(budget.asked, one.change.overrides))
+            again = best_plan(changed(plan.asked, one.change.overrides))
             assert again.seconds == pytest.approx(one.seconds)
             assert choice_words(again.choice, again.job).get(key, DEFAULTS.get(key)) == value
 
@@ -151,19 +151,19 @@ def test_the_usual_what_ifs_are_asked() -> None:
 
 
 def test_nodes_stay_nodes_so_that_their_hosts_are_the_same() -> None:
-    budget = best_plan(asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
-    typed = [change.typed for change in list_what_ifs(budget)]
+    plan = best_plan(asked(model="Qwen/Qwen2.5-7B", gpus="1xaws-p5"))
+    typed = [change.typed for change in list_what_ifs(plan)]
     assert typed[:3] == ["hardware.num_devices=16", "hardware.num_devices=4", "hardware.profile=h200-sxm"]
-    assert [change.typed for change in list_more_devices(budget)] == [
+    assert [change.typed for change in list_more_devices(plan)] == [
         f"hardware.num_devices={8 * count}" for count in (2, 4, 8, 16)
     ]
 
 
 def test_what_is_asked_is_answered_beside_the_rest() -> None:
-    budget = found("grpo")
+    plan = found("grpo")
     change = Change(("training.zero_stage=3", "workload.micro_batch_size_per_gpu=1"))
-    why = explain(budget, [change], more_devices=True)
-    expected = best_plan(changed(budget.asked, change.overrides))
+    why = explain(plan, [change], more_devices=True)
+    expected = best_plan(changed(plan.asked, change.overrides))
     assert why.asked[0].seconds == expected.seconds
     assert [one.num_devices for one in why.asked[1:]] == [4, 8, 16, 32]
 
@@ -220,16 +220,16 @@ def test_constants_are_ordered_by_how_much_they_move_the_step(name: str) -> None
 
 
 def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
-    budget, why = found("grpo"), explained("grpo")
+    plan, why = found("grpo"), explained("grpo")
     row = next(one for one in why.sensitivities if one.constant == "h100-sxm: efficiencies.matmul")
-    search = search_of(budget.asked)
+    search = search_of(plan.asked)
     constant = next(one for one in constants(search.profiles) if one.name == row.constant)
     profile = constant.times(FACTORS[0])
     assert isinstance(profile, GpuProfile)
     assert profile.efficiencies is not None
     assert profile.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
-    assert budget.kv is not None
-    seconds = search.with_profile(profile).step_s(budget.choice, budget.kv.kv_cache_memory_bytes)
+    assert plan.kv is not None
+    seconds = search.with_profile(profile).step_s(plan.choice, plan.kv.kv_cache_memory_bytes)
     assert seconds == pytest.approx(row.seconds[0])
 
 
@@ -260,13 +260,13 @@ def test_a_share_of_a_peak_stays_a_share() -> None:
 
 @cases
 def test_the_words_of_a_choice_are_keys_that_lead_to_it(name: str) -> None:
-    budget: Plan = found(name)
-    words = choice_words(budget.choice, budget.job)
+    plan: Plan = found(name)
+    words = choice_words(plan.choice, plan.job)
     assert set(words) <= set(keys_of(JobSpec))
     typed = [f"{key}={value}" for key, value in words.items()]
-    again = best_plan(changed(budget.asked, typed))
-    assert again.choice == budget.choice
-    assert again.timing == budget.timing
+    again = best_plan(changed(plan.asked, typed))
+    assert again.choice == plan.choice
+    assert again.timing == plan.timing
 
 
 def test_differences_name_what_one_has_and_the_other_has_not() -> None:
@@ -295,18 +295,18 @@ def test_families_are_choices_that_were_left_open() -> None:
 
 @pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
 def test_frozen_roles_alone_can_be_offloaded_by_what_is_typed(placement: str) -> None:
-    budget = best_plan(
+    plan = best_plan(
         asked(f"placement.placement={placement}", "placement.offload=host", "placement.offload_roles=frozen")
     )
-    assert choice_words(budget.choice, budget.job)["placement.offload_roles"] == "frozen"
-    assert budget.choice.arrangement.offloaded == "frozen"
+    assert choice_words(plan.choice, plan.job)["placement.offload_roles"] == "frozen"
+    assert plan.choice.arrangement.offloaded == "frozen"
 
 
 def test_where_the_objective_takes_some_of_the_gpus_changes_are_asked_of_these() -> None:
-    budget = best_plan(asked("objective=gpus", gpus="8xH100"))
-    assert budget.num_devices < 8
-    why = explain(budget)
-    assert {one.num_devices for one in why.families if one.num_devices} == {budget.num_devices}
+    plan = best_plan(asked("objective=gpus", gpus="8xH100"))
+    assert plan.num_devices < 8
+    why = explain(plan)
+    assert {one.num_devices for one in why.families if one.num_devices} == {plan.num_devices}
     for one in why.families:
         if one.verdict is Verdict.FITS and one.seconds is not None:
-            assert one.seconds >= budget.seconds * (1 - 1e-9)
+            assert one.seconds >= plan.seconds * (1 - 1e-9)

@@ -27,7 +27,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def budget(name: str) -> Plan:
+def plan(name: str) -> Plan:
     return best_plan(load_job(EXAMPLES / f"{name}.yaml"))
 
 
@@ -39,18 +39,18 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def golden_of(budget: Plan) -> dict[str, Any]:
-    results = results_as_json(budget)
+def golden_of(plan: Plan) -> dict[str, Any]:
+    results = results_as_json(plan)
     rivals = [
         {"seconds": one.timing.seconds, "headroom_bytes": one.headroom_bytes, "verdict": one.verdict.value}
-        | {"differs": differences(one.choice, budget.choice, budget.job)}
-        for one in budget.runners_up
+        | {"differs": differences(one.choice, plan.choice, plan.job)}
+        for one in plan.runners_up
     ]
     stated = {key: results[key] for key in STATED}
     return {
-        "chosen": choice_words(budget.choice, budget.job),
-        "host_peak_bytes": budget.ledger.host_peak().num_bytes,
-        "step_s": budget.seconds,
+        "chosen": choice_words(plan.choice, plan.job),
+        "host_peak_bytes": plan.ledger.host_peak().num_bytes,
+        "step_s": plan.seconds,
         "phases": results["step"]["phases"],
     } | {
         "actions": results["step"]["actions"],
@@ -59,11 +59,11 @@ def golden_of(budget: Plan) -> dict[str, Any]:
     }
 
 
-def test_the_plan_is_the_golden_one(name: str, budget: Plan) -> None:
-    compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(rounded(golden_of(budget))))
+def test_the_plan_is_the_golden_one(name: str, plan: Plan) -> None:
+    compare(GOLDENS / "plans" / f"{name}.json", one_line_an_item(rounded(golden_of(plan))))
 
 
-def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(budget: Plan, tmp_path: Path) -> None:
-    assert budget.verdict.value == "fits"
-    write_plan(budget, tmp_path / "plan.json")
-    assert golden_of(read_plan(tmp_path / "plan.json")) == golden_of(budget)
+def test_the_plan_of_an_example_fits_and_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
+    assert plan.verdict.value == "fits"
+    write_plan(plan, tmp_path / "plan.json")
+    assert golden_of(read_plan(tmp_path / "plan.json")) == golden_of(plan)

@@ -82,12 +82,12 @@ def overrides_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
-    budget = found(name)
-    for one in (budget, *budget.runners_up, *budget.pareto):
-        whole = changed(budget.asked, shlex.split(words_of(choice_words(one.choice, budget.job))))
+    plan = found(name)
+    for one in (plan, *plan.runners_up, *plan.pareto):
+        whole = changed(plan.asked, shlex.split(words_of(choice_words(one.choice, plan.job))))
         check_job(settle(whole), read_setting(settle(whole)))
-    for other in (*budget.runners_up, *budget.pareto):
-        changed(budget.asked, shlex.split(differences(other.choice, budget.choice, budget.job)))
+    for other in (*plan.runners_up, *plan.pareto):
+        changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job)))
 
 
 @pytest.mark.parametrize("name", BUDGETS)
@@ -106,15 +106,15 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
 
 @pytest.mark.parametrize("name", ["too small a card", "all fixed", "apart"])
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
-    budget = found(name)
-    explanation = explain(budget, more_devices=True)
+    plan = found(name)
+    explanation = explain(plan, more_devices=True)
     for one in (*explanation.families, *explanation.what_ifs, *explanation.asked):
         typed = shlex.split(one.change.typed)
-        changed(budget.asked, typed)
+        changed(plan.asked, typed)
         if one.way_out:
-            changed(budget.asked, [*typed, *shlex.split(one.way_out)])
+            changed(plan.asked, [*typed, *shlex.split(one.way_out)])
     for other in explanation.runners_up:
-        changed(budget.asked, shlex.split(other.differs))
+        changed(plan.asked, shlex.split(other.differs))
 
 
 @pytest.mark.parametrize("path", sorted((GOLDENS / "plans").glob("*.json")), ids=lambda path: path.stem)
@@ -145,8 +145,8 @@ def test_the_way_out_of_a_refused_budget_is_made_of_its_keys(
 
 
 COMBINED = [
-    Combination(stage, optimizer, adapters, packed, *offloads, *ways)
-    for stage, optimizer, (adapters, packed), offloads, ways in product(
+    Combination(stage, optimizer, adapters, packed, *offloads, *ranks)
+    for stage, optimizer, (adapters, packed), offloads, ranks in product(
         (None, 0, 1, 2, 3),
         ("adamw", "adamw_8bit"),
         ((False, False), (True, False), (True, True)),

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from rlplan.dataflow.build import build_view
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, Way
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import SpecError
@@ -20,7 +20,7 @@ from rlplan.memory.gpu.kv_demand import KvDemand
 from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, host_bytes
 from rlplan.memory.gpu.scorer import ScorerOnGpu
 from rlplan.memory.gpu.spread import spread
-from rlplan.memory.gpu.trainer import Passes, TrainerOnGpu
+from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.host import rollout_buffer_bytes
 from rlplan.memory.logits import loss_named
 from rlplan.planner.setting import GpuSetting
@@ -29,12 +29,12 @@ from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineSpeed, GenerationWork, generate_cost, slowest_engine_cost
+from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.optimizer import optimizer_cost
 from rlplan.timing.scoring import score_cost
 from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import TrainSetting, TrainWork, train_cost
-from rlplan.timing.weight_sync import SyncWork, sync_cost
+from rlplan.timing.training import MiniBatchShape, TrainSetting, train_cost
+from rlplan.timing.weight_sync import SyncSetup, sync_cost
 from rlplan.vocabulary import ActionKind, Placement, Role, SyncContent
 
 FLAGS = (False, True)
@@ -61,7 +61,7 @@ class Tried:
 
 
 Bytes = tuple[list[int], list[int], list[int]]
-"""At every moment: of the device as expected and at most, and of the host."""
+"""At every run_phase: of the device as expected and at most, and of the host."""
 
 
 class Oracle:
@@ -76,32 +76,33 @@ class Oracle:
 
     def run(self) -> Iterator[Tried]:
         """Every combination that divides."""
-        for frame in self._frames():
-            schedule = build_view(self.spec, frame, has_engine=self.spec.has_rollouts)
+        for arrangement in self._frames():
+            schedule = build_view(self.spec, arrangement, has_engine=self.spec.has_rollouts)
             actions = [action for action in schedule.step if action.every == 1]
-            moments = Moments(schedule, self.setting)
-            trainers = [(one, self._trainer_bytes(moments, frame, one)) for one in self._trainers(frame)]
-            for engine in self._engines(frame):
-                mine, holds = self._engine_bytes(moments, frame, engine)
+            moments = PhaseBytes(schedule, self.setting)
+            trainers = [(one, self._trainer_bytes(moments, arrangement, one)) for one in self._trainers(arrangement)]
+            for engine in self._engines(arrangement):
+                mine, holds = self._engine_bytes(moments, arrangement, engine)
                 for trainer, other in trainers:
-                    rank, kv_cache = self._fit(moments, frame, engine, mine, other, holds)
-                    for way in self._ways(frame, engine):
-                        choice = Choice(frame, trainer, engine, way)
-                        if not self._can_run(frame, engine, way):
+                    rank, kv_cache = self._fit(moments, arrangement, engine, mine, other, holds)
+                    for sync_mode in self._sync_modes(arrangement, engine):
+                        choice = Choice(arrangement, trainer, engine, sync_mode)
+                        if not self._can_run(arrangement, engine, sync_mode):
                             yield Tried(REFUSED, 0.0, 0.0, choice, kv_cache)
                             continue
                         costs = {
-                            action.id: self._cost(action, frame, trainer, engine, way, kv_cache) for action in actions
+                            action.id: self._cost(action, arrangement, trainer, engine, sync_mode, kv_cache)
+                            for action in actions
                         }
                         busy = sum(cost.seconds for cost in costs.values())
-                        yield Tried(rank, self._seconds(frame, actions, costs), busy, choice, kv_cache)
+                        yield Tried(rank, self._seconds(arrangement, actions, costs), busy, choice, kv_cache)
 
     @staticmethod
-    def _seconds(frame: Arrangement, actions: list[Action], costs: dict[str, Cost]) -> float:
+    def _seconds(arrangement: Arrangement, actions: list[Action], costs: dict[str, Cost]) -> float:
         """A synchronous step is its longest chain; in an asynchronous one generation runs beside everything else, and
-        the hand-over waits for both.
+        the weight sync waits for both.
         """
-        if frame.is_async:
+        if arrangement.is_async:
             sides = {ActionKind.GENERATE: 0, ActionKind.SYNC_WEIGHTS: 1}
             sums = [0.0, 0.0, 0.0]
             for action in actions:
@@ -114,23 +115,25 @@ class Oracle:
             )
         return max(ends.values())
 
-    def _can_run(self, frame: Arrangement, engine: EngineChoice, way: Way) -> bool:
+    def _can_run(self, arrangement: Arrangement, engine: EngineChoice, sync_mode: WeightSyncMode) -> bool:
         """Whether rlplan's own runtime runs it: whole hosts, engines within one, adapters within the only one."""
-        if self.spec.target != "rlplan" or not way:
+        if self.spec.target != "rlplan" or not sync_mode:
             return True
         hosts = self.spec.hardware.num_hosts
-        count, per_host = frame.num_devices, -(-self.spec.hardware.num_devices // hosts)
+        count, per_host = arrangement.num_devices, -(-self.spec.hardware.num_devices // hosts)
         if count > per_host:
             if count % per_host:
                 return False
-            first = count - frame.num_generation
+            first = count - arrangement.num_generation
             starts = range(first, count, engine.tp)
             if engine.tp <= per_host and any(one // per_host != (one + engine.tp - 1) // per_host for one in starts):
                 return False
-        if frame.placement is Placement.COLOCATED and not (self.setting.gpu.supports_sleep and engine.sleep_level):
+        if arrangement.placement is Placement.COLOCATED and not (
+            self.setting.gpu.supports_sleep and engine.sleep_level
+        ):
             return False
         lora = self.spec.training.lora
-        return way != "adapter" or (hosts == 1 and lora is not None and lora.rank <= 512)
+        return sync_mode != "adapter" or (hosts == 1 and lora is not None and lora.rank <= 512)
 
     # ------------------------------------------------------------------------------------------------ axes
 
@@ -186,7 +189,7 @@ class Oracle:
             return True
         return generation == wants.num_generation_devices and not (is_open and scoring)
 
-    def _trainers(self, frame: Arrangement) -> Iterator[TrainerChoice]:
+    def _trainers(self, arrangement: Arrangement) -> Iterator[TrainerChoice]:
         wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
@@ -197,11 +200,11 @@ class Oracle:
         }[target]
         given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
         ranges = [
-            [size for size in POWERS if size <= most] if way == "auto" else [way]
-            for way, most in zip(given, opens, strict=True)
+            [size for size in POWERS if size <= most] if sync_mode == "auto" else [sync_mode]
+            for sync_mode, most in zip(given, opens, strict=True)
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
-            ways, ranks = ulysses * tp * pp * cp, frame.num_training
+            ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
             if target == "rlplan" and not self._can_share(ulysses, tp):
                 continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
@@ -218,13 +221,15 @@ class Oracle:
                     continue
                 if wants.gradient_checkpointing not in ("auto", again):
                     continue
-                if frame.offloaded == "all" and parameters:
+                if arrangement.offloaded == "all" and parameters:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
                     yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
 
     def _can_share(self, ulysses: int, tp: int) -> bool:
-        """Whether DeepSpeed's ranks can share the policy's passes: with as many heads, and AutoTP as much of all."""
+        """Whether DeepSpeed's ranks can share the policy's micro_batch: with as many heads, and AutoTP as much of
+        all.
+        """
         model = self.setting.policy
         keys = model.num_kv_heads
         if keys % ulysses and ulysses % keys:
@@ -275,7 +280,7 @@ class Oracle:
                 if packs or not is_even:
                     yield micro, micro * work.max_seq_len
 
-    def _engines(self, frame: Arrangement) -> Iterator[EngineChoice]:
+    def _engines(self, arrangement: Arrangement) -> Iterator[EngineChoice]:
         if not self.spec.has_rollouts:
             yield EngineChoice(1, 0)
             return
@@ -283,9 +288,9 @@ class Oracle:
         fp8 = ComputeDtype.FLOAT8 in self.setting.pool(GENERATION).gpu.dense_flops_per_s
         all_seqs = POWERS[:11] if wants.max_num_seqs == "auto" else (wants.max_num_seqs,)
         for tp, level, whole, form, seqs in product(POWERS[:6], (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
-            if wants.tp not in ("auto", tp) or frame.num_generation % tp or model.num_heads % tp:
+            if wants.tp not in ("auto", tp) or arrangement.num_generation % tp or model.num_heads % tp:
                 continue
-            if frame.sleeps != (level > 0) or (frame.sleeps and wants.sleep_level not in ("auto", level)):
+            if arrangement.sleeps != (level > 0) or (arrangement.sleeps and wants.sleep_level not in ("auto", level)):
                 continue
             if wants.has_expert_parallel not in ("auto", whole) or (whole and (model.experts is None or tp == 1)):
                 continue
@@ -294,12 +299,12 @@ class Oracle:
                     continue
             elif form is not None:
                 continue
-            if seqs not in self._num_seqs(frame.num_generation // tp):
+            if seqs not in self._num_seqs(arrangement.num_generation // tp):
                 continue
             given = None if wants.quantization in ("auto", "none") else wants.quantization
             engine = EngineChoice(tp, level, seqs, form or given, whole)
             try:
-                _ = self._engine(frame, engine).weight_bytes
+                _ = self._engine(arrangement, engine).weight_bytes
             except SpecError:
                 continue
             yield engine
@@ -312,52 +317,54 @@ class Oracle:
         most = min(1024, 2 ** (share - 1).bit_length())
         return [seqs for seqs in POWERS if min(16, most) <= seqs <= most]
 
-    def _ways(self, frame: Arrangement, engine: EngineChoice) -> Iterator[Way]:
+    def _sync_modes(self, arrangement: Arrangement, engine: EngineChoice) -> Iterator[WeightSyncMode]:
         place = self.spec.placement
         if not self.spec.has_rollouts:
             yield ""
             return
-        ways: tuple[Way, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
-        for way in ways:
-            content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(way, SyncContent.FULL)
-            if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and way == "delta"):
+        ways: tuple[WeightSyncMode, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
+        for sync_mode in ways:
+            content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
+            if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and sync_mode == "delta"):
                 continue
-            if way == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
+            if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
                 continue
-            if place.transport != "auto" and way != place.transport and place.sync_content in ("auto", "full"):
+            if place.transport != "auto" and sync_mode != place.transport and place.sync_content in ("auto", "full"):
                 continue
-            usual = ("cuda_ipc",) if frame.shares_devices else ("nccl", "disk")
-            if content is SyncContent.FULL and way not in usual and place.transport != "disk":
+            usual = ("cuda_ipc",) if arrangement.shares_devices else ("nccl", "disk")
+            if content is SyncContent.FULL and sync_mode not in usual and place.transport != "disk":
                 continue
-            yield way
+            yield sync_mode
 
     # ------------------------------------------------------------------------------------------------ bytes
 
-    def _engine(self, frame: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
+    def _engine(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
         overheads = self.setting.pool(GENERATION).overheads
         bucket = self.spec.placement.sync_bucket
-        return EngineOnGpu(self.setting.policy, self.spec.rollout, engine, frame.placement, overheads, bucket, kv_cache)
+        return EngineOnGpu(
+            self.setting.policy, self.spec.rollout, engine, arrangement.placement, overheads, bucket, kv_cache
+        )
 
-    def _passes_of(self, frame: Arrangement, choice: TrainerChoice, response: float) -> Passes:
+    def _micro_batch_of(self, arrangement: Arrangement, choice: TrainerChoice, response: float) -> MicroBatchTokens:
         length = self.work.usual_prompt_len + response if response < self.longest else float(self.work.max_seq_len)
         tokens = (choice.max_tokens or choice.micro_batch * length) / (choice.ulysses * choice.cp)
-        share = self.work.rollouts_per_mini_batch // (frame.num_training // choice.ranks_per_sequence)
+        share = self.work.rollouts_per_mini_batch // (arrangement.num_training // choice.ranks_per_sequence)
         num = -(-share // choice.micro_batch)
-        return Passes(int(tokens), int(tokens * response / length), num > 1, num)
+        return MicroBatchTokens(int(tokens), int(tokens * response / length), num > 1, num)
 
-    def _others(self, frame: Arrangement, choice: TrainerChoice, name: str, response: float) -> Any:
-        spec, setting, passes = self.spec, self.setting, self._passes_of(frame, choice, response)
+    def _others(self, arrangement: Arrangement, choice: TrainerChoice, name: str, response: float) -> Any:
+        spec, setting, micro_batch = self.spec, self.setting, self._micro_batch_of(arrangement, choice, response)
         if name.startswith("scorer"):
             role = Role(name.split("/")[1])
-            ranks = frame.num_scoring or frame.num_training
+            ranks = arrangement.num_scoring or arrangement.num_training
             if spec.target == "rlplan":  # a frozen role's rank has whole sequences, whatever the trainer does
-                passes = self._passes_of(frame, replace(choice, ulysses=1), response)
+                micro_batch = self._micro_batch_of(arrangement, replace(choice, ulysses=1), response)
             return ScorerOnGpu(
                 role,
                 setting.model_of(role),
                 spec.training.dtype.num_bytes,
                 loss_named(spec.training.logits, spec.target),
-                passes,
+                micro_batch,
                 ranks,
                 setting.overheads,
                 is_sharded=choice.zero_stage == 3 and ranks > 1,
@@ -370,36 +377,44 @@ class Oracle:
             setting.model_of(role),
             spec.training,
             choice,
-            passes,
-            frame.num_training,
+            micro_batch,
+            arrangement.num_training,
             setting.overheads,
             spec.placement.sync_bucket,
-            in_transfer_group=frame.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+            in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
             target=spec.target,
         )
 
-    def _trainer_bytes(self, moments: "Moments", frame: Arrangement, choice: TrainerChoice) -> Bytes:
+    def _trainer_bytes(self, moments: "PhaseBytes", arrangement: Arrangement, choice: TrainerChoice) -> Bytes:
         total = moments.nothing()
         for name in moments.names:
             if not name.startswith("rollout_engine"):
-                usual = self._others(frame, choice, name, self.usual)
-                moments.add(total, name, usual, self._others(frame, choice, name, self.longest))
+                usual = self._others(arrangement, choice, name, self.usual)
+                moments.add(total, name, usual, self._others(arrangement, choice, name, self.longest))
         return total
 
-    def _engine_bytes(self, moments: "Moments", frame: Arrangement, engine: EngineChoice) -> tuple[Bytes, list[int]]:
+    def _engine_bytes(
+        self, moments: "PhaseBytes", arrangement: Arrangement, engine: EngineChoice
+    ) -> tuple[Bytes, list[int]]:
         total = moments.nothing()
         holds: set[int] = set()
         for name in moments.names:
             if name.startswith("rollout_engine"):
-                one = self._engine(frame, engine)
+                one = self._engine(arrangement, engine)
                 moments.add(total, name, one, one)
                 full = moments.nothing()
-                moments.add(full, name, *(self._engine(frame, engine, 1 << 40),) * 2)
+                moments.add(full, name, *(self._engine(arrangement, engine, 1 << 40),) * 2)
                 holds = {i for i, (a, b) in enumerate(zip(total[0], full[0], strict=True)) if a != b}
         return total, sorted(holds)
 
     def _fit(
-        self, moments: "Moments", frame: Arrangement, engine: EngineChoice, one: Bytes, other: Bytes, holds: list[int]
+        self,
+        moments: "PhaseBytes",
+        arrangement: Arrangement,
+        engine: EngineChoice,
+        one: Bytes,
+        other: Bytes,
+        holds: list[int],
     ) -> tuple[int, int]:
         expected = [a + b for a, b in zip(one[0], other[0], strict=True)]
         high = [a + b for a, b in zip(one[1], other[1], strict=True)]
@@ -414,7 +429,7 @@ class Oracle:
             rank = 2
         if not self.spec.has_rollouts:
             return rank, 0
-        demand = self._demand(frame, engine)
+        demand = self._demand(arrangement, engine)
         rooms = [min((left[i] - held[i] for i in holds), default=0) for held in (expected, high)]
         wants = self.spec.rollout.kv_cache_memory
         most = max(demand.bytes_at(0.99), demand.least_bytes) if wants == "auto" else wants
@@ -428,10 +443,10 @@ class Oracle:
         block = demand.pool.bytes_per_block
         return rank, max(0, min(most, room)) // block * block
 
-    def _demand(self, frame: Arrangement, engine: EngineChoice) -> KvDemand:
-        num_engines = max(1, frame.num_generation // engine.tp)
+    def _demand(self, arrangement: Arrangement, engine: EngineChoice) -> KvDemand:
+        num_engines = max(1, arrangement.num_generation // engine.tp)
         share = -(-self.work.num_rollouts_per_step // num_engines)
-        pool = self._engine(frame, engine).pool
+        pool = self._engine(arrangement, engine).pool
         return KvDemand(
             pool,
             min(engine.max_num_seqs, share),
@@ -446,13 +461,13 @@ class Oracle:
     def _cost(
         self,
         action: Action,
-        frame: Arrangement,
+        arrangement: Arrangement,
         trainer: TrainerChoice,
         engine: EngineChoice,
-        transport: Way,
+        transport: WeightSyncMode,
         kv_cache: int,
     ) -> Cost:
-        sizes = frame.num_training, frame.num_generation, frame.num_scoring, frame.placement
+        sizes = arrangement.num_training, arrangement.num_generation, arrangement.num_scoring, arrangement.placement
         kind, key = action.kind, (action.id, sizes)
         if kind in (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE):
             key = (*key, engine, kv_cache)
@@ -461,32 +476,32 @@ class Oracle:
         else:
             key = (*key, trainer)
         if key not in self.costs:
-            self.costs[key] = self._work_out(action, frame, trainer, engine, transport, kv_cache)
+            self.costs[key] = self._work_out(action, arrangement, trainer, engine, transport, kv_cache)
         return self.costs[key]
 
-    def _cluster(self, frame: Arrangement, group: str) -> Cluster:
+    def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         pool = self.setting.pool(group)
-        size = frame.num_training
+        size = arrangement.num_training
         if group in (GENERATION, SCORING):
-            size = frame.num_generation if group == GENERATION else frame.num_scoring
+            size = arrangement.num_generation if group == GENERATION else arrangement.num_scoring
         return Cluster(pool.gpu, size, min(size, pool.gpus_per_host), pool.node)
 
     def _work_out(
         self,
         action: Action,
-        frame: Arrangement,
+        arrangement: Arrangement,
         trainer: TrainerChoice,
         engine: EngineChoice,
-        transport: Way,
+        transport: WeightSyncMode,
         kv_cache: int,
     ) -> Cost:
-        here, there = self._cluster(frame, SHARED), self._cluster(frame, GENERATION)
-        scoring = self._cluster(frame, SCORING) if frame.num_scoring else here
-        weights, level = self._engine(frame, engine).weight_bytes, engine.sleep_level
+        here, there = self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)
+        scoring = self._cluster(arrangement, SCORING) if arrangement.num_scoring else here
+        weights, level = self._engine(arrangement, engine).weight_bytes, engine.sleep_level
         is_frozen = action.role in self.spec.frozen_roles
         match action.kind:
             case ActionKind.GENERATE:
-                return self._generate(frame, engine, kv_cache, there)
+                return self._generate(arrangement, engine, kv_cache, there)
             case ActionKind.SLEEP_ENGINE:
                 return sleep_cost(weights, there, level=level, kv_bytes=kv_cache)
             case ActionKind.WAKE_WEIGHTS:
@@ -494,16 +509,16 @@ class Oracle:
             case ActionKind.WAKE_KV_CACHE:
                 return wake_kv_cost(kv_cache, there)
             case ActionKind.SYNC_WEIGHTS:
-                return self._sync(frame, trainer, engine, transport)
+                return self._sync(arrangement, trainer, engine, transport)
             case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:
                 move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-                one = self._others(frame, trainer, action.processes[0], 1.0)
+                one = self._others(arrangement, trainer, action.processes[0], 1.0)
                 size = one.weights if is_frozen else sum(one.fixed.after_step.device.values())
                 return move(size, scoring if is_frozen else here)
-        return self._compute(action, frame, trainer, here, scoring)
+        return self._compute(action, arrangement, trainer, here, scoring)
 
     def _compute(
-        self, action: Action, frame: Arrangement, trainer: TrainerChoice, here: Cluster, scoring: Cluster
+        self, action: Action, arrangement: Arrangement, trainer: TrainerChoice, here: Cluster, scoring: Cluster
     ) -> Cost:
         """A pass or an optimizer step. What the driver does takes no time here."""
         if action.kind not in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP):
@@ -513,63 +528,67 @@ class Oracle:
             training = training.model_copy(update={"lora": None})
         model, target, rollouts = self.setting.model_of(role), self.spec.target, self.work.rollouts_per_mini_batch
         if action.kind is ActionKind.SCORE:
-            all_of_them = self._train_work(self.work.num_rollouts_per_step, trainer)
+            all_of_them = self._mini_batch_shape(self.work.num_rollouts_per_step, trainer)
             lora = self.spec.training.lora
             if role is Role.REFERENCE and not is_frozen and lora is not None:  # the policy without its adapters
                 training = training.model_copy(update={"lora": lora.model_copy(update={"target_modules": ()})})
             if is_frozen:
-                ranks = frame.num_scoring or frame.num_training
+                ranks = arrangement.num_scoring or arrangement.num_training
                 trainer = replace(trainer, tp=1, ulysses=1) if target == "rlplan" else trainer
                 return score_cost(TrainSetting(model, role, training, trainer, ranks, target), all_of_them, scoring)
-            one = TrainSetting(model, role, training, trainer, frame.num_training, target)
+            one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
             return score_cost(one, all_of_them, here)
-        one = TrainSetting(model, role, training, trainer, frame.num_training, target)
+        one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
         times = self.work.num_mini_batches - 1 if action.mini_batch == 1 else 1
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(one, here).times(times)
-        return train_cost(one, self._train_work(rollouts, trainer), here).times(times)
+        return train_cost(one, self._mini_batch_shape(rollouts, trainer), here).times(times)
 
-    def _train_work(self, rollouts: int, trainer: TrainerChoice) -> TrainWork:
+    def _mini_batch_shape(self, rollouts: int, trainer: TrainerChoice) -> MiniBatchShape:
         mean = self.work.usual_prompt_len + self.lengths.mean
         square = mean**2 + self.lengths.variance
-        return TrainWork(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
+        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
 
-    def _generate(self, frame: Arrangement, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
-        num_engines = max(1, frame.num_generation // engine.tp)
+    def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
+        num_engines = max(1, arrangement.num_generation // engine.tp)
         share = -(-self.work.num_rollouts_per_step // num_engines)
-        pool = self._engine(frame, engine).pool
+        pool = self._engine(arrangement, engine).pool
         tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = self.work.num_samples_per_prompt, float(self.work.usual_prompt_len)
-        one = GenerationWork(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
+        one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
         speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
         cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
         latency = self.spec.workload.reward_latency_s
         return cost + Cost({Resource.HOST: latency}) if latency else cost
 
-    def _sync(self, frame: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: Way) -> Cost:
+    def _sync(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode
+    ) -> Cost:
         width = 1 if engine.quantization in ("fp8", "fp8_block") else self.spec.rollout.dtype.num_bytes
         lora, adapters = self.spec.training.lora, 0
         if transport == "adapter" and lora is not None:
             adapters = self.spec.rollout.dtype.num_bytes * sum(
                 p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
             )
-        work = SyncWork(
+        work = SyncSetup(
             transport,  # type: ignore[arg-type]
             width,
-            frame.num_training,
-            frame.num_generation,
+            arrangement.num_training,
+            arrangement.num_generation,
             engine.tp,
             trainer.zero_stage,
             self.spec.placement.sync_bucket,
             adapters,
-            frame.placement is not Placement.DISAGGREGATED,
+            arrangement.placement is not Placement.DISAGGREGATED,
             self.spec.target,
         )
-        return sync_cost(self.setting.policy, work, self._cluster(frame, SHARED), self._cluster(frame, GENERATION))
+        return sync_cost(
+            self.setting.policy, work, self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)
+        )
 
 
-class Moments:
+class PhaseBytes:
     """Every moment of a schedule, walked as it happens: who is inside an action, and who waits after which."""
 
     def __init__(self, schedule: Schedule, setting: GpuSetting) -> None:
@@ -585,18 +604,18 @@ class Moments:
             self.alike[name] = min(len(group.devices), per_host)
         now: dict[str, tuple[str, Action, bool]] = {}
         parts = (("start", schedule.start), *(("steady", schedule.step),) * 2, ("finish", schedule.finish))
-        for moment, actions in parts:
+        for run_phase, actions in parts:
             for action in actions:
                 inside = dict(now)
                 for other in actions:
-                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[moment]}
+                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[run_phase]}
                     if frozenset((action.id, other.id)) in pairs:
-                        inside.update(dict.fromkeys(other.processes, (moment, other, True)))
-                inside.update(dict.fromkeys(action.processes, (moment, action, True)))
+                        inside.update(dict.fromkeys(other.processes, (run_phase, other, True)))
+                inside.update(dict.fromkeys(action.processes, (run_phase, action, True)))
                 for device in {devices[name] for name in action.processes}:
                     for host in set(self.home.values()):
                         self.rows.append((device, host, dict(inside)))
-                now.update(dict.fromkeys(action.processes, (moment, action, False)))
+                now.update(dict.fromkeys(action.processes, (run_phase, action, False)))
         self.devices, self.hosts = [device for device, _, _ in self.rows], [host for _, host, _ in self.rows]
         self.capacities = [setting.pool(groups[device][1].name).capacity for device in self.devices]
         self.on = devices
@@ -611,13 +630,13 @@ class Moments:
         for index, (device, host, there) in enumerate(self.rows):
             if name not in there:
                 continue
-            moment, action, inside = there[name]
-            key = moment, action.id, inside
+            run_phase, action, inside = there[name]
+            key = run_phase, action.id, inside
             if key not in known:
-                held = usual.peak(action, moment) if inside else usual.resident(action, moment)
-                most = longest.peak(action, moment) if inside else held
+                held = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
+                most = longest.peak(action, run_phase) if inside else held
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
-                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, moment).values())
+                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, run_phase).values())
             expected, high, on_host = known[key]
             if self.on[name] == device:
                 total[0][index] += expected

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from rlplan.dataflow.choice import Choice
-from rlplan.planner.gpu.candidates import Chain
+from rlplan.planner.gpu.candidates import MicroBatchSweep
 from rlplan.planner.gpu.counts import gpu_counts
-from rlplan.planner.gpu.rated import simplicity
+from rlplan.planner.gpu.scored_candidates import simplicity
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
@@ -49,12 +49,12 @@ def search_of(index: int) -> GpuSearch:
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
-    frame = random.choice(search.space.frames)
-    engine = random.choice(search.space.engines(frame))
-    demand, enough, least = search.roles.demand(frame, engine)
+    arrangement = random.choice(search.space.arrangements)
+    engine = random.choice(search.space.engines(arrangement))
+    demand, enough, least = search.roles.demand(arrangement, engine)
     sizes = sorted(random.randint(least, max(least, 2 * enough)) for _ in range(3))
     blocks = [size // demand.pool.bytes_per_block * demand.pool.bytes_per_block for size in sizes]
-    seconds = [search.times.engine_seconds(frame, engine, size) for size in blocks]
+    seconds = [search.times.engine_seconds(arrangement, engine, size) for size in blocks]
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(seconds))
 
 
@@ -62,27 +62,29 @@ def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ign
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
-    frame, chain = _chain(search, random)
-    choice = random.choice(chain.choices)
+    arrangement, sweep = _sweep(search, random)
+    choice = random.choice(sweep.choices)
     leaner = [
         replace(choice, **{name: True})
         for name in ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
         if not getattr(choice, name)
     ]
-    known = {one for other in search.space.chains(frame) for one in other.choices}
+    known = {one for other in search.space.sweeps(arrangement) for one in other.choices}
     for other in leaner:
         if other in known:
-            assert search.times.pass_seconds(frame, other) >= search.times.pass_seconds(frame, choice)
+            assert search.times.pass_seconds(arrangement, other) >= search.times.pass_seconds(arrangement, choice)
 
 
 @settings(max_examples=100, deadline=None)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
-    frame, chain = _chain(search, random)
-    share = search.job.workload.rollouts_per_mini_batch * chain.choices[0].ranks_per_sequence // frame.num_training
-    sizes = [choice for choice in chain.choices if choice.micro_batch < share]  # one pass alone accumulates nothing
-    vectors = [search.roles.trainer_vector(frame, choice) for choice in sizes]
+    arrangement, sweep = _sweep(search, random)
+    share = (
+        search.job.workload.rollouts_per_mini_batch * sweep.choices[0].ranks_per_sequence // arrangement.num_training
+    )
+    sizes = [choice for choice in sweep.choices if choice.micro_batch < share]  # one pass alone accumulates nothing
+    vectors = [search.roles.trainer_vector(arrangement, choice) for choice in sizes]
     for larger, smaller in pairwise(vectors):
         assert all(a >= b for a, b in zip(larger.expected, smaller.expected, strict=True))
         assert all(a >= b for a, b in zip(larger.high, smaller.high, strict=True))
@@ -93,9 +95,9 @@ def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> 
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
-    frame, chain = _chain(search, random)
-    choice = random.choice(chain.choices)
-    least, whole = search.roles.holding_vector(frame, choice), search.roles.trainer_vector(frame, choice)
+    arrangement, sweep = _sweep(search, random)
+    choice = random.choice(sweep.choices)
+    least, whole = search.roles.holding_vector(arrangement, choice), search.roles.trainer_vector(arrangement, choice)
     assert all(a <= b for a, b in zip(least.expected, whole.expected, strict=True))
     assert all(a <= b for a, b in zip(least.high, whole.high, strict=True))
     assert all(a <= b for a, b in zip(least.hosts, whole.hosts, strict=True))
@@ -105,20 +107,24 @@ def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> N
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_no_trainer_is_faster_than_its_products_at_their_best_rate(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
-    frame, chain = _chain(search, random)
-    choice = random.choice(chain.choices)
-    assert search.times.floor_seconds(frame) <= search.times.trainer_seconds(frame, choice)
+    arrangement, sweep = _sweep(search, random)
+    choice = random.choice(sweep.choices)
+    assert search.times.floor_seconds(arrangement) <= search.times.trainer_seconds(arrangement, choice)
 
 
 def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_training() -> None:
     search = search_of(0)
-    frame = next(frame for frame in search.space.frames if frame.num_scoring == 1 and frame.num_training == 4)
-    chains = [chain.choices for chain in search.space.chains(frame) if chain.choices[0].tp == 1]
-    alone, shared = (next(one for one in chains if one[0].ulysses == ways) for ways in (1, 2))
+    arrangement = next(
+        arrangement
+        for arrangement in search.space.arrangements
+        if arrangement.num_scoring == 1 and arrangement.num_training == 4
+    )
+    sweeps = [sweep.choices for sweep in search.space.sweeps(arrangement) if sweep.choices[0].tp == 1]
+    alone, shared = (next(one for one in sweeps if one[0].ulysses == ulysses) for ulysses in (1, 2))
     size = min(alone[0].micro_batch, shared[0].micro_batch)
     choices = [replace(one[0], micro_batch=size, max_tokens=0) for one in (alone, shared)]
-    engine = search.space.engines(frame)[0]
-    chosen = [search.space.choice(frame, choice, engine, "nccl") for choice in choices]
+    engine = search.space.engines(arrangement)[0]
+    chosen = [search.space.choice(arrangement, choice, engine, "nccl") for choice in choices]
     actions = [search.times.timing(one, 1 << 30).actions for one in chosen]
     first, second = (next(a.cost for a in of if a.action_id == "score/reference") for of in actions)
     assert first.seconds == second.seconds > 0
@@ -126,20 +132,24 @@ def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_trai
 
 def test_a_fixed_number_of_gpus_that_score_is_the_only_one_tried() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", "placement.num_scoring_devices=3")
-    frames = GpuSearch(spec, read_setting(spec)).space.frames
-    assert {(frame.placement, frame.num_scoring) for frame in frames} == {(Placement.DISAGGREGATED, 3)}
-    assert {frame.num_training + frame.num_generation for frame in frames} == {5}
+    arrangements = GpuSearch(spec, read_setting(spec)).space.arrangements
+    assert {(arrangement.placement, arrangement.num_scoring) for arrangement in arrangements} == {
+        (Placement.DISAGGREGATED, 3)
+    }
+    assert {arrangement.num_training + arrangement.num_generation for arrangement in arrangements} == {5}
     half = budget(
         "Qwen/Qwen2.5-7B", "8xH100", "grpo", "placement.num_scoring_devices=2", "placement.num_generation_devices=2"
     )
-    found = GpuSearch(half, read_setting(half)).space.frames
-    assert {(frame.num_training, frame.num_generation, frame.num_scoring) for frame in found} == {(4, 2, 2)}
+    found = GpuSearch(half, read_setting(half)).space.arrangements
+    assert {
+        (arrangement.num_training, arrangement.num_generation, arrangement.num_scoring) for arrangement in found
+    } == {(4, 2, 2)}
 
 
-def _chain(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, type-arg]
-    frame = random.choice(search.space.frames)
-    chain: Chain = random.choice(search.space.chains(frame))
-    return frame, chain
+def _sweep(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, type-arg]
+    arrangement = random.choice(search.space.arrangements)
+    sweep: MicroBatchSweep = random.choice(search.space.sweeps(arrangement))
+    return arrangement, sweep
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -165,25 +175,30 @@ def test_order_of_equals_is_total() -> None:
 
 @pytest.mark.parametrize("target", ["rlplan", "megatron"])
 def test_work_hardly_grows_with_the_cluster(target: str) -> None:
-    def rated(gpus: str, prompts: int) -> int:
+    def scored(gpus: str, prompts: int) -> int:
         spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={target}")
         search = GpuSearch(spec, read_setting(spec))
         stats = search.run(with_others=False).stats
-        return stats.num_rated + len(search.roles._vectors)
+        return stats.num_scored + len(search.roles._vectors)
 
-    assert rated("16384xH100", 16384) <= 3 * rated("8xH100", 128)
+    assert scored("16384xH100", 16384) <= 3 * scored("8xH100", 128)
 
 
 def test_autotp_goes_up_to_stage_two_even_where_a_stage_is_asked_for() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "8xH100", "grpo", *OPEN, "training.zero_stage=3")
     space = GpuSearch(spec, read_setting(spec)).space
-    assert {choice.tp for frame in space.frames for chain in space.chains(frame) for choice in chain.choices} == {1}
+    assert {
+        choice.tp
+        for arrangement in space.arrangements
+        for sweep in space.sweeps(arrangement)
+        for choice in sweep.choices
+    } == {1}
 
 
 def test_a_group_is_its_size_however_many_gpus_it_has() -> None:
     spec = budget("Qwen/Qwen2.5-7B", "16384xH100", "grpo", "workload.num_prompts_per_step=16384")
-    frames = GpuSearch(spec, read_setting(spec)).space.frames
-    assert len(frames) < 200
+    arrangements = GpuSearch(spec, read_setting(spec)).space.arrangements
+    assert len(arrangements) < 200
 
 
 # ---------------------------------------------------------------------------------------------------- objectives

@@ -21,7 +21,7 @@ from tests.factories import EXAMPLES, gpu_job
 SMALL = "Qwen/Qwen2.5-0.5B"
 
 
-def budget(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> SettledJob:
+def plan(model: str = SMALL, gpus: str = "8xH100", algorithm: str = "grpo", *overrides: str) -> SettledJob:
     return gpu_job({"policy": model, "hardware": gpus, "algorithm": algorithm}, overrides)
 
 
@@ -30,18 +30,18 @@ def search(spec: SettledJob) -> GpuSearch:
 
 
 def found(*arguments: str) -> Plan:
-    return best_plan(budget(*arguments))
+    return best_plan(plan(*arguments))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
 @pytest.mark.parametrize("placement", list(Placement))
 def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
-    spec = budget(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
+    spec = plan(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
     one = search(spec)
     candidates = list(one.space)
     for candidate in candidates[:: max(7, len(candidates) // 60)]:
-        rated = replace(one.rate(candidate), kv_cache=0)
-        whole = one.whole(rated)
+        scored = replace(one.score(candidate), kv_cache=0)
+        whole = one.full_plan(scored)
         need = one.roles.fit(candidate)
         ledger = whole.ledger
         for bound, expected in (("expected", need.expected), ("high", need.high)):
@@ -51,11 +51,11 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
 
 
 def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_there() -> None:
-    one = search(budget("Qwen/Qwen2.5-7B"))
+    one = search(plan("Qwen/Qwen2.5-7B"))
     candidates = list(islice(one.space, 500))
-    rated = [one.rate(candidate) for candidate in candidates]
-    a_rating = min(_seconds(one.rate, candidates) for _ in range(20)) / len(candidates)
-    a_ledger = min(_seconds(one.whole, rated[:20]) for _ in range(3)) / 20
+    scored = [one.score(candidate) for candidate in candidates]
+    a_rating = min(_seconds(one.score, candidates) for _ in range(20)) / len(candidates)
+    a_ledger = min(_seconds(one.full_plan, scored[:20]) for _ in range(3)) / 20
     assert a_rating < a_ledger / 20
 
 
@@ -88,7 +88,7 @@ def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_t
 
 
 def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
-    spec = budget("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
+    spec = plan("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
     answer = best_plan(spec)
     assert answer.verdict is Verdict.DOES_NOT_FIT
     assert answer.remedies
@@ -145,7 +145,7 @@ def test_a_pair_of_answers_passes_twice_the_tokens() -> None:
     def activations(algorithm: str, micro_batch: int, *more: str) -> int:
         size = f"workload.micro_batch_size_per_gpu={micro_batch}"
         ledger = found(SMALL, "8xH200", algorithm, size, *fixed, *more).ledger
-        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.moment == "steady"]
+        rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.run_phase == "steady"]
         return max(row.peak_bytes for row in rows if row.kind is MemoryKind.ACTIVATIONS)
 
     assert activations("dpo", 2) == pytest.approx(2 * activations("grpo", 1, "placement.placement=hybrid"), rel=0.01)
@@ -162,20 +162,20 @@ def test_every_row_has_an_interval_a_source_and_a_provenance() -> None:
 
 
 def test_a_host_counts_every_process_that_runs_on_it() -> None:
-    parked = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.offload=host", "placement.placement=colocated")
-    host = parked.ledger.host_peak()
-    assert host.num_bytes > 8 * 2 * parked.job.load_model().num_parameters / 8 * 2  # policy and value of eight ranks
-    assert parked.host_capacity == 2 << 40
+    offloaded = found("Qwen/Qwen2.5-7B", "8xH100", "ppo", "placement.offload=host", "placement.placement=colocated")
+    host = offloaded.ledger.host_peak()
+    assert host.num_bytes > 8 * 2 * offloaded.job.load_model().num_parameters / 8 * 2  # policy and value of eight ranks
+    assert offloaded.host_capacity == 2 << 40
 
 
 def test_an_engine_that_cannot_divide_its_heads_is_not_proposed() -> None:
-    spec = budget(SMALL)  # 14 heads
+    spec = plan(SMALL)  # 14 heads
     candidates = list(search(spec).space)
     assert {candidate.engine.tp for candidate in candidates} == {1, 2}
 
 
 def test_one_gpu_cannot_be_disaggregated() -> None:
-    impossible = search(budget(gpus="1xH100")).space.impossible
+    impossible = search(plan(gpus="1xH100")).space.impossible
     assert [(one.placement, one.reason) for one in impossible] == [
         (Placement.DISAGGREGATED, "disaggregated needs at least 2 GPUs: some generate, the others train")
     ]

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from rlplan.errors import RlplanError
-from rlplan.planner.gpu.rated import simplicity
+from rlplan.planner.gpu.scored_candidates import simplicity
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.gpu_checks import check_job
 from rlplan.planner.setting import read_setting
@@ -52,7 +52,7 @@ def _compare(seed: int, most: int) -> None:
         assert found.verdict.rank == 2
         return
     alike = [one for one in tried if one.key == best]
-    chosen = search.rate(found.choice)
+    chosen = search.score(found.choice)
     mine = Tried(chosen.rank, *chosen.key, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
     assert mine.key == best, f"{spec}\n{mine}\n{alike[0]}"
     assert found.verdict.rank == best[0]
@@ -60,7 +60,7 @@ def _compare(seed: int, most: int) -> None:
     assert (mine.choice, mine.kv_cache) in [(one.choice, one.kv_cache) for one in alike]
     assert mine.choice == min((one.choice for one in alike), key=simplicity)
     assert search.space.num_candidates <= len(tried)
-    assert found.stats.num_rated < len(tried) / 10
+    assert found.stats.num_scored < len(tried) / 10
 
 
 def _job(random: Random, most: int) -> SettledJob:

@@ -69,8 +69,8 @@ def test_a_moment_that_binds_is_among_the_windows() -> None:
     for budget in every_budget():
         titles = {window.title for window in forecast(budget, "plan.json").windows}
         wanted = {"start": "Start", "first": "First step", "steady": "Every later step", "finish": "Finish"}
-        assert wanted[budget.binding.moment] in titles
-        assert wanted[budget.ledger.host_peak().moment] in titles
+        assert wanted[budget.binding.run_phase] in titles
+        assert wanted[budget.ledger.host_peak().run_phase] in titles
 
 
 def test_in_order_every_action_is_as_long_as_any_other() -> None:

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.played import without_evaluation
+from rlplan.planner.answers.simulated_plan import without_evaluation
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.report import timeline
 from rlplan.report.plans.gantt import lanes_of
-from rlplan.report.plans.simulated import Played, phase_of, read_played, simulation_page, staleness_chart
+from rlplan.report.plans.simulated import SimulatedPlan, phase_of, read_simulated_plan, simulation_page, staleness_chart
 from rlplan.report.plans.write import write_plan_report
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
-from rlplan.simulate.setting import Asynchrony, RolloutWork, SimulationSetting
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
 from rlplan.vocabulary import ActionKind, Phase
 from tests.factories import gpu_job
@@ -24,59 +24,59 @@ from tests.factories import gpu_job
 DISAGGREGATED = ("placement.placement=disaggregated", "rollout.tp=1", "placement.num_generation_devices=3")
 
 
-@pytest.fixture(name="budget", scope="module")
+@pytest.fixture(name="plan", scope="module")
 def _budget() -> Plan:
     return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "4xH100"}, DISAGGREGATED))
 
 
 @pytest.fixture(name="result", scope="module")
-def _result(budget: Plan) -> SimulationResult:
-    engines = budget.choice.arrangement.num_generation
-    work = budget.asked.workload
-    rollouts = RolloutWork(16, 8, work.usual_prompt_len, work.lengths, engines, EngineLimits(256, 1 << 16, 16))
+def _result(plan: Plan) -> SimulationResult:
+    engines = plan.choice.arrangement.num_generation
+    work = plan.asked.workload
+    rollouts = StepRollouts(16, 8, work.usual_prompt_len, work.lengths, engines, EngineLimits(256, 1 << 16, 16))
     setting = SimulationSetting(
-        schedule=without_evaluation(budget.schedule),
-        costs={name: cost for name, cost in budget.costs.items() if name != "generate"},
+        schedule=without_evaluation(plan.schedule),
+        costs={name: cost for name, cost in plan.costs.items() if name != "generate"},
         rollouts=rollouts,
         speed=LinearSpeed(base_s=0.01, prefill_token_s=1e-6),
         num_steps=5,
         asynchrony=Asynchrony(1.0),
-        ledger=budget.ledger,
+        ledger=plan.ledger,
     )
     return simulate(setting, seed=3)
 
 
-def played(result: SimulationResult) -> Played:
-    return read_played(json.loads(json.dumps(result.as_json())), Path("result.json"))
+def simulated(result: SimulationResult) -> SimulatedPlan:
+    return read_simulated_plan(json.loads(json.dumps(result.as_json())), Path("result.json"))
 
 
-def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, budget: Plan) -> None:
-    again = played(result)
+def test_every_engine_has_a_lane_on_the_devices_of_its_group(result: SimulationResult, plan: Plan) -> None:
+    again = simulated(result)
     lanes = lanes_of(again, again.windows)
     engines = [lane for lane in lanes if lane.process.startswith("rollout_engine/")]
-    assert len(engines) == budget.choice.arrangement.num_generation
+    assert len(engines) == plan.choice.arrangement.num_generation
     assert {lane.group for lane in engines} == {"generation"}
     assert {lane.group for lane in lanes if lane.process.startswith("policy_trainer")} == {"training"}
 
 
 def test_rollouts_that_run_ahead_of_the_first_step_are_drawn(result: SimulationResult) -> None:
-    again = played(result)
+    again = simulated(result)
     drawn = sum(len(lane.bars) for lane in lanes_of(again, again.windows))
     assert drawn == len(result.trace.spans)
 
 
-def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, budget: Plan) -> None:
-    again = played(result)
-    for device in budget.ledger.devices:
+def test_memory_of_a_steady_step_is_that_of_the_ledger(result: SimulationResult, plan: Plan) -> None:
+    again = simulated(result)
+    for device in plan.ledger.devices:
         levels = timeline.predicted_levels(again, ("device",), device=device)
         window = again.steady_windows[0]
         shown = levels.total(levels.processes)[levels.slice_of(window.start_s, window.end_s)]
-        totals = budget.ledger.device_totals(device).items()
-        assert shown.max() == max(size for (moment, _), size in totals if moment == "steady")
+        totals = plan.ledger.device_totals(device).items()
+        assert shown.max() == max(size for (run_phase, _), size in totals if run_phase == "steady")
 
 
 def test_the_page_says_what_the_result_says(result: SimulationResult) -> None:
-    page = simulation_page(played(result))
+    page = simulation_page(simulated(result))
     busy = {tile.title: tile.value for tile in page.tiles if tile.title.startswith("Busy")}
     assert set(busy) == {"Busy: training", "Busy: generation"}
     assert sum(row.seconds for row in page.phases) * len(result.step_s) == pytest.approx(sum(result.phase_s.values()))
@@ -92,7 +92,7 @@ def test_a_simulation_becomes_a_page(result: SimulationResult, tmp_path: Path) -
     (tmp_path / "result.json").write_text(json.dumps(result.as_json()))
     files = write_plan_report(tmp_path / "result.json", tmp_path / "report")
     page = files.page.read_text()
-    assert "Played, not measured" in page
+    assert "Simulated, not measured" in page
     assert page.count("<img ") == 2 + any(result.rollout_staleness)
 
 
@@ -100,7 +100,9 @@ def test_a_simulation_without_a_trace_is_a_page_all_the_same(result: SimulationR
     data = result.as_json()
     data["trace"] = {"origin": "predicted", "spans": [], "samples": []}
     (tmp_path / "result.json").write_text(json.dumps(data))
-    assert "Played, not measured" in write_plan_report(tmp_path / "result.json", tmp_path / "report").page.read_text()
+    assert (
+        "Simulated, not measured" in write_plan_report(tmp_path / "result.json", tmp_path / "report").page.read_text()
+    )
 
 
 def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Pat
         write_plan_report(tmp_path / "result.json", tmp_path / "report")
 
 
-def test_every_kind_of_action_has_a_phase(budget: Plan) -> None:
-    for action in budget.schedule.step:
+def test_every_kind_of_action_has_a_phase(plan: Plan) -> None:
+    for action in plan.schedule.step:
         assert phase_of(action.id) is action.phase
     assert phase_of(ActionKind.SLEEP_ENGINE) is Phase.SWITCH

@@ -66,13 +66,13 @@ def test_pictures_say_what_binds_and_how_much_there_is() -> None:
     assert f"capacity {format_bytes(budget().binding_capacity)}" in shown
     longest = max(budget().timing.step.actions, key=lambda action: action.cost.seconds)
     assert f"{format_seconds(longest.cost.seconds)}, {longest.cost.bound_by}-bound" in words(figures["gantt"])
-    assert "What a steady step waits for" in words(figures["gantt"])
+    assert "What limits a steady step" in words(figures["gantt"])
 
 
 def test_the_legend_beside_a_picture_holds_every_kind_that_is_drawn() -> None:
     large = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
     held = {
-        row.kind for row in large.ledger.rows if row.space == "device" and row.peak_bytes and row.moment == "steady"
+        row.kind for row in large.ledger.rows if row.space == "device" and row.peak_bytes and row.run_phase == "steady"
     }
     peak = {kind for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
     assert held - peak, "the question is only put where the peak does not hold every kind"

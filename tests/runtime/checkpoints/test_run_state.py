@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.dataflow.graph import Lead
+from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.errors import SpecError
 from rlplan.runtime.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
@@ -17,10 +17,10 @@ from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_s
 from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.fleet import ExpectedLengths
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.rollout_stream import RolloutStream, StreamWork
+from rlplan.runtime.rollout_stream import RolloutStream, StreamSettings
 from tests.runtime.checkpoints.test_folder import save
 
-WORK = StreamWork(num_prompts=2, num_steps=4, deadline_s=scaled(5.0))
+WORK = StreamSettings(num_prompts=2, num_steps=4, deadline_s=scaled(5.0))
 
 
 def request_of(number: int) -> RolloutRequest:
@@ -49,9 +49,9 @@ class Version:
     version = 3
 
 
-def stream_of(asked: Asked, max_staleness: int = 1, work: StreamWork = WORK) -> RolloutStream:
-    lead = Lead("generate", max_staleness, interrupts=True)
-    return RolloutStream(asked, request_of, lead, work, ExperienceBuffer(BufferLimits(max_staleness)))  # type: ignore[arg-type]
+def stream_of(asked: Asked, max_staleness: int = 1, work: StreamSettings = WORK) -> RolloutStream:
+    async_rollouts = AsyncRollouts("generate", max_staleness, interrupts=True)
+    return RolloutStream(asked, request_of, async_rollouts, work, ExperienceBuffer(BufferLimits(max_staleness)))  # type: ignore[arg-type]
 
 
 def ahead(tmp_path: Path, stream: StreamState, versions: dict[int, int]) -> Resumption:
@@ -150,7 +150,7 @@ def test_finished_rollouts_that_would_become_older_than_a_lower_bound_allows_are
 
 
 def test_generation_ends_where_a_resumed_run_has_fewer_steps_than_were_begun(tmp_path: Path) -> None:
-    resumed = stream_of(Asked(), work=StreamWork(num_prompts=2, num_steps=3, deadline_s=scaled(5.0)))
+    resumed = stream_of(Asked(), work=StreamSettings(num_prompts=2, num_steps=3, deadline_s=scaled(5.0)))
     give_state(ahead(tmp_path, StreamState(num_begun=7), {4: 2, 5: 2, 6: 2}), Version(), Asked(), resumed)  # type: ignore[arg-type]
     thread = Thread(target=resumed.run, daemon=True)
     thread.start()

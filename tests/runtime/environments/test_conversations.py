@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplan.memory.predict import predict_ledger
-from rlplan.runtime.environments.conversations import Conversations, Words
+from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan, chosen_indices
 from rlplan.runtime.logprob_model import make_batch
@@ -18,7 +18,7 @@ from rlplan.spec.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = EXAMPLES / "models" / "sorter"
-WORDS = Words(str(SORTER / "tokenizer.json"))
+WORDS = TextTokenizer(str(SORTER / "tokenizer.json"))
 EOS = 1
 
 GAME = """
@@ -156,7 +156,7 @@ def test_a_trainer_is_asked_about_the_policy_s_tokens_alone() -> None:
     assert batch.lengths == (4, 2)
 
 
-def test_a_rollout_without_an_answer_is_no_part_of_its_group_and_teaches_nothing(game: Game) -> None:
+def test_a_rollout_without_an_answer_is_no_part_of_its_group_and_gives_no_gradient(game: Game) -> None:
     from rlplan.runtime.experience import Rollout
 
     _, finished = rollouts(game, max_tokens=40, num_samples=10)

@@ -13,8 +13,8 @@ from rlplan.runtime import machine_speed
 from rlplan.runtime.experience import Completion, Prompt, Rollout
 from rlplan.runtime.machine_speed import scaled
 from rlplan.runtime.rewards import processes
-from rlplan.runtime.rewards.desk import RewardDesk, failures_of
 from rlplan.runtime.rewards.judge import Judge, Response
+from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.spec.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
@@ -242,12 +242,12 @@ def test_python_s_power_is_a_power() -> None:
 
 @pytest.mark.parametrize("name", ["good", "raises"])
 def test_an_empty_response_is_judged_as_any_other(name: str) -> None:
-    desk = RewardDesk(make_job(rewards=[{"kind": "function", "path": f"{FAULTY}:{name}"}]))
+    reward_pool = RewardPool(make_job(rewards=[{"kind": "function", "path": f"{FAULTY}:{name}"}]))
     empty = Rollout(Prompt("1", "p", "12", (1,)), 0, Completion((), (), "stop"), "", id="generate/0/0")
     try:
-        desk.judge([empty])
+        reward_pool.judge([empty])
     finally:
-        desk.close()
+        reward_pool.close()
     assert (empty.reward, empty.has_failed) == (0.0, name == "raises")
 
 
@@ -258,34 +258,34 @@ def rollout(group: int, failure: str = "", number: int = 0) -> Rollout:
 
 def test_more_failures_than_the_job_lets_pass_end_the_run() -> None:
     spec = {"kind": "function", "path": f"{FAULTY}:raises"}
-    desk = RewardDesk(make_job(rewards=[spec], **{"limits.max_failed_rewards": 0.5}))
+    reward_pool = RewardPool(make_job(rewards=[spec], **{"limits.max_failed_rewards": 0.5}))
     rollouts = [rollout(0, number=number) for number in range(4)]
     try:
-        desk.judge(rollouts)
+        reward_pool.judge(rollouts)
     finally:
-        desk.close()
+        reward_pool.close()
     assert [each.reward for each in rollouts] == [0.0] * 4
     assert len(failures_of(rollouts, 3)) == 4
     with pytest.raises(RunError, match="4 of 4 rollouts have no reward; 4 because of function: KeyError"):
-        desk.check_failures(rollouts, 3)
-    desk.check_failures([*rollouts[:2], rollout(1), rollout(1)], 3)
+        reward_pool.check_failures(rollouts, 3)
+    reward_pool.check_failures([*rollouts[:2], rollout(1), rollout(1)], 3)
 
 
 def test_responses_are_judged_before_they_are_asked_for() -> None:
     spec = {"kind": "function", "path": f"{FAULTY}:good"}
-    desk = RewardDesk(make_job(rewards=[spec]))
+    reward_pool = RewardPool(make_job(rewards=[spec]))
     try:
-        desk.start()
+        reward_pool.start()
         each = rollout(0)
-        desk.begin(each.id, Response(each.prompt, each.text))
-        wait_for(desk._begun[each.id][1].done, 5, pause_s=0.01)
+        reward_pool.begin(each.id, Response(each.prompt, each.text))
+        wait_for(reward_pool._begun[each.id][1].done, 5, pause_s=0.01)
         asked = time.time()
-        desk.judge([each])
+        reward_pool.judge([each])
         assert each.reward == 1.0
-        desk.judge([each])  # once more, as where groups may be replaced: there is nothing left to judge
-        span = desk.take_span()
+        reward_pool.judge([each])  # once more, as where groups may be replaced: there is nothing left to judge
+        span = reward_pool.take_span()
         assert span is not None
         assert span[1] <= asked
-        assert desk.take_span() is None
+        assert reward_pool.take_span() is None
     finally:
-        desk.close()
+        reward_pool.close()

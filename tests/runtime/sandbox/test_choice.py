@@ -10,7 +10,7 @@ import pytest
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.rewards.desk import RewardDesk
+from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bare import Bare
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
 from rlplan.runtime.sandbox.choice import open_sandbox, self_test
@@ -32,12 +32,12 @@ def test_without_a_sandbox_the_run_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setitem(sys.modules, "sandlock", None)  # as if it were not installed
     job = make_job(rewards=[{"kind": "code_executor"}])
     with pytest.raises(HostError, match=r"no sandbox holds on this host.*bwrap is not installed") as caught:
-        RewardDesk(job)
+        RewardPool(job)
     assert "or not at all" in caught.value.rule
-    desk = RewardDesk(job, "none")
-    assert desk.sandbox is not None
-    assert desk.sandbox.name == "none"
-    desk.close()
+    reward_pool = RewardPool(job, "none")
+    assert reward_pool.sandbox is not None
+    assert reward_pool.sandbox.name == "none"
+    reward_pool.close()
 
 
 def test_a_sandbox_that_does_not_hold_fails_its_self_test() -> None:

@@ -1,0 +1,123 @@
+"""A plan played: its steps, many times over, with sampled response lengths instead of their mean.
+
+In: a Plan with its seconds, a number of steps, a seed. Out: what simulate/ makes of it. Left out: evaluation, starting
+and finishing; training that takes longer where a batch happens to be longer; how it plays (simulate/).
+"""
+
+from dataclasses import dataclass, replace
+
+from rlplan.dataflow.placements import GENERATION
+from rlplan.dataflow.schedule import Schedule
+from rlplan.errors import SpecError
+from rlplan.planner.plan import Plan
+from rlplan.simulate.engine import EngineLimits
+from rlplan.simulate.result import SimulationResult
+from rlplan.simulate.run import simulate
+from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
+from rlplan.simulate.speed import Speed
+from rlplan.timing.cpu_engine import CpuEngine
+from rlplan.vocabulary import ActionKind
+
+MAX_STEPS = 10_000
+_APART = (ActionKind.EVALUATE,)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSpeed:
+    """One rollout engine on a CPU host. See `simulate.speed.Speed`."""
+
+    engine: CpuEngine
+
+    def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
+        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        return self.engine.step_cost(num_seqs, num_seqs, context_tokens / max(1.0, num_seqs)).seconds
+
+    def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
+        """So many tokens of one prompt, behind `context_tokens` of it that are held already.
+
+        Counts: a step with these tokens less an empty one, for prompts are computed beside the sequences that run.
+        """
+        step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
+        return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
+
+
+def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
+    """Simulate a plan's steps; the same seed gives the same result. Raises: SpecError."""
+    return simulate(setting_of(plan, num_steps), seed)
+
+
+def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
+    """Everything that the simulation of a plan is told. Raises: SpecError where the profile has no rates."""
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise SpecError(
+            f"{num_steps} steps are to be simulated",
+            where="command line: --steps",
+            rule=f"from 1 to {MAX_STEPS:,}",
+            way_out="--steps 20",
+        )
+    if plan.timing is None:
+        raise SpecError(
+            f"profile '{plan.job.hardware.profile}' has no rates",
+            where="hardware.profile",
+            rule="a simulation needs the seconds of each action",
+            way_out="rlplan profiles measure makes a profile of this host",
+        )
+    schedule, generates = without_evaluation(plan.schedule), plan.job.has_rollouts
+    played = {action.id for action in schedule.step if action.kind is ActionKind.GENERATE}
+    async_rollouts = schedule.async_rollouts
+    return SimulationSetting(
+        schedule=schedule,
+        costs={name: cost for name, cost in plan.costs.items() if name not in played},
+        rollouts=_rollouts(plan) if generates else None,
+        speed=_speed(plan) if generates else None,
+        num_steps=num_steps,
+        asynchrony=Asynchrony(
+            float(async_rollouts.max_staleness), streams=True, interrupts=async_rollouts.interrupts, is_bound=True
+        )
+        if async_rollouts
+        else None,
+        reward_latency_s=0.0 if plan.is_on_host else plan.job.workload.reward_latency_s,
+        ledger=plan.ledger,
+    )
+
+
+def _rollouts(plan: Plan) -> StepRollouts:
+    """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu.py)."""
+    workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
+    assert kv is not None, "where there are rollouts there is a KV cache"
+    if plan.is_on_host:
+        num_engines, limits = 1, EngineLimits(plan.job.rollout.max_num_seqs, kv.num_blocks - 1, size)
+    else:
+        num_engines = max(1, plan.choice.arrangement.num_generation // plan.choice.engine.tp)
+        limits = EngineLimits(kv.max_num_seqs, max(1, kv.num_tokens // size), size)
+    return StepRollouts(
+        num_prompts=workload.num_prompts_per_step,
+        num_samples=plan.job.num_generated_per_prompt,
+        prompt_len=workload.usual_prompt_len,
+        lengths=workload.lengths,
+        num_engines=num_engines,
+        limits=limits,
+    )
+
+
+def _speed(plan: Plan) -> Speed:
+    """Of one engine on the devices that generate."""
+    if plan.is_on_host:
+        from rlplan.timing.cpu import CpuTimes
+        from rlplan.timing.cpu_host import host_of
+
+        host = host_of(plan.job.load_profile())
+        assert host is not None, "a plan with seconds is of a profile with rates"
+        return CpuSpeed(CpuTimes(plan.job, plan.job.load_model(), host, plan.schedule).engine)
+    from rlplan.planner.gpu.times import engine_speed
+    from rlplan.planner.setting import read_setting
+
+    setting = read_setting(plan.job)
+    whole, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
+    cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+    return engine_speed(plan.job, setting.policy, plan.choice.engine, cluster)
+
+
+def without_evaluation(schedule: Schedule) -> Schedule:
+    """The schedule without what happens in some steps only, on engines that are generating in the others."""
+    return replace(schedule, step=tuple(action for action in schedule.step if action.kind not in _APART))

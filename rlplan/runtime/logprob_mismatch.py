@@ -1,0 +1,131 @@
+"""Log-prob mismatch between engine and trainer (train-inference mismatch): whether it is as small as their types allow.
+
+In: sums and counts over a step's tokens, from the trainer's ranks. Out: mean, 99th percentile and maximum of the
+difference; an error, or a text for an alarm, where they are further apart than the types explain.
+Left out: whether the weights are the same (weight_verification.py). The driver reads this module: no torch.
+
+A maximum says little: among 15,360 tokens of one honest model in bf16 one differs by 0.54 (docs/decisions.md).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rlplan.errors import RunError
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Dtype
+
+DIFFERENCE = "logprob_difference"
+"""What the names of the numbers begin with that a pass gives: `_sum`, `_count`, `_max` and `_bin:N`."""
+
+BINS_PER_DOUBLING = 8
+LOWEST_BIN, HIGHEST_BIN = -30 * BINS_PER_DOUBLING, 10 * BINS_PER_DOUBLING
+"""Bin N counts differences up to 2^(N/8): a percentile is known to 9 %."""
+
+ENOUGH_TOKENS = 1000
+"""Of fewer the 99th percentile is the maximum, or nearly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of |log-prob of the trainer - of the engine|, over a step's tokens. source: where the numbers come from."""
+
+    mean: float
+    p99: float
+    source: str
+
+
+LIMITS = {
+    "fp8": Limits(
+        0.2,
+        1.5,
+        "NeMo-RL's nightly test of fp8 rollouts (Llama-3.1-8B): in 3 to 6 % of steps the mean of exp(difference) is "
+        "above 1.1; twice that",
+    ),
+    Dtype.BFLOAT16: Limits(
+        0.05,
+        0.5,
+        "NeMo-RL, Add New Models: the mean of exp(difference) is at most 1.05 between engines of equal precision; "
+        "measured on the quickstart's policy, also with a base in 4 bits: 0.0034, 0.073, largest 0.54",
+    ),
+    Dtype.FLOAT16: Limits(
+        0.00625,
+        0.0625,
+        "an eighth of bfloat16's, for three more bits of mantissa; measured likewise: 0.00042, 0.0084, largest 0.054",
+    ),
+    Dtype.FLOAT32: Limits(1e-4, 1e-3, "measured likewise: 3.6e-7, 2.9e-6, largest 2.4e-5; larger models up to 1e-4"),
+}
+"""By the coarser format of the two sides, the coarsest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Over all tokens of a mini-batch, whose number is count."""
+
+    mean: float
+    p99: float
+    largest: float
+    count: int
+
+
+def limits_of(job: ResolvedJob) -> tuple[str, Limits]:
+    """(the coarser format of engine and trainer, its limits)."""
+    formats = {str(job.training.dtype), str(job.rollout.dtype), job.rollout.quantization, job.rollout.kv_dtype}
+    name = next(name for name in LIMITS if name in formats)
+    return str(name), LIMITS[name]
+
+
+def differences_of(passes: Iterable[Mapping[str, float]]) -> Differences:
+    """What ranks that each had their own tokens say together."""
+    total, count, largest, bins = 0.0, 0.0, 0.0, dict[int, float]()
+    for sums in passes:
+        total, count = total + sums[f"{DIFFERENCE}_sum"], count + sums[f"{DIFFERENCE}_count"]
+        found = sums[f"{DIFFERENCE}_max"]
+        largest = found if math.isnan(found) else max(largest, found)
+        for name, number in sums.items():
+            if name.startswith(f"{DIFFERENCE}_bin:"):
+                index = int(name.rpartition(":")[2])
+                bins[index] = bins.get(index, 0.0) + number
+    return Differences(total / count if count else 0.0, _percentile(bins, 0.99), largest, int(count))
+
+
+def _percentile(bins: Mapping[int, float], share: float) -> float:
+    """The upper edge of the bin up to which such a share of all tokens lies.
+
+    >>> _percentile({-8: 98.0, 0: 1.0, 8: 1.0}, 0.99)
+    1.0
+    """
+    wanted, so_far = share * sum(bins.values()), 0.0
+    for index in sorted(bins):
+        so_far += bins[index]
+        if so_far >= wanted:
+            return 0.0 if index <= LOWEST_BIN else 2.0 ** (index / BINS_PER_DOUBLING)
+    return 0.0
+
+
+def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int) -> str | None:
+    """What is wrong, where the job corrects for it; None where nothing is.
+
+    Raises: RunError where it does not, or where a log-prob is no number.
+    """
+    name, limits = limits_of(job)
+    is_close = found.mean <= limits.mean and (found.count < ENOUGH_TOKENS or found.p99 <= limits.p99)
+    if is_close and math.isfinite(found.largest):
+        return None
+    what = (
+        f"engine and trainer, of the same weights, differ by {found.mean:.3g} on average in the log-prob of a sampled "
+        f"token, by {found.p99:.3g} at the 99th percentile, by {found.largest:.3g} at most ({found.count} tokens)"
+    )
+    rule = f"at most {limits.mean:g} on average and {limits.p99:g} at the 99th percentile in {name}"
+    if job.algorithm.importance != "none" and math.isfinite(found.mean):
+        return f"{what}; {rule}; algorithm.importance={job.algorithm.importance} corrects for it"
+    raise RunError(what, where=f"step {step}, train_forward_backward", rule=rule, way_out=_way_out(job, name))
+
+
+def _way_out(job: ResolvedJob, name: str) -> str:
+    remedies = []
+    if job.algorithm.importance == "none" and not job.algorithm.declaration.trains_pairs:
+        remedies.append("algorithm.importance=truncate corrects for it and goes on")
+    if name != Dtype.FLOAT32:
+        remedies.append("training.dtype=float32 rollout.dtype=float32 computes alike")
+    return "; ".join([*remedies, "the weights themselves agree, by their checksums: report it with the run folder"])

@@ -1,0 +1,167 @@
+"""RewardPool: computes rewards of responses as they finish, several at a time, in threads and processes.
+
+In: responses by id, from any thread. Out: verdicts, written into rollouts. Rewards that are patterns alone are computed
+when they are asked for: they take less time than handing them over.
+"""
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from rlplan.errors import RunError
+from rlplan.runtime.experience import Rollout
+from rlplan.runtime.rewards.code_executor import limits_of
+from rlplan.runtime.rewards.judge import Judge, Response
+from rlplan.runtime.rewards.verdict import Verdict
+from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
+from rlplan.runtime.sandbox.programs import Sandbox
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.spec.rewards import CodeExecutorSpec, runs_elsewhere
+
+
+class RewardPool:
+    """See the module docstring. sandbox: its name, as `rlplan run --sandbox` has it. Raises: HostError without one."""
+
+    def __init__(self, job: ResolvedJob, sandbox: str = AUTO) -> None:
+        self.job = job
+        self.is_early = any(runs_elsewhere(spec) for spec in job.rewards)
+        count = job.limits.num_reward_workers if self.is_early else 1
+        self.sandbox = _sandbox_for(job, sandbox, count)
+        self._judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+        self._all = [Judge(job.rewards, self.sandbox) for _ in range(count)]
+        for judge in self._all:
+            self._judges.put(judge)
+        self._pool_size = count
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="reward")
+        self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
+        self._lock = threading.Lock()
+        self._notes: Counter[str] = Counter()
+        self._num_judged = 0
+        self._span: tuple[float, float] | None = None
+
+    def start(self, columns: Collection[str] | None = None) -> None:
+        """Bring the rewards' processes up, so that one that cannot work is said before anything is generated.
+
+        columns: that every row has; None: not known. Raises: SpecError.
+        """
+        if self.is_early:
+            for judge in self._all:
+                judge.start(columns)
+
+    def begin(self, key: str, response: Response) -> None:
+        """Judge a response beside whatever else goes on; one that was begun already is not begun again."""
+        with self._lock:
+            begun = self._begun.get(key)
+            if self.is_early and (begun is None or begun[0] != response.text):
+                self._begun[key] = (response.text, self._pool.submit(self._judge, response))
+
+    def judge(self, rollouts: Sequence[Rollout]) -> None:
+        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet."""
+        rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
+        for rollout in rollouts:
+            self.begin(rollout.id, _response(rollout))
+        deadline = time.monotonic() + self.job.limits.action_timeout_s
+        verdicts = [self._verdict(rollout, deadline) for rollout in rollouts]
+        self._num_judged += len(verdicts)
+        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+            self._notes.update(verdict.notes)
+            self._write(rollout, verdict)
+        starts, ends = [v.start_s for v in verdicts], [v.end_s for v in verdicts]
+        if starts and self.is_early:
+            before = () if self._span is None else self._span
+            self._span = min((*before[:1], *starts)), max((*before[1:], *ends))
+        with self._lock:
+            for rollout in rollouts:
+                self._begun.pop(rollout.id, None)
+
+    def take_notes(self) -> tuple[Counter[str], int]:
+        """How often what was noted, such as a program's timeout, of how many rollouts, since the last time."""
+        taken = self._notes, self._num_judged
+        self._notes, self._num_judged = Counter(), 0
+        return taken
+
+    def take_span(self) -> tuple[float, float] | None:
+        """From when to when rewards in processes of their own were at work since the last time; None without any."""
+        span, self._span = self._span, None
+        return span
+
+    def forget(self) -> None:
+        """The steps begin anew: what was judged for those before counts no more."""
+        self.take_notes()
+        self.take_span()
+        with self._lock:
+            self._begun.clear()
+
+    def check_failures(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Raises: RunError when more rollouts of a step have no reward than the job lets pass."""
+        reasons = Counter(rollout.failure for rollout in rollouts if rollout.failure)
+        most = self.job.limits.max_failed_rewards
+        if reasons.total() > most * len(rollouts):
+            reason, count = reasons.most_common(1)[0]
+            raise RunError(
+                f"{reasons.total()} of {len(rollouts)} rollouts have no reward; {count} because of {reason}",
+                where=f"step {step}, rewards",
+                rule=f"at most {most:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
+                way_out="mend the reward or the rows that it cannot judge; failures.jsonl in the run folder has each",
+            )
+
+    def close(self) -> None:
+        """End every process; what is being judged is given up."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for judge in self._all:
+            judge.close()
+        if self.sandbox is not None:
+            self.sandbox.close()
+        self._pool.shutdown(wait=True)
+        for judge in self._all:  # one that was just being replaced
+            judge.close()
+
+    def _judge(self, response: Response) -> Verdict:
+        judge = self._judges.get()
+        try:
+            return judge.judge(response)
+        finally:
+            self._judges.put(judge)
+
+    def _verdict(self, rollout: Rollout, deadline: float) -> Verdict:
+        if not self.is_early:
+            return self._judge(_response(rollout))
+        with self._lock:
+            _, future = self._begun[rollout.id]
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise RunError(
+                f"rewards are not done after {self.job.limits.action_timeout_s:g} s, {self._pool_size} at a time",
+                where="verify",
+                rule="rewards must be computed within limits.action_timeout_s",
+                way_out="give the rewards shorter timeouts, or the job more limits.num_reward_workers",
+            ) from None
+
+    def _write(self, rollout: Rollout, verdict: Verdict) -> None:
+        rollout.rewards, rollout.failure = dict(verdict.values), verdict.failure
+        rollout.has_failed = bool(verdict.failure)
+        weighted = [spec.weight * verdict.values.get(spec.label, 0.0) for spec in self.job.rewards]
+        rollout.reward = 0.0 if rollout.has_failed else sum(weighted)
+
+
+def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object]]:
+    """Lines for failures.jsonl: which rollouts have no reward, and why."""
+    return [
+        {"step": step, "prompt": rollout.prompt.id, "reason": rollout.failure, "response": rollout.text[:2000]}
+        for rollout in rollouts
+        if rollout.failure
+    ]
+
+
+def _response(rollout: Rollout) -> Response:
+    return Response(rollout.prompt, rollout.text, rollout.completion.tokens)
+
+
+def _sandbox_for(job: ResolvedJob, name: str, count: int) -> Sandbox | None:
+    limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
+    return open_sandbox(name, count, max(limits, key=lambda each: each.memory_bytes)) if limits else None

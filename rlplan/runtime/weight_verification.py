@@ -1,0 +1,80 @@
+"""Weight verification: whether engines have the trainer's weights, by checksums of what they received or read.
+
+In: checksums by weight, from the trainer and from an engine's process. Out: nothing, or an error that ends the update.
+What an engine makes of right weights only its log-probs show (logprob_mismatch.py).
+"""
+
+from collections.abc import Mapping
+
+from rlplan.errors import RunError
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import SyncContent, Transport
+
+_OTHER_TRANSPORT = {
+    Transport.SHARED_MEMORY: Transport.GLOO,
+    Transport.GLOO: Transport.DISK,
+    Transport.DISK: Transport.GLOO,
+    Transport.CUDA_IPC: Transport.NCCL,
+}
+_WORD = (1 << 64) - 1
+_NAMED = 3
+"""So many weights are named in a message."""
+
+
+def check_weights(held: Mapping[str, int], fed: Mapping[str, int], engine: str, version: int, job: ResolvedJob) -> None:
+    """Raises: RunError where an engine's process was given another weight than the trainer holds, or not all."""
+    lost = [name for name in held if name not in fed]
+    other = [name for name in held if name in fed and fed[name] != held[name]]
+    if not (lost or other):
+        return
+    if lost:
+        what = f"{engine} has got {len(held) - len(lost)} of {len(held)} weights: not {_listed(lost)}"
+    else:
+        first = other[0]
+        what = (
+            f"{engine} has got other weights than the trainer holds, {len(other)} of {len(held)}: {_listed(other)}; "
+            f"the checksum of the first is {fed[first] & _WORD:016x}, the trainer's {held[first] & _WORD:016x}"
+        )
+    raise mismatch_error(what, version, job)
+
+
+def mismatch_error(what: str, version: int, job: ResolvedJob) -> RunError:
+    """Weights that are not the trainer's."""
+    return RunError(
+        what,
+        where=f"weight sync, version {version}",
+        rule="the checksum of every weight that an engine is given is the trainer's",
+        way_out="what goes through a channel is sent once more by itself; if that ends so too, "
+        f"{_other_transport(job)}",
+    )
+
+
+def check_fresh(is_behind: bool, version: int, sampled: set[int], step: int) -> None:
+    """Raises: RunError where a step's tokens came from other weights than those of now, though no step may be late.
+
+    is_behind: whether the trainer has stepped since it handed its weights over. sampled: the versions of the tokens.
+    """
+    if is_behind:
+        what = f"the policy was trained after version {version} was handed over, and never handed over again"
+    elif sampled - {version}:
+        what = f"rollouts came from weights of version {min(sampled - {version})}, the trainer's are version {version}"
+    else:
+        return
+    raise RunError(
+        what,
+        where=f"step {step}, train_forward_backward",
+        rule="rollouts of a synchronous job must come from the weights being trained",
+        way_out="report it with the run folder",
+    )
+
+
+def _other_transport(job: ResolvedJob) -> str:
+    if job.placement.sync_content is not SyncContent.FULL:
+        return f"send everything: placement.sync_content={SyncContent.FULL}"
+    other = _OTHER_TRANSPORT.get(job.sync_transport)
+    return f"use another transport: placement.transport={other}" if other else "report it with the run folder"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,103 @@
+"""EnginePool: the engines of a simulated run, their rollouts, and the rewards of these.
+
+In: groups to begin. Out: events when their tokens are there and when all are rewarded; engines that pause and resume.
+Left out: when groups may be begun (run.py, staleness.py).
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from simpy import AllOf, Environment, Event
+
+from rlplan.simulate.engine import Engine, Group, Rollout
+from rlplan.simulate.lengths import LengthSampler
+from rlplan.simulate.setting import SimulationSetting, StepRollouts
+from rlplan.simulate.speed import LinearSpeed, RememberedSpeed, Speed
+from rlplan.simulate.timeout import Timeout
+
+
+class EnginePool:
+    """All engines. on_rewarded: told of each group whose rollouts all have their rewards."""
+
+    def __init__(
+        self,
+        env: Environment,
+        setting: SimulationSetting,
+        work: StepRollouts,
+        speed: Speed,
+        seed: int,
+        on_rewarded: Callable[[Group], None],
+    ) -> None:
+        self.env, self.work, self.on_rewarded = env, work, on_rewarded
+        self.sampler = LengthSampler(work.lengths, seed)
+        speed = speed if isinstance(speed, LinearSpeed) else RememberedSpeed(speed)
+        self.engines = [Engine(env, speed, work.limits, self._finished) for _ in range(work.num_engines)]
+        self.latency_s = setting.reward_latency_s
+        self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
+        self._free_from = [0.0] * setting.num_reward_workers
+        self._at_reward = [lambda event: self._rewarded(event.value)]
+        self._silent: Event | None = None
+
+    def make(self, batch: int, count: int) -> list[Group]:
+        """New groups with lengths drawn for them."""
+        made = []
+        for _ in range(count):
+            lengths = self.sampler.draw(self.work.num_samples)
+            self.num_drawn_tokens += sum(lengths)
+            made.append(Group(self.num_groups, self.work.prompt_len, lengths))
+            made[-1].batch = batch
+            self.num_groups += 1
+        return made
+
+    def begin(self, groups: Sequence[Group]) -> None:
+        """Deal groups out, each to the engine that has the fewest rollouts; those of one call begin together."""
+        load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
+        heapq.heapify(load)
+        dealt: dict[int, list[Rollout]] = {}
+        for group in groups:
+            busy, index = load[0]
+            dealt.setdefault(index, []).extend(group.rollouts)
+            heapq.heapreplace(load, (busy + len(group.rollouts), index))
+            self.num_running += len(group.rollouts)
+        for index, rollouts in dealt.items():
+            self.engines[index].submit(rollouts)
+
+    def silence(self) -> Event:
+        """When no rollout is running or waiting any more."""
+        self._silent = self.env.event()
+        if not self.num_running:
+            self._silent.succeed()
+        return self._silent
+
+    def pause(self) -> Event:
+        """Every engine stops after its step in progress."""
+        return AllOf(self.env, [engine.pause() for engine in self.engines])
+
+    def resume(self, version: int) -> None:
+        """Every engine goes on, with new weights."""
+        for engine in self.engines:
+            engine.resume(version)
+
+    def _finished(self, rollout: Rollout) -> None:
+        self.num_running -= 1
+        if self.latency_s:
+            self._reward(rollout.group)
+        else:
+            self._rewarded(rollout.group)
+        if not self.num_running and self._silent is not None and not self._silent.triggered:
+            self._silent.succeed()
+
+    def _reward(self, group: Group) -> None:
+        """A reward takes its latency, and waits for a worker where these are few."""
+        wait = 0.0
+        if self._free_from:
+            begin = max(self.env.now, self._free_from[0])
+            heapq.heapreplace(self._free_from, begin + self.latency_s)
+            wait = begin - self.env.now
+        Timeout(self.env, wait + self.latency_s, self._at_reward, group)
+
+    def _rewarded(self, group: Group) -> None:
+        self.num_rewards += 1
+        group.left -= 1
+        if not group.left:
+            self.on_rewarded(group)
