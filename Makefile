@@ -32,12 +32,16 @@ SYSTEM_PACKAGES := bubblewrap iproute2
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them.
 NIGHTLY_models := tests/memory tests/spec
 NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli
-NIGHTLY_workers := $(addprefix tests/runtime/,test_trainer_memory.py test_weight_sync_engines.py test_resumed_states.py \
-  test_policy_trainer.py test_rollout_engine.py test_gpu_shapes.py test_fake_gpus.py sandbox)
-NIGHTLY_runs := $(addprefix tests/runtime/,test_algorithm_runs.py test_role_runs.py test_training_runs.py test_runs.py \
-  test_failures.py test_supervision.py rewards environments)
-NIGHTLY_resume := tests/runtime/test_resumed_runs.py
-NIGHTLY_learning := tests/runtime/test_learning.py
+NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
+  tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
+  tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
+  tests/runtime/cluster/test_fake_gpus.py tests/runtime/sandbox
+NIGHTLY_runs := tests/runtime/runs/test_algorithm_runs.py tests/runtime/runs/test_role_runs.py \
+  tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
+  tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \
+  tests/runtime/rewards tests/runtime/environments
+NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
+NIGHTLY_learning := tests/runtime/runs/test_learning.py
 
 .PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 
@@ -125,11 +129,11 @@ planner: setup ## time plans against the number of GPUs and make their tables on
 	exec $(VENV)/bin/python -m benchmarks.exercises
 
 trl: setup ## GRPO side by side with TRL, which gets an environment of its own: reports/runtime/trl.md
-	@exec $(VENV)/bin/python -m benchmarks.trl_comparison $(ARGS)
+	@exec $(VENV)/bin/python -m benchmarks.trl.comparison $(ARGS)
 
 learning: setup ## every algorithm in three seeds and two controls, an hour and a half, then GRPO beside TRL: reports/learning
-	@$(VENV)/bin/python -m benchmarks.learning_curves $(ARGS)
-	exec $(VENV)/bin/python -m benchmarks.learning_against_trl
+	@$(VENV)/bin/python -m benchmarks.learning.curves $(ARGS)
+	exec $(VENV)/bin/python -m benchmarks.learning.against_trl
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

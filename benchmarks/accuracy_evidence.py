@@ -16,8 +16,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
+from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import Measured
-from rlplan.accuracy.reading import bundled_points
 from rlplan.report.style import FAINT, INK, MUTED, RC
 from rlplan.units import GIB
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan_parts import SearchStats
 from rlplan.planner.setting import read_setting
-from rlplan.spec.job_file import job_from
+from rlplan.spec.files.job_file import job_from
 from rlplan.spec.resolved import settle
 
 REPEATS = 3

@@ -9,7 +9,7 @@ from itertools import islice
 
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.setting import read_setting
-from rlplan.spec.job_file import job_from
+from rlplan.spec.files.job_file import job_from
 from rlplan.spec.resolved import settle
 
 CASES = (

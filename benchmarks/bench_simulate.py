@@ -5,12 +5,12 @@ Prints microseconds an event, seconds for a million, and ratios within one run. 
 
 import time
 
-from benchmarks.plain_schedule import plain_schedule
+from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
-from rlplan.spec.lengths import Lengths, LogNormalLengths
+from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 from rlplan.timing.cost import Cost, Resource
 from rlplan.vocabulary import Placement
 

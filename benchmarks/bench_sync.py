@@ -63,7 +63,7 @@ def make_policy(folder: Path) -> None:
 
 def make_job(folder: Path, content: str = "full") -> Any:
     """The job of an engine with that policy."""
-    from rlplan.spec.job_file import load_job
+    from rlplan.spec.files.job_file import load_job
     from rlplan.spec.resolved import on_a_cpu_host
     from rlplan.vocabulary import Dtype
 
@@ -76,7 +76,7 @@ def read(pipe: Connection, folder: Path) -> None:
     """The other process, without an engine: it opens channels and reads."""
     import torch
 
-    from rlplan.memory.weight_sync import policy_packets
+    from rlplan.memory.weight_sync.packets import policy_packets
     from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
     torch.set_num_threads(1)
@@ -101,7 +101,7 @@ def read(pipe: Connection, folder: Path) -> None:
 def engine(pipe: Connection, folder: Path) -> None:
     """The other process, with vLLM in it."""
     from rlplan.emit.vllm import engine_arguments
-    from rlplan.runtime.workers.rollout_engine import RolloutEngine
+    from rlplan.runtime.workers.engine.rollout_engine import RolloutEngine
 
     job = make_job(folder)
     worker = RolloutEngine("rollout_engine/0", job, engine_arguments(job), 2)
@@ -188,7 +188,7 @@ def measure(other: Other, folder: Path, model: Any, transport: str, content: str
     """Medians of a transport and content."""
     import torch
 
-    from rlplan.memory.weight_sync import policy_packets
+    from rlplan.memory.weight_sync.packets import policy_packets
     from rlplan.runtime.weight_sync.channel import Endpoint, Update
     from rlplan.runtime.weight_sync.sender import PolicySender
     from rlplan.runtime.weight_sync.source import WeightSource

@@ -2,8 +2,8 @@
 
 In: the bundled points. Out: reports/accuracy/serving.json: the constants, the error of each pair with the profiles as
 they are, and its error with constants fitted without it. Pure Python, about two minutes; `accuracy_evidence.py` shows
-the result. The constants of the modules (engine_step.py, engine_counts.py) stay as they are; they were chosen with all
-pairs at hand. The profiles' experts' constants lie between the two generations' fits (docs/timing.md).
+the result. The constants of the modules (serving/step.py, serving/counts.py) stay as they are; they were chosen with
+all pairs at hand. The profiles' experts' constants lie between the two generations' fits (docs/timing.md).
 
 A pair is a model, a GPU and a format. Where the pair left out is the only mixture of experts of its generation, the
 experts' constants are the other generation's.
@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.reading import bundled_points
-from rlplan.accuracy.serving_points import Server, cluster_of, loop_of, server_of
-from rlplan.spec.hardware import ServingRates, SourcedSeconds, SourcedShare
-from rlplan.timing.cluster import Cluster
-from rlplan.timing.engine_counts import EngineCounts, engine_counts
-from rlplan.timing.engine_step import EngineRates
-from rlplan.timing.serving_load import ClosedLoop, closed_loop_latency
+from rlplan.accuracy.serving.latency import Server, cluster_of, loop_of, server_of
+from rlplan.spec.hardware.profile import ServingRates, SourcedSeconds, SourcedShare
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.counts import EngineCounts, engine_counts
+from rlplan.timing.serving.load import ClosedLoop, closed_loop_latency
+from rlplan.timing.serving.step import EngineRates
 from rlplan.vocabulary import Provenance
 
 FILE = Path(__file__).resolve().parents[1] / "reports" / "accuracy" / "serving.json"

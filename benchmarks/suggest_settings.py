@@ -14,13 +14,13 @@ from itertools import product
 from pathlib import Path
 
 from rlplan.errors import RlplanError
+from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu_checks import check_job
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import read_setting
-from rlplan.spec.job_file import job_from
-from rlplan.spec.profiles import get_gpu
+from rlplan.spec.files.job_file import job_from
+from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.resolved import settle
 from rlplan.units import format_bytes, format_seconds
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_timeout
 from hypothesis import settings
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)

@@ -11,9 +11,9 @@ from typing import Any
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.base import validate
-from rlplan.spec.hardware import HardwareProfile
+from rlplan.spec.files.job_file import job_from
+from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob, SettledJob, on_a_cpu_host, settle
 from rlplan.units import MIB

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlplan.runtime import machine_speed
-from rlplan.runtime.machine_speed import MOST
+from rlplan.runtime.processes import machine_speed
+from rlplan.runtime.processes.machine_speed import MOST
 from tests.waiting import Patience, at_most, orphans_come_here, own_processes, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +42,7 @@ def test_what_takes_too_long_is_said_with_both_numbers(four_times_slower: None) 
 
 TAKES_TWO_SECONDS = """
 import time
-from rlplan.runtime import machine_speed
+from rlplan.runtime.processes import machine_speed
 
 machine_speed._last = (time.monotonic(), 4.0)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from rlplan.runtime.machine_speed import slowdown
+from rlplan.runtime.processes.machine_speed import slowdown
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -4,7 +4,7 @@ In: the profiles, the planner. Out: parts of docs/exercises.md. Left out: the pr
 """
 
 from benchmarks.exercises.plans import GB, commands, decimal, example, table
-from rlplan.spec.profiles import get_gpu, get_node
+from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.units import format_seconds
 
 

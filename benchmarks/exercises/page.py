@@ -1,7 +1,7 @@
 """The parts of docs/exercises.md: each between two marks, made by a function.
 
 In: a page with marks. Out: the page with every part made anew. Left out: the prose around the parts.
-tests/test_docs_exercises.py makes the same parts and compares them with the page.
+tests/docs/test_exercises.py makes the same parts and compares them with the page.
 """
 
 import re

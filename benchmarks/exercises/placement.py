@@ -6,8 +6,8 @@ In: the planner. Out: parts of docs/exercises.md. Left out: the prose around the
 from benchmarks.exercises.plans import choice, commands, decimal, example, peak_of, table
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
+from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import get_gpu
 from rlplan.units import format_bytes, format_seconds
 
 FOUR = "exercises/ppo-70b"

@@ -12,8 +12,8 @@ from rlplan.errors import RlplanError
 from rlplan.memory.ledger import Peak
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import load_job
 from rlplan.vocabulary import MemoryKind
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from rlplan.errors import HostError, RlplanError
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan, find_plan
-from rlplan.runtime.detect import detect
+from rlplan.runtime.host.detect import detect
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.trace import Trace

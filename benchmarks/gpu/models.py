@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.cases import LORA_RANK, Case
-from rlplan.runtime.logprob_model import LogprobModel, TokenBatch
-from rlplan.runtime.packed_attention import PACKED, register_packed_attention
-from rlplan.runtime.tracing import LOSSES
+from rlplan.runtime.measure.tracing import LOSSES
+from rlplan.runtime.models.logprob_model import LogprobModel, TokenBatch
+from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.vocabulary import Role
 
 DTYPE = torch.bfloat16

@@ -5,16 +5,16 @@ that is missing is not predicted. Left out: `reserved` and `process`, which `rlp
 """
 
 from benchmarks.gpu.cases import LORA_RANK, Case
-from rlplan.memory.block_families import blocks_of
-from rlplan.memory.engine_tensors import rotary_table_bytes
-from rlplan.memory.frozen import Frozen
-from rlplan.memory.gpu.states import frozen_of
-from rlplan.memory.logits import Loss, rows_bytes
-from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.memory.sharding import Sizes, rank_state_under_torch, rank_state_under_zero, sizes_of
-from rlplan.memory.step_peak import MicroBatchShape, RankState, Recompute, score_peak_bytes, step_peak
-from rlplan.memory.zero import ZeroSettings, ZeroStates
-from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.frozen import Frozen
+from rlplan.memory.model.logits import Loss, rows_bytes
+from rlplan.memory.roles.gpu.states import frozen_of
+from rlplan.memory.serving.tensors import rotary_table_bytes
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.trainers.sharding import Sizes, rank_state_under_torch, rank_state_under_zero, sizes_of
+from rlplan.memory.trainers.step_peak import MicroBatchShape, RankState, Recompute, score_peak_bytes, step_peak
+from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
+from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.kv import kv_elements_per_token

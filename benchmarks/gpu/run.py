@@ -24,9 +24,9 @@ from benchmarks.gpu.meters import used_by_driver
 from benchmarks.gpu.predict import needed_bytes, predict
 from benchmarks.gpu.records import Records
 from rlplan.errors import HostError, RlplanError
-from rlplan.runtime.detect import Detected, detect
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.profiles import get_gpu
+from rlplan.runtime.host.detect import Detected, detect
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import format_bytes
 
 CASE_LIMIT_S = 180.0

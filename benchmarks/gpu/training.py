@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.meters import make_meter
 from benchmarks.gpu.models import batch_of, random_tokens, scoring_model, trained_model
-from rlplan.runtime.workers.memory_meter import resident_bytes
+from rlplan.runtime.measure.memory_meter import resident_bytes
 
 LEARNING_RATE = 1e-5
 

@@ -17,13 +17,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
-from rlplan.runtime.end_tokens import end_tokens
-from rlplan.runtime.experience import Completion, Prompt, Rollout
-from rlplan.runtime.groups import GroupMaker
-from rlplan.runtime.preflight import load_prompts
-from rlplan.runtime.requests import RequestMaker
+from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.driver.preflight import load_prompts
 from rlplan.runtime.rewards.reward_pool import RewardPool
-from rlplan.spec.job_file import load_job
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
+from rlplan.runtime.rollout.groups import GroupMaker
+from rlplan.runtime.rollout.requests import RequestMaker
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from trl import GRPOConfig, GRPOTrainer
 

@@ -60,15 +60,9 @@ def reward(completions: list[str], **columns: Any) -> list[float]:
     return [float(answer in text) for answer, text in zip(columns["answer"], completions, strict=True)]
 
 
-def main(settings_file: str) -> None:
-    """Train and print the seconds of each step."""
-    settings = json.loads(Path(settings_file).read_text())
-    torch.set_num_threads(settings["num_threads"])
-    dtype = getattr(torch, settings["dtype"])
-    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
-    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype)
-    rows = [json.loads(line) for line in Path(settings["prompts"]).read_text().splitlines()]
-    config = GRPOConfig(
+def _config(settings: dict[str, Any]) -> GRPOConfig:
+    """TRL's settings for ours."""
+    return GRPOConfig(
         output_dir=settings["out"],
         max_steps=settings["num_steps"],
         num_generations=settings["num_samples"],
@@ -92,11 +86,21 @@ def main(settings_file: str) -> None:
         shuffle_dataset=False,
         seed=0,
     )
+
+
+def main(settings_file: str) -> None:
+    """Train and print the seconds of each step."""
+    settings = json.loads(Path(settings_file).read_text())
+    torch.set_num_threads(settings["num_threads"])
+    dtype = getattr(torch, settings["dtype"])
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype)
+    rows = [json.loads(line) for line in Path(settings["prompts"]).read_text().splitlines()]
     clock = StepClock()
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
-        args=config,
+        args=_config(settings),
         train_dataset=Dataset.from_list([{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]),
         processing_class=tokenizer,
         callbacks=[clock],

@@ -61,7 +61,7 @@ class _Modules(MutableMapping[str, Any]):
 
 
 def _command_of(name: str) -> Any:
-    module = importlib.import_module(f"rlplan_cli.{name}")
+    module = importlib.import_module(f"rlplan_cli.commands.{name}")
     if hasattr(module, "app"):
         group = typer.main.get_group(module.app)
         group.name = name
@@ -169,7 +169,7 @@ def _has_no_reader(stream: TextIO) -> bool:
 
 def show_error(error: RlplanError) -> None:
     """An error on stderr."""
-    from rlplan_cli.render import show_error as show  # a command that ends well may need no table
+    from rlplan_cli.render.terminal import show_error as show  # a command that ends well may need no table
 
     show(error)
 
@@ -213,7 +213,7 @@ def _run(debug: bool) -> int:
 
 def _disk_error(error: Exception) -> RlplanError | None:
     """What a full disk did to a writer that has no boundary of its own, such as the standard output."""
-    from rlplan.runtime.disk_errors import disk_error  # imported where something went wrong
+    from rlplan.runtime.run_folder.disk_errors import disk_error  # imported where something went wrong
 
     failure = disk_error(error, None)
     if failure is not None and failure.where == "standard output":

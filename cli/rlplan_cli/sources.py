@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import SpecError
+from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from, load_job
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def fetched(name: str, folder: Path) -> str:
     parts = Path(name).parts
     if bundled_id(name) or len(name) > MAX_ID or "\0" in name or len(parts) != 2 or (folder / parts[0]).exists():
         return name  # bundled, no id, or a path whose first folder is there
-    from rlplan.runtime.hub import fetch_config, looks_like_an_id
+    from rlplan.runtime.models.hub import fetch_config, looks_like_an_id
 
     if not looks_like_an_id(name) or nearest_id(name):
         return name  # a bundled id in another case is what was meant

@@ -19,8 +19,15 @@ from rlplan.errors import RlplanError, did_you_mean
 
 SCHEMA_VERSION = 2
 PREDICTORS = (
-    *("model_points", "engine_points", "other_engine_points", "training_points", "training_limits"),
-    *("training_scores", "throughput_points", "rl_step_points", "sync_points", "serving_points", "later_points"),
+    *("model_points", "serving.engine", "serving.other_engines", "training.points", "training.limits"),
+    *(
+        "training.scores",
+        "training.throughput",
+        "rl_steps.points",
+        "rl_steps.weight_sync",
+        "serving.latency",
+        "later_points",
+    ),
 )
 """Modules of this package that register predictors; a new one adds its name here. One that is not there yet is passed
 over, and its kinds are refused as unknown."""

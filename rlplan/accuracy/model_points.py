@@ -86,7 +86,7 @@ def predict_zero_states(point: MeasuredPoint) -> Prediction:
 
     Counts: (2 + 2 + K)P; K/N with Pos, 2/N more with Pos+g, all over N with Pos+g+p.
     Source: arXiv 1910.02054, section 5.
-    Differs: what DeepSpeed holds beside it (buckets, flat buffers, copies) stands in memory/zero.py.
+    Differs: what DeepSpeed holds beside it (buckets, flat buffers, copies) stands in memory/trainers/zero.py.
     """
     settings = Settings(point)
     ranks, optimizer = settings.count("dp"), settings.number("K", 12.0)

@@ -16,8 +16,8 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.errors import SpecError
-from rlplan.memory.quantization import Quantization
-from rlplan.memory.quantized_checkpoints import (
+from rlplan.memory.model.quantization import Quantization
+from rlplan.memory.model.quantized_checkpoints import (
     quantization_by_name,
     quantization_by_word,
     quantization_of_spec,

@@ -11,8 +11,8 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.profiles import get_gpu
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import GIB
 
 MAX_COUNT = 1 << 40

@@ -11,12 +11,12 @@ from functools import cache
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training_settings import RunSettings, num_ranks
+from rlplan.accuracy.training.settings import RunSettings, num_ranks
 from rlplan.errors import SpecError
 from rlplan.spec.base import shorten
-from rlplan.spec.hardware import GpuProfile, NodeProfile
-from rlplan.spec.profiles import get_gpu, get_node, load_profiles
-from rlplan.timing.cluster import Cluster
+from rlplan.spec.hardware.catalogue import get_gpu, get_node, load_profiles
+from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
+from rlplan.timing.network.cluster import Cluster
 
 USUAL_WATTS = {"h100-sxm": 700, "h200-sxm": 700, "a100-sxm-80gb": 400, "a100-sxm-40gb": 400, "b200": 1000}
 """Power limits as sold, to which a lower one in a GPU's name is compared. Source: NVIDIA's datasheets."""

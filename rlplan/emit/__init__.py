@@ -1,0 +1,1 @@
+"""From a plan to the files that run it: DeepSpeed's, vLLM's and Ray's. Decides nothing."""

@@ -6,7 +6,7 @@ In: a ResolvedJob and a Schedule. Out: a plain dict for `deepspeed.initialize(co
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
-from rlplan.memory.zero import ZeroSettings
+from rlplan.memory.trainers.zero import ZeroSettings
 from rlplan.spec.resolved import ResolvedJob, ResolvedTraining
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Dtype, Role

@@ -1,7 +1,8 @@
 """The keys that the pinned DeepSpeed and vLLM know, shipped as data, so that a bundle is checked without them.
 
-In: an ExecutionSpec. Out: nothing, or an EmitError that names the key. `rlplan.runtime.engine_keys` checks the same
-keys against the versions that are installed, and a test checks that this data equals the pinned versions' own lists.
+In: an ExecutionSpec. Out: nothing, or an EmitError that names the key. `rlplan.runtime.host.engine_keys` checks the
+same keys against the versions that are installed, and a test checks that this data equals the pinned versions' own
+lists.
 """
 
 import json

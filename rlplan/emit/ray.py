@@ -2,7 +2,7 @@
 
 In: a Plan. Out: frozen values for `ray.util.placement_group` and the actors. Source: Ray 2.60.0.
 On GPUs a bundle is a GPU; processes that share it take equal parts of it, which tells Ray who sees which GPU and bounds
-nothing. Not yet run on a GPU; reserved on Ray nodes whose GPUs are numbers (tests/runtime/test_fake_gpus.py).
+nothing. Not yet run on a GPU; reserved on Ray nodes whose GPUs are numbers (tests/runtime/cluster/test_fake_gpus.py).
 """
 
 from collections import Counter
@@ -12,10 +12,10 @@ from rlplan.dataflow.layouts import Worker
 from rlplan.emit.vllm import NCCL_ALONE
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import NodeProfile
-from rlplan.spec.profiles import find_profile
+from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.timing.eager import MMAP_THRESHOLD
+from rlplan.timing.cpu.eager import MMAP_THRESHOLD
 from rlplan.units import MIB
 from rlplan.vocabulary import Role
 

@@ -5,7 +5,7 @@ In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the mo
 
 from typing import Any
 
-from rlplan.memory.weight_sync import engine_lora_rank
+from rlplan.memory.weight_sync.packets import engine_lora_rank
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement, SyncContent
 
@@ -66,7 +66,7 @@ NCCL_ALONE = {
     "VLLM_USE_NCCL_SYMM_MEM": "0",
 }
 """Environment of an engine on GPUs: vLLM's other ways to all-reduce are off, for NCCL's is what was timed
-(timing/engine_step.py) and two of them are on by themselves. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
+(timing/serving/step.py) and two of them are on by themselves. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
 
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is

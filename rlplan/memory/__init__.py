@@ -1,0 +1,1 @@
+"""Memory: from a schedule and what its processes are to bytes after and inside each action."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import choice_words
-from rlplan.planner.candidates import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job import JobSpec

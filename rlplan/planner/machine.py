@@ -8,7 +8,7 @@ from typing import Protocol
 from rlplan.dataflow.choice import Choice
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
-from rlplan.spec.hardware import Profile
+from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import on_a_cpu_host, settle
 
@@ -52,11 +52,11 @@ class Search(Protocol):
 def search_of(asked: JobSpec) -> Search:
     """The search of a job. Raises: SpecError for the first thing in it that could not run."""
     if asked.device_kind == "cpu":
-        from rlplan.planner.host_search import HostSearch
+        from rlplan.planner.cpu.search import HostSearch
 
         return HostSearch(on_a_cpu_host(asked), asked)
+    from rlplan.planner.checks.gpus import check_job
     from rlplan.planner.gpu.search import GpuSearch
-    from rlplan.planner.gpu_checks import check_job
     from rlplan.planner.setting import read_setting
 
     job = settle(asked)

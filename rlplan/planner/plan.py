@@ -1,7 +1,7 @@
 """Plan: what was chosen for a job, on a CPU host or on GPUs: its schedule, bytes, seconds and verdict.
 
 In: what a search found. Out: a frozen, JSON-able Plan, and plan.json, in which paths stand relative to its own folder.
-Left out: how candidates are made and compared (host_search.py, gpu/search.py), what else a page says (answers/).
+Left out: how candidates are made and compared (cpu/search.py, gpu/search.py), what else a page says (answers/).
 """
 
 import hashlib

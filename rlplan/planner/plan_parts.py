@@ -1,7 +1,7 @@
 """Parts of a plan: its verdict, its KV cache, what else was looked at, and what would make it fit.
 
 In: a ledger, demands of rollouts, candidates that were rated. Out: frozen, JSON-able values.
-Left out: the plan itself (plan.py), and who finds these (host_search.py, gpu/search.py, remedies.py).
+Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/search.py, remedies.py).
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from typing import Literal
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
-from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.ledger import MemoryLedger, Peak
+from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement
 

@@ -13,8 +13,8 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Remedy, Verdict
 from rlplan.spec.job import JobSpec
+from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import on_a_cpu_host
-from rlplan.spec.training import LoraSpec
 from rlplan.units import MIB, ceil_div
 
 MORE_GPUS = (2, 4, 8, 16)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
-from rlplan.memory.weight_sync import ENGINE_LORA_RANKS
+from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
+from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import load_model, load_scalar_base
-from rlplan.spec.profiles import find_profile
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
@@ -53,7 +53,8 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
 def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     """Why the target that a job names refuses a choice of it; nothing where it runs.
 
-    What megatron and fsdp2 lack is said before a search (target_checks.py): a plan of theirs is for them, not for emit.
+    What megatron and fsdp2 lack is said before a search (checks/targets.py): a plan of theirs is for them, not for
+    emit.
     """
     return () if job.target != "rlplan" else (*job_refusals(job), *choice_refusals(job, choice))
 

@@ -1,6 +1,6 @@
 """The plan of a job, on a CPU host or on GPUs: the best that there is, and the one that runs.
 
-In: a JobSpec. Out: a Plan. Left out: how candidates are looked at (host_search.py, gpu/search.py).
+In: a JobSpec. Out: a Plan. Left out: how candidates are looked at (cpu/search.py, gpu/search.py).
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from rlplan import __version__
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import SpecError
-from rlplan.planner.candidates import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
-from rlplan.spec.hardware import GpuOverheads, GpuProfile, NodeProfile, Profile
+from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
+from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile, Profile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import find_profile, get_gpu, usual_node
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cluster import Cluster
+from rlplan.timing.network.cluster import Cluster
 from rlplan.vocabulary import Role
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplan.report import dataframes, style
 from rlplan.report.run_folder import RunFolder
-from rlplan.spec.rewards import EVALUATION_PREFIX, Evaluation
+from rlplan.spec.parts.rewards import EVALUATION_PREFIX, Evaluation
 
 
 def evaluations(runs: Sequence[RunFolder]) -> tuple[Evaluation, ...]:

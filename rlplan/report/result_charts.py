@@ -22,7 +22,7 @@ from rlplan.report import style
 from rlplan.report.dataframes import held_memory, is_fine_peak, metrics, process_peaks, timings
 from rlplan.report.evaluations import evaluations, value_text
 from rlplan.report.run_folder import RunFolder
-from rlplan.spec.rewards import Evaluation
+from rlplan.spec.parts.rewards import Evaluation
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 

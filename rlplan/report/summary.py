@@ -16,7 +16,7 @@ from rlplan.report import dataframes
 from rlplan.report.evaluations import evaluations, outcome
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
-from rlplan.spec.rewards import Evaluation
+from rlplan.spec.parts.rewards import Evaluation
 from rlplan.timing.measured import FIRST, join_seconds, measured_seconds
 from rlplan.vocabulary import MemoryKind
 

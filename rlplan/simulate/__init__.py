@@ -1,0 +1,1 @@
+"""A schedule played step after step in simulated time, with sampled lengths."""

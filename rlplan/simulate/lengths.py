@@ -1,12 +1,12 @@
 """Lengths, drawn: how many tokens each response of a simulated run has.
 
-In: a distribution (spec/lengths.py), a seed. Out: whole tokens, at least 1, one after the other.
+In: a distribution (spec/parts/lengths.py), a seed. Out: whole tokens, at least 1, one after the other.
 Left out: rollouts of one prompt that are alike; all are independent, as in the closed forms.
 """
 
 import random
 
-from rlplan.spec.lengths import Lengths
+from rlplan.spec.parts.lengths import Lengths
 
 TABLE = 1 << 14
 """Quantiles that are worked out beforehand; between two of them a length is interpolated."""
@@ -18,7 +18,7 @@ TAIL = 64
 class LengthSampler:
     """Draws lengths by inverting the distribution; the same seed draws the same lengths.
 
-    >>> from rlplan.spec.lengths import ConstantLengths, UniformLengths
+    >>> from rlplan.spec.parts.lengths import ConstantLengths, UniformLengths
     >>> LengthSampler(Lengths(ConstantLengths(value=7), 100), seed=1).draw(3)
     [7, 7, 7]
     >>> sampler = LengthSampler(Lengths(UniformLengths(kind="uniform", low=100, high=300), 250), seed=1)

@@ -12,7 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.speed import Speed
-from rlplan.spec.lengths import Lengths
+from rlplan.spec.parts.lengths import Lengths
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind

@@ -1,7 +1,7 @@
 """Speed: what the simulator asks of a rollout engine.
 
 In: sequences that decode together, tokens in their KV cache. Out: seconds.
-Left out: how the seconds come about; `timing.generation.EngineSpeed` works them out of a model and a GPU.
+Left out: how the seconds come about; `serving.generation.EngineSpeed` works them out of a model and a GPU.
 """
 
 from dataclasses import dataclass

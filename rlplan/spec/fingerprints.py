@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import Profile
+from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.profiles import find_profile
 
 READ_WHOLE = ("config.json", "generation_config.json", "tokenizer.json")
 """Small files that decide what a model is."""

@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from rlplan.spec.algorithm import ALGORITHMS
-from rlplan.spec.job_forms import expanded
+from rlplan.spec.files.job_forms import expanded
+from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
 from rlplan.spec.job_roles import JobRoles
 from rlplan.spec.models.catalogue import load_catalogue
-from rlplan.spec.renamed import refuse_old_keys
-from rlplan.spec.rewards import FunctionSpec, RewardSpec
-from rlplan.spec.roles import ValueSpec
+from rlplan.spec.parts.algorithm import ALGORITHMS
+from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
+from rlplan.spec.parts.roles import ValueSpec
 
 __all__ = ["JobSpec", "PolicySpec"]
 
@@ -134,7 +134,7 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _trainer_can_combine(self) -> Self:
-        if self.target == "rlplan" and not self.is_on_gpus:  # on GPUs planner/target_checks.py says where
+        if self.target == "rlplan" and not self.is_on_gpus:  # on GPUs planner/checks/targets.py says where
             for one in self.training.combination().contradictions():
                 raise ValueError(one.reason)
         return self

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from rlplan.errors import SpecError
+from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
 from rlplan.spec.model import ModelSpec, Parameter, load_model
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.profiles import is_cpu_host
-from rlplan.spec.rewards import Evaluation, evaluations_of, runs_elsewhere
-from rlplan.spec.roles import load_role_model
-from rlplan.spec.training import check_sharing
+from rlplan.spec.parts.rewards import Evaluation, evaluations_of, runs_elsewhere
+from rlplan.spec.parts.roles import load_role_model
+from rlplan.spec.parts.training import check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 

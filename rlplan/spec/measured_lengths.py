@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_json, validate
-from rlplan.spec.lengths import HistogramLengths
+from rlplan.spec.parts.lengths import HistogramLengths
 
 
 class PromptLengths(Spec):

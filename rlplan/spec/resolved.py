@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeVar
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import GpuProfile, HardwareProfile, NodeProfile
+from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
+from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.placement import HardwareSpec, PlacementSpec
-from rlplan.spec.profiles import find_profile, get_gpu, get_profile, usual_node
-from rlplan.spec.rollout import RolloutSpec
-from rlplan.spec.training import TrainingSpec
-from rlplan.spec.workload import DataSpec, WorkloadSpec
+from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
+from rlplan.spec.parts.rollout import RolloutSpec
+from rlplan.spec.parts.training import TrainingSpec
+from rlplan.spec.parts.workload import DataSpec, WorkloadSpec
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import Dtype, SyncContent, Transport
 

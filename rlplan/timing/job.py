@@ -1,7 +1,8 @@
 """JobTiming: seconds of a whole job's actions, by part of its schedule.
 
 In: a Schedule and a Cost for each action of each part. Out: when actions of a usual step run, and what a run takes.
-Left out: how costs are worked out (cpu.py), the first step, which is slower, and what the controller does in between.
+Left out: how costs are worked out (cpu/actions.py), the first step, which is slower, and what the controller does in
+between.
 """
 
 from collections.abc import Mapping

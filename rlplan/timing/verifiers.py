@@ -10,8 +10,8 @@ In: a job, cores and generation's seconds. Out: seconds. Left out: a user's own 
 what a program itself computes, and tests after the first.
 """
 
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, RewardSpec
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, RewardSpec
 
 SANDBOX_S = 0.020
 """A fresh sandbox with one test. Source: reports/sandbox: two cores, CPython 3.11, bubblewrap."""
@@ -25,7 +25,7 @@ def judged_s(reward: RewardSpec) -> float:
     Counts: a sandbox, or a comparison of mathematics. Source: this module's constants.
     Assumes: short programs and answers.
 
-    >>> from rlplan.spec.rewards import CodeExecutorSpec, FormatCheckerSpec
+    >>> from rlplan.spec.parts.rewards import CodeExecutorSpec, FormatCheckerSpec
     >>> judged_s(CodeExecutorSpec(kind="code_executor")), judged_s(FormatCheckerSpec(kind="format_checker"))
     (0.02, 0.0)
     """

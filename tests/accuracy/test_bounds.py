@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, compare
-from rlplan.accuracy.reading import bundled_points
+from rlplan.accuracy.files.reading import bundled_points
 from tests.factories import ROOT
 
 OTHER_KINDS = (

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import load_predictors, predict
+from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.named_models import model_by_name, shape_entries
 from rlplan.accuracy.points import Measured, MeasuredPoint
-from rlplan.accuracy.reading import bundled_points
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training_methods import num_prompt_tokens
-from rlplan.memory.sharding import FsdpSettings, rank_state_under_fsdp, rank_state_under_zero, sizes_of
-from rlplan.memory.zero import ZeroSettings, ZeroStates
+from rlplan.accuracy.training.methods import num_prompt_tokens
+from rlplan.memory.trainers.sharding import FsdpSettings, rank_state_under_fsdp, rank_state_under_zero, sizes_of
+from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.models.catalogue import find_model
 
 POINTS = {point.id: point for point in bundled_points()}

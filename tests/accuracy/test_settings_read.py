@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import Comparison, compare, predict
+from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.reading import bundled_points, read_points
 from rlplan.accuracy.registry import Prediction
 
 SETTINGS: dict[str, Any] = {"framework": "torch", "seq": 1024, "micro_batch": 1, "act_ckpt": True, "dtype": "bf16"}

@@ -15,11 +15,11 @@ from benchmarks.gpu.cases import PARTS, TRAINED, Case, cases_of
 from benchmarks.gpu.predict import predict
 from benchmarks.gpu.records import SERVING_POINTS, TRAINING_POINTS, points_of
 from rlplan.accuracy.compare import compare
+from rlplan.accuracy.files.reading import read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.reading import read_points
-from rlplan.runtime.machine_speed import scaled
-from rlplan.spec.hardware import ComputeDtype, GpuProfile
-from rlplan.spec.profiles import get_gpu, read_profile
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.spec.hardware.catalogue import get_gpu, read_profile
+from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -252,7 +252,7 @@ def test_a_whole_job_is_planned_for_the_gpu_in_each_placement() -> None:
 
 def test_whole_jobs_say_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from benchmarks.gpu import jobs
-    from rlplan.runtime.detect import detect
+    from rlplan.runtime.host.detect import detect
 
     if detect().gpus:
         assert jobs.found_gpu()

@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks import learning_page, learning_record
-from benchmarks.learning_page import ALGORITHMS_PAGE, BEGIN, END, reached, write_page
-from benchmarks.learning_record import (
+from benchmarks.learning import page as learning_page
+from benchmarks.learning import record
+from benchmarks.learning.page import ALGORITHMS_PAGE, BEGIN, END, reached, write_page
+from benchmarks.learning.record import (
     CURVES,
     EVERY,
     IN_PROCESS,
@@ -19,7 +20,7 @@ from benchmarks.learning_record import (
     read_curves,
     write_beside,
 )
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 
 
 def curve(*accuracy: float, case: str = "seed 0", algorithm: str = "grpo") -> Curve:
@@ -40,7 +41,7 @@ def test_means_may_be_as_far_apart_as_the_seeds_of_one_side_are() -> None:
 
 
 def test_a_set_in_part_has_a_page(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_record, "REPORTS", tmp_path)
+    monkeypatch.setattr(record, "REPORTS", tmp_path)
     monkeypatch.setattr(learning_page, "REPORTS", tmp_path)
     docs = tmp_path / "algorithms.md"  # type: ignore[operator]
     docs.write_text(f"before\n{BEGIN}old\n{END}after\n")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.trl.comparison import JOB, covered, phases, rate, steady
 from benchmarks.trl.model import PROMPT_LEN, SIZES, write_prompts
-from benchmarks.trl_comparison import JOB, covered, phases, rate, steady
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 
 
 def test_seconds_that_overlap_count_once() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rlplan_cli import app
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.factories import ROOT
 
 RLPLAN = Path(sys.executable).parent / "rlplan"

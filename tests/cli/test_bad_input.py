@@ -12,7 +12,7 @@ import pytest
 
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.plan import write_plan
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, make_plan, write_config, write_job
 

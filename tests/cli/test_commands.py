@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import typer
 from rlplan_cli import app as app_module
-from rlplan_cli import render
 from rlplan_cli.app import app
-from rlplan_cli.doctor import show_findings
+from rlplan_cli.commands.doctor import show_findings
+from rlplan_cli.render import terminal
 
 from rlplan.emit.bundle import read_bundle
 from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.plan import read_plan
 from rlplan.planner.search import best_plan, find_plan
-from rlplan.runtime.doctor import Finding
-from rlplan.runtime.machine_speed import scaled
-from rlplan.spec.job_file import load_job
-from rlplan.spec.profiles import get_profile, load_profiles
+from rlplan.runtime.host.doctor import Finding
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.hardware.catalogue import get_profile, load_profiles
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
@@ -257,7 +257,7 @@ def test_a_reader_that_leaves_early_has_what_it_wanted() -> None:
 def test_words_in_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
     """What a user is to type, and whatever a user has named: none of it is markup."""
     show_findings([Finding("pandas", "warning", "[red]", "pip install 'rlplan[report]' :warning:")])
-    render.stdout.print("runs/[bold]/plan.json")
+    terminal.stdout.print("runs/[bold]/plan.json")
     out = capfd.readouterr().out
     assert "pip install 'rlplan[report]' :warning:" in out
     assert "[red]" in out

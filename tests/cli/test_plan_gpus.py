@@ -9,7 +9,7 @@ import pytest
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.plan import read_plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlplan.spec.base import validate
-from rlplan.spec.hardware import GpuProfile
-from rlplan.spec.profiles import profile_paths
+from rlplan.spec.hardware.catalogue import profile_paths
+from rlplan.spec.hardware.profile import GpuProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from rlplan_cli.app import main; main()"

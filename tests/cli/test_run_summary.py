@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from rlplan_cli.progress import RunDisplay
-from rlplan_cli.run_summary import show_summary
+from rlplan_cli.render.progress import RunDisplay
+from rlplan_cli.render.run_summary import show_summary
 
 from rlplan.report.run_folder import read_run_folder
-from rlplan.runtime.events import RunEvent
+from rlplan.runtime.driver.events import RunEvent
 from tests.report.factory import RunShape, make_run, make_run_with_own_reward
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 

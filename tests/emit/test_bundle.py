@@ -14,7 +14,7 @@ from rlplan.emit.execution import execution_spec
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, ROOT, make_plan
 
 FILES = {

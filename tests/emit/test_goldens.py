@@ -16,7 +16,7 @@ from rlplan.emit.bundle import write_bundle
 from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES, ROOT
 
 GOLDENS = ROOT / "tests" / "goldens"

@@ -11,11 +11,11 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.memory.gpu.states import zero_settings
+from rlplan.memory.roles.gpu.states import zero_settings
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import ActionKind
 from tests.factories import EXAMPLES

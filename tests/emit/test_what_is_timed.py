@@ -12,7 +12,7 @@ from rlplan.planner.gpu.times import engine_speed
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 
 TIMED = "PYNCCL"

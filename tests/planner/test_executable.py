@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
-from rlplan.planner.candidates import list_choices
+from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import check_executable, executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.job_file import job_from, load_job
+from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Transport
 from tests.factories import EXAMPLES
 

@@ -13,7 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.plan_results import estimate_as_json, results_as_json
 from rlplan.planner.plan import Plan, dump_plan, read_plan, write_plan
 from rlplan.planner.search import best_plan, find_plan
-from rlplan.spec.job_file import job_from, load_job
+from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES, QUICKSTART, make_plan
 
 PLANS: dict[str, Callable[[], Plan]] = {

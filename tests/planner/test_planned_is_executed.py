@@ -15,8 +15,8 @@ from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
+from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from, load_job
 from rlplan.timing.job import JobTiming
 from tests.factories import EXAMPLES
 

@@ -18,8 +18,8 @@ from rlplan.planner.executable import check_fits, executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
+from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from
 from tests.factories import EXAMPLES, make_job
 from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
 

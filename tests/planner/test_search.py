@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.planner.host_search import AS_FAST
+from rlplan.planner.cpu.search import AS_FAST
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from rlplan.units import MIB, format_bytes
 from rlplan.vocabulary import Placement
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_plan, write_job

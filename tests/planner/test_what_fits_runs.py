@@ -11,7 +11,7 @@ from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import read_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
-from rlplan.spec.job_file import job_from
+from rlplan.spec.files.job_file import job_from
 from tests.factories import EXAMPLES
 
 MODELS = (

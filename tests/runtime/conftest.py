@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlplan.planner.plan import Plan, read_plan
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from benchmarks.plain_schedule import plain_schedule
+from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import LinearSpeed
-from rlplan.spec.lengths import ConstantLengths, Lengths, UniformLengths
+from rlplan.spec.parts.lengths import ConstantLengths, Lengths, UniformLengths
 from rlplan.timing.cost import Cost, Resource
 from rlplan.vocabulary import ActionKind, Placement
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from benchmarks.plain_schedule import plain_schedule
+from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.planner.setting import read_setting
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import SimulationSetting, StepRollouts
-from rlplan.spec.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
-from rlplan.spec.profiles import get_gpu
-from rlplan.timing import generation
-from rlplan.timing.cluster import Cluster
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving import generation
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rlplan.simulate.lengths import LengthSampler
-from rlplan.spec.lengths import HistogramLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
+from rlplan.spec.parts.lengths import HistogramLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 
 
 @pytest.mark.parametrize(

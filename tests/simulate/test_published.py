@@ -1,11 +1,11 @@
-"""verl's staleness sweep on 128 H20, simulated: the inputs are in benchmarks/staleness_sweep.py.
+"""verl's staleness sweep on 128 H20, simulated: the inputs are in benchmarks/simulated/staleness_sweep.py.
 
 Published: staleness_threshold 0 / 0.1 / 0.3 / 0.5 took 4 h 25, 3 h 53, 3 h 18, 3 h 13 for 100 weight syncs.
 """
 
 import pytest
 
-from benchmarks.staleness_sweep import (
+from benchmarks.simulated.staleness_sweep import (
     COLOCATED_GENERATION_S,
     INPUTS,
     PUBLISHED_S,

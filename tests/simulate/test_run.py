@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.plain_schedule import plain_schedule
+from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.errors import SpecError
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan import Plan

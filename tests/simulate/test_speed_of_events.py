@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bench_simulate import seconds_per_event, setting
-from rlplan.spec.lengths import Lengths, LogNormalLengths
+from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 
 
 @pytest.mark.parametrize("num_engines", [64])

@@ -8,9 +8,9 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.plan import dump_plan, read_plan
 from rlplan.planner.search import find_plan
-from rlplan.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.spec.declaration import Algorithm, read_declaration
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.parts.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.vocabulary import Role
 from tests.factories import ROOT, make_job, write_job
 

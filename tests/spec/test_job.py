@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from rlplan.errors import SpecError
 from rlplan.planner.executable import missing
 from rlplan.spec.base import Spec, validate
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import load_job
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
-from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
 

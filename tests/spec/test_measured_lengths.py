@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.measured_lengths import lengths_of_run
 from tests.factories import EXAMPLES
 

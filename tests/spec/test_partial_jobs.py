@@ -7,9 +7,9 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import validate
+from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.files.renamed import RENAMED
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from, load_job
-from rlplan.spec.renamed import RENAMED
 from rlplan.spec.resolved import RULES, settle
 from tests.factories import job_data
 

@@ -1,0 +1,1 @@
+"""What is answered of a plan: explanations, what changes would bring, simulated steps, files."""

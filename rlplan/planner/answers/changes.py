@@ -16,9 +16,9 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import better, kinds_of_changes
 from rlplan.spec.base import validate
+from rlplan.spec.files.job_file import WAY_OUT
+from rlplan.spec.files.yaml import apply_overrides
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import WAY_OUT
-from rlplan.spec.yaml import apply_overrides
 from rlplan.units import format_bytes
 
 MAX_REMEDIES = 11

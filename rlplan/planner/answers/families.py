@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import choice_words
+from rlplan.planner.checks.targets import AXES
 from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import ADAPTER_RANK
-from rlplan.planner.target_checks import AXES
-from rlplan.spec.hardware import ComputeDtype
+from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
 

@@ -15,7 +15,7 @@ from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.machine import Search
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
-from rlplan.spec.hardware import Profile, Sourced, SourcedShare
+from rlplan.spec.hardware.profile import Profile, Sourced, SourcedShare
 from rlplan.vocabulary import Provenance
 
 FACTORS = (0.7, 1.3)

@@ -15,7 +15,7 @@ from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import Speed
-from rlplan.timing.cpu_engine import CpuEngine
+from rlplan.timing.cpu.engine import CpuEngine
 from rlplan.vocabulary import ActionKind
 
 MAX_STEPS = 10_000
@@ -82,7 +82,7 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
 
 
 def _rollouts(plan: Plan) -> StepRollouts:
-    """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu.py)."""
+    """A step's. On a CPU host all engines' threads are one engine's, as they are timed (timing/cpu/actions.py)."""
     workload, kv, size = plan.job.workload, plan.kv, plan.job.rollout.block_size
     assert kv is not None, "where there are rollouts there is a KV cache"
     if plan.is_on_host:
@@ -103,8 +103,8 @@ def _rollouts(plan: Plan) -> StepRollouts:
 def _speed(plan: Plan) -> Speed:
     """Of one engine on the devices that generate."""
     if plan.is_on_host:
-        from rlplan.timing.cpu import CpuTimes
-        from rlplan.timing.cpu_host import host_of
+        from rlplan.timing.cpu.actions import CpuTimes
+        from rlplan.timing.cpu.host import host_of
 
         host = host_of(plan.job.load_profile())
         assert host is not None, "a plan with seconds is of a profile with rates"

@@ -14,12 +14,12 @@ from itertools import product
 from typing import NamedTuple
 
 from rlplan.errors import SpecError
-from rlplan.memory.serving_weights import engine_layout, engine_weight_bytes
-from rlplan.spec.hardware import ComputeDtype, GpuProfile
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.training import Combination, sharing_refusals
 from rlplan.spec.resolved import SettledJob, SettledTraining
-from rlplan.spec.training import Combination, sharing_refusals
 
 ENGINE_TP = 32
 """Ranks of one engine beyond which `auto` does not go."""

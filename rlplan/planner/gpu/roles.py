@@ -11,16 +11,17 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
-from rlplan.memory.checkpoints import saved_bytes
-from rlplan.memory.gpu.checkpoints import StagedOnHost
-from rlplan.memory.gpu.engine import EngineOnGpu
-from rlplan.memory.gpu.kv_demand import ENOUGH, KvDemand
-from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, GpuForecast
-from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
-from rlplan.memory.host import rollout_buffer_bytes
-from rlplan.memory.logits import loss_named
-from rlplan.memory.training import held_parameters, trained_rank
+from rlplan.memory.machine.host import rollout_buffer_bytes
+from rlplan.memory.model.logits import loss_named
+from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES, GpuForecast
+from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
+from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.rank import TrainedRole
+from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.memory.trainers.checkpoints import saved_bytes
+from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
     Fit,
     RoleTable,
@@ -218,29 +219,33 @@ class GpuRoles:
                 alone = replace(candidate.trainer, ulysses=1)
                 micro_batch = self.micro_batch(replace(candidate, trainer=alone), response_len)
             return ScorerOnGpu(
-                role,
-                setting.model_of(role),
-                job.training.dtype.num_bytes,
-                loss_named(job.training.logits, job.target),
-                micro_batch,
-                arrangement.num_frozen,
-                setting.overheads,
-                is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
-                target=job.target,
-                cut=candidate.trainer,
+                FrozenRole(
+                    role,
+                    setting.model_of(role),
+                    job.training.dtype.num_bytes,
+                    loss_named(job.training.logits, job.target),
+                    micro_batch,
+                    arrangement.num_frozen,
+                    setting.overheads,
+                    is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
+                    target=job.target,
+                    cut=candidate.trainer,
+                )
             )
         role = Role(worker.removesuffix("_trainer"))
         rank = TrainerOnGpu(
-            role,
-            setting.model_of(role),
-            job.training,
-            candidate.trainer,
-            micro_batch,
-            arrangement.num_training,
-            setting.overheads,
-            job.placement.sync_bucket,
-            in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
-            target=job.target,
+            TrainedRole(
+                role,
+                setting.model_of(role),
+                job.training,
+                candidate.trainer,
+                micro_batch,
+                arrangement.num_training,
+                setting.overheads,
+                job.placement.sync_bucket,
+                in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+                target=job.target,
+            )
         )
         return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank
 

@@ -13,11 +13,11 @@ from itertools import islice
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
-from rlplan.memory.gpu.predict import GpuProcess, predict_gpu_ledger
-from rlplan.memory.gpu.states import fixed_states, zero_settings
-from rlplan.memory.host import job_checkpoint_bytes
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.memory.nvme import on_disk_bytes
+from rlplan.memory.machine.host import job_checkpoint_bytes
+from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
+from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
@@ -27,7 +27,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.hardware import Profile
+from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import format_bytes, format_seconds

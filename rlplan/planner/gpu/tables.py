@@ -2,7 +2,7 @@
 
 In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, Vector of a process at these moments, Fit of
 two.
-Left out: how a forecast counts (memory/gpu), which candidates there are.
+Left out: how a forecast counts (memory/roles/gpu), which candidates there are.
 
 The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
 optimizer states appear during it, so that no moment of it is above the same moment of a steady step. Processes that
@@ -16,9 +16,9 @@ from functools import cached_property
 from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
-from rlplan.memory.gpu.predict import GpuForecast, host_bytes
-from rlplan.memory.gpu.spread import spread
 from rlplan.memory.ledger import PARTS, RunPhase
+from rlplan.memory.machine.spread import spread
+from rlplan.memory.predict_gpu import GpuForecast, host_bytes
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 Slot = tuple[RunPhase, str, bool]

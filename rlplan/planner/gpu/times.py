@@ -15,26 +15,26 @@ from typing import cast
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, SCORING, TRAINING, scoring_group
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.memory.gpu.checkpoints import StagedOnHost
-from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.trainer import TrainerOnGpu
+from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
+from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
+from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
 from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob, SettledTraining
-from rlplan.timing.checkpoints import checkpoint_cost
-from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.job import JobTiming, time_job
-from rlplan.timing.optimizer import optimizer_cost
-from rlplan.timing.passes import FORWARD, training_times
-from rlplan.timing.scoring import score_cost
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.step import StepTiming
-from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import MiniBatchShape, TrainSetting, least_seconds, train_cost
-from rlplan.timing.weight_sync import SyncSetup, SyncTransport, sync_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, train_cost
+from rlplan.timing.training.optimizer import optimizer_cost
+from rlplan.timing.training.passes import FORWARD, training_times
+from rlplan.timing.training.scoring import score_cost
+from rlplan.timing.transfer.checkpoints import checkpoint_cost
+from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Role
 

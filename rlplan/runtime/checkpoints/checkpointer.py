@@ -3,7 +3,7 @@
 In: the actions that save trained roles, and where the run stands when a step has ended. Out: committed checkpoints, put
 together in a thread while the next step runs. A checkpoint that cannot be written is an alarm; the run goes on, and the
 one before it still counts.
-Left out: bytes in the trainer's process (workers/state_saver.py), order on the disk (folder.py).
+Left out: bytes in the trainer's process (workers/trainer/state_saver.py), order on the disk (folder.py).
 """
 
 import json
@@ -31,11 +31,11 @@ from rlplan.runtime.checkpoints.manifest import (
     states_name,
 )
 from rlplan.runtime.checkpoints.tensor_file import digest_of
-from rlplan.runtime.disk_errors import disk_error
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.recorder import Recorder
-from rlplan.runtime.worker_group import WorkerGroup
-from rlplan.runtime.workers.memory_meter import Measurement
+from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.run_folder.disk_errors import disk_error
+from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.vocabulary import ActionKind
 
 POLL_S = 0.05

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.optimizers import quantized_bytes
+from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.runtime.checkpoints.fragments import TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import memory_of
 from rlplan.runtime.checkpoints.tensor_file import TensorFile

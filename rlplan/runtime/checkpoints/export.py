@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 import torch
 
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, SpecError
-from rlplan.memory.gpu.states import autotp_parameters
+from rlplan.memory.roles.gpu.states import autotp_parameters
 from rlplan.planner.plan import read_plan
-from rlplan.runtime.adapters import MergedWeights, add_adapters, save_adapter
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
-from rlplan.runtime.start_checkpoint import load_language_model, save_policy
+from rlplan.runtime.models.adapters import MergedWeights, add_adapters, save_adapter
+from rlplan.runtime.models.start_checkpoint import load_language_model, save_policy
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.base import shorten, writing
 from rlplan.spec.resolved import ResolvedJob

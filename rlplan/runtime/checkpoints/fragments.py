@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlplan.memory.checkpoints import SAVED_KINDS, cut_evenly
+from rlplan.memory.trainers.checkpoints import SAVED_KINDS, cut_evenly
 
 MASTER, *MOMENTS = SAVED_KINDS
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.buffer import numbers_of
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
-from rlplan.runtime.fleet import Fleet
-from rlplan.runtime.rollout_stream import RolloutStream
-from rlplan.runtime.weight_sync_driver import WeightSync
+from rlplan.runtime.rollout.buffer import numbers_of
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.runtime.rollout.rollout_stream import RolloutStream
+from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 
 
 def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.checkpoints import SAVED_KINDS
+from rlplan.memory.trainers.checkpoints import SAVED_KINDS
 from rlplan.runtime.checkpoints.fragments import MASTER
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.disk_errors import writing_file
+from rlplan.runtime.run_folder.disk_errors import writing_file
 
 CHUNK_BYTES = 1 << 24
 """Bytes that are hashed and written in one go."""

@@ -1,0 +1,1 @@
+"""Data sets, chat templates and tokenizers: from rows to prompts."""

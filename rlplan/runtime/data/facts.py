@@ -6,8 +6,8 @@ In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` 
 from collections import Counter
 from collections.abc import Iterable
 
-from rlplan.runtime.preflight import PromptSets
-from rlplan.spec.lengths import histogram_of
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.spec.parts.lengths import histogram_of
 
 
 def data_facts(prompts: PromptSets) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, printable, read_row
 from rlplan.runtime.data.tables import TIMEOUT_S, read_table
-from rlplan.runtime.safe_path import module_command
+from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import read_json, read_text, shorten
 
 MAX_TOLD = 10

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.data.layouts import NoText, printable
-from rlplan.runtime.safe_path import module_command
+from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import read_json, shorten
 
 MAX_DATA_BYTES = 1 << 30

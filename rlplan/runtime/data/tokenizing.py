@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.data.end_tokens import end_tokens
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows, report
-from rlplan.runtime.end_tokens import end_tokens
-from rlplan.runtime.experience import Prompt
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
+from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.spec.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 
 ALWAYS_ENCODED = 1 << 16
 """Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""

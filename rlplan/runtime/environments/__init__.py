@@ -1,0 +1,1 @@
+"""Environments: what answers the policy between the turns of a rollout."""

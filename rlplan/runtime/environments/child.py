@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.parent_death import die_with_parent
+from rlplan.runtime.processes.parent_death import die_with_parent
 
 
 def main(file: str, function: str) -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from rlplan.errors import RunError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool
-from rlplan.runtime.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan
-from rlplan.runtime.fleet import Fleet
-from rlplan.runtime.workers.memory_meter import Measurement, merged
-from rlplan.spec.environment import EnvironmentSpec
+from rlplan.runtime.measure.memory_meter import Measurement, merged
+from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.spec.parts.environment import EnvironmentSpec
 
 COLLECT_S = 0.2
 """How long engines wait for a turn to end before they answer with none."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlplan.errors import SpecError
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.safe_path import module_command
-from rlplan.spec.environment import EnvironmentSpec
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.safe_path import module_command
+from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
 START_S, CLOSE_S = 60.0, 5.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlplan.runtime.experience import Rollout
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.runtime.rollout.experience import Rollout
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 from rlplan.vocabulary import Role
 
 GROUP_STD_EPSILON = 1e-6

@@ -6,7 +6,7 @@ In: log-probs of sampled tokens, shape [tokens], fp32. Out: the summed loss and 
 import torch
 
 from rlplan.runtime.losses.inputs import Details, LossInputs, total, total_of_answers
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 
 def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:

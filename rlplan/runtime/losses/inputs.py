@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 Details = dict[str, torch.Tensor]
 

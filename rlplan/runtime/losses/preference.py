@@ -6,7 +6,7 @@ In: log-probs of both answers of every pair, in one micro-batch. Out: the summed
 import torch
 
 from rlplan.runtime.losses.inputs import Details, LossInputs, with_others
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 
 def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:

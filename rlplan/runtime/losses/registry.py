@@ -13,7 +13,7 @@ from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.runtime.losses.advantages import ADVANTAGES, Advantage
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 OWN = {
     "clipped_ratio": "clipped_ratio",

@@ -5,7 +5,7 @@ In: predicted values and returns of response tokens, shape [tokens], fp32. Out: 
 
 import torch
 
-from rlplan.spec.algorithm import AlgorithmSpec
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 
 def clipped_value_loss(

@@ -1,0 +1,1 @@
+"""Rewards that follow rules: judged in processes of their own."""

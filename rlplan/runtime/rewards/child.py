@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlplan.runtime.parent_death import die_with_parent
+from rlplan.runtime.processes.parent_death import die_with_parent
 
 MAX_ANSWER = 4096
 """Bytes of an answer."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import regex
 
-from rlplan.runtime.experience import Prompt
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rewards.verdict import RewardFailure
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
+from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
-from rlplan.spec.rewards import CodeExecutorSpec
+from rlplan.spec.parts.rewards import CodeExecutorSpec
 
 
 @dataclass(frozen=True, slots=True)

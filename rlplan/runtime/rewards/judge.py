@@ -8,13 +8,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rlplan.runtime.experience import Prompt
 from rlplan.runtime.rewards.code_executor import grade
 from rlplan.runtime.rewards.processes import RewardProcess
 from rlplan.runtime.rewards.verdict import RewardFailure, Verdict
 from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
+from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
-from rlplan.spec.rewards import (
+from rlplan.spec.parts.rewards import (
     AnswerMatcherSpec,
     CodeExecutorSpec,
     FormatCheckerSpec,

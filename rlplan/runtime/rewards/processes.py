@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
-from rlplan.runtime.safe_path import module_command
 
 START_S, DEATH_S = 60.0, 1.0
 """For a process to import what it needs; DEATH_S: to be gone once its output is closed. Both scaled."""

@@ -13,14 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from rlplan.errors import RunError
-from rlplan.runtime.experience import Rollout
 from rlplan.runtime.rewards.code_executor import limits_of
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import Verdict
+from rlplan.runtime.rollout.experience import Rollout
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
 from rlplan.runtime.sandbox.programs import Sandbox
+from rlplan.spec.parts.rewards import CodeExecutorSpec, runs_elsewhere
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.spec.rewards import CodeExecutorSpec, runs_elsewhere
 
 
 class RewardPool:

@@ -6,10 +6,10 @@ In: rollouts with their scores. Out: their `reward`, in place.
 import random
 from collections.abc import Sequence
 
-from rlplan.runtime.experience import Rollout
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
+from rlplan.runtime.rollout.experience import Rollout
+from rlplan.spec.parts.rewards import ENVIRONMENT
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.spec.rewards import ENVIRONMENT
 from rlplan.vocabulary import Role
 
 REWARD_MODEL = "reward_model"

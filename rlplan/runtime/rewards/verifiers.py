@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from rlplan.runtime.rewards.verdict import RewardFailure
-from rlplan.spec.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
 
 PATTERN_TIMEOUT_S = 1.0
 """A pattern takes microseconds; one that takes this long goes back and forth without end."""

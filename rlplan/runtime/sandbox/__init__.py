@@ -1,0 +1,1 @@
+"""Where programs of a model are run, and what they may do there."""

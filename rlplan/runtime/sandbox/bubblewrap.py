@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from rlplan.errors import HostError
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.safe_path import BASE_EXECUTABLE
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list

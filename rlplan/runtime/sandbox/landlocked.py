@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from rlplan.errors import HostError
-from rlplan.runtime.safe_path import BASE_EXECUTABLE
+from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlplan.runtime.machine_speed import patiently, scaled
+from rlplan.runtime.processes.machine_speed import patiently, scaled
 from rlplan.runtime.sandbox.programs import CaseResult, Program, Report, unknown
 
 RUNNER = (Path(__file__).parent / "runner.py").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""A run's numbers in other people's loggers."""

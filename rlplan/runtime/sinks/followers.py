@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.safe_path import module_command
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.safe_path import module_command
 
 END_S = 15.0
 """How long a sink may take to write out what is left, on a machine that has nothing else to do."""

@@ -1,8 +1,8 @@
 """Channel: what every transport does. Packets of bytes go from one trainer process to every process of the engines.
 
-In: packets, each with a place in a bounded memory (memory/weight_sync.py). Out: the same bytes on the other side, with
-their version and a checksum (checksums.py).
-Left out: what the bytes mean (full_content.py, delta_content.py). The driver reads this module, so that it imports no
+In: packets, each with a place in a bounded memory (memory/weight_sync/packets.py). Out: the same bytes on the other
+side, with their version and a checksum (checksums.py).
+Left out: what the bytes mean (contents/full.py, contents/delta.py). The driver reads this module, so that it imports no
 torch by itself.
 
 An update is one pass over all packets. The driver numbers updates (`serial`), so that what is left over from one that
@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlplan.errors import RunError
-from rlplan.memory.weight_sync import Packet
+from rlplan.memory.weight_sync.packets import Packet
 from rlplan.vocabulary import Transport
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from rlplan.memory.sync_buckets import BucketEntry
-from rlplan.memory.weight_sync import Packet
+from rlplan.memory.weight_sync.buckets import BucketEntry
+from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import (
     Encoding,
     Endpoint,
@@ -22,9 +22,9 @@ from rlplan.runtime.weight_sync.channel import (
     sync_error,
 )
 from rlplan.runtime.weight_sync.checksums import Checksums, as_hex, of_packet, of_payload
-from rlplan.runtime.weight_sync.delta_content import SentWeights
-from rlplan.runtime.weight_sync.full_content import named
-from rlplan.runtime.weight_sync.transports import open_inlet
+from rlplan.runtime.weight_sync.contents.delta import SentWeights
+from rlplan.runtime.weight_sync.contents.full import named
+from rlplan.runtime.weight_sync.transports.registry import open_inlet
 
 
 class PolicyReceiver:

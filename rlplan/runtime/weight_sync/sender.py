@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import torch
 
-from rlplan.memory.weight_sync import Packet
+from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Header, Outlet, SendReport, Update
 from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
-from rlplan.runtime.weight_sync.delta_content import SentWeights
-from rlplan.runtime.weight_sync.full_content import fill
+from rlplan.runtime.weight_sync.contents.delta import SentWeights
+from rlplan.runtime.weight_sync.contents.full import fill
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.runtime.weight_sync.transports import make_outlet
+from rlplan.runtime.weight_sync.transports.registry import make_outlet
 
 
 class PolicySender:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplan.memory.sync_buckets import Bucket, layer_of
+from rlplan.memory.weight_sync.buckets import Bucket, layer_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 
 from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
-from rlplan.memory.weight_sync import Packet
+from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 

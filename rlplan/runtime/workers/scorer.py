@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from rlplan.runtime.experience import SequencePair
-from rlplan.runtime.logprob_model import LogprobModel
-from rlplan.runtime.sharded_loading import build_cut
-from rlplan.runtime.start_checkpoint import load_language_model, load_scalar_model, warm_up
-from rlplan.runtime.value_model import ValueModel, whole_sequences
-from rlplan.runtime.workers.deepspeed_engine import TORCH_DTYPES, join_ranks, score_together, share_frozen
-from rlplan.runtime.workers.memory_meter import give_memory_back, storage_bytes
-from rlplan.runtime.workers.offloaded_states import OffloadedStates
+from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.models.logprob_model import LogprobModel
+from rlplan.runtime.models.sharded_loading import build_cut
+from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
+from rlplan.runtime.models.value_model import ValueModel, whole_sequences
+from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.rendezvous import Rendezvous
+from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES, join_ranks, score_together, share_frozen
+from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob

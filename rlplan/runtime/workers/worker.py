@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.runtime.disk_errors import disk_error
-from rlplan.runtime.parent_death import die_with_parent
-from rlplan.runtime.safe_path import keep_path_in_children
-from rlplan.runtime.workers.device_memory import device_bytes, reset_device_peak
-from rlplan.runtime.workers.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
-from rlplan.runtime.workers.network import Hello, join_network
+from rlplan.runtime.cluster.network import Hello, join_network
+from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
+from rlplan.runtime.measure.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
+from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.processes.safe_path import keep_path_in_children
+from rlplan.runtime.run_folder.disk_errors import disk_error
 
 
 class Worker:

@@ -1,6 +1,6 @@
 """The bundled catalogue: shapes of popular models by hub id, and how a model is named on a command line.
 
-In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/hub`), weights.
+In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/models/hub`), weights.
 The data are `rlplan/spec/architectures/*.json`: the keys of each `config.json` that matter here, the published total
 that the tests hold them to, and where they come from.
 """

@@ -16,12 +16,12 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
-from rlplan.spec.hardware import GpuProfile
+from rlplan.spec.files.job_file import job_from
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from
-from rlplan.spec.profiles import get_gpu
 from rlplan.vocabulary import Provenance
-from tests.documentation import keys_of
+from tests.docs.documentation import keys_of
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")

@@ -13,7 +13,7 @@ import pytest
 from rlplan.planner.answers.plan_results import choice_words, differences, results_as_json
 from rlplan.planner.plan import Plan, read_plan, write_plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from tests.emit.test_goldens import GOLDENS, compare, one_line_an_item
 from tests.factories import EXAMPLES
 

@@ -14,20 +14,20 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import changed
 from rlplan.planner.answers.explain import explain
 from rlplan.planner.answers.plan_results import choice_words, differences
-from rlplan.planner.gpu_checks import check_job
+from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import kinds_of_changes
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
+from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.files.yaml import apply_overrides
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_file import job_from, load_job
+from rlplan.spec.parts.training import Combination
 from rlplan.spec.resolved import settle
-from rlplan.spec.training import Combination
-from rlplan.spec.yaml import apply_overrides
 from tests.emit.test_goldens import GOLDENS
 from tests.factories import EXAMPLES, ROOT, gpu_job, job_data
-from tests.planner.test_target_checks import REFUSED
+from tests.planner.checks.test_targets import REFUSED
 
 LORA = "training.lora={rank: 8, target_modules: [q_proj, v_proj]}"
 BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {

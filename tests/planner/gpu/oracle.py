@@ -1,47 +1,43 @@
 """The search's oracle: every combination of the raw axes, tried one after the other.
 
-It shares the forecasts of memory/gpu, the ledger and the formulas of timing/ with the search, and nothing else: axes,
-what may be combined, what the runtime refuses, who is there at which moment, the KV cache, the verdict and the step's
-seconds are written here once more, the plain way.
+It shares the forecasts of memory/roles/gpu, the ledger and the formulas of timing/ with the search, and nothing else:
+axes, what may be combined, what the runtime refuses, who is there at which moment, the KV cache, the verdict and the
+step's seconds are written here once more, the plain way.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
-from rlplan.dataflow.schedule import Action, Schedule
-from rlplan.errors import SpecError
-from rlplan.memory.gpu.engine import EngineOnGpu
-from rlplan.memory.gpu.kv_demand import KvDemand
-from rlplan.memory.gpu.predict import DRIVER_HOST_BYTES, host_bytes
-from rlplan.memory.gpu.scorer import ScorerOnGpu
-from rlplan.memory.gpu.spread import spread
-from rlplan.memory.gpu.trainer import MicroBatchTokens, TrainerOnGpu
-from rlplan.memory.host import rollout_buffer_bytes
-from rlplan.memory.logits import loss_named
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.machine.host import rollout_buffer_bytes
+from rlplan.memory.model.logits import loss_named
+from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES
+from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.rank import TrainedRole
+from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.hardware import ComputeDtype
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cluster import Cluster
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
-from rlplan.timing.optimizer import optimizer_cost
-from rlplan.timing.scoring import score_cost
-from rlplan.timing.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.training import MiniBatchShape, TrainSetting, train_cost
-from rlplan.timing.weight_sync import SyncSetup, sync_cost
-from rlplan.vocabulary import ActionKind, Placement, Role, SyncContent
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, train_cost
+from rlplan.timing.training.optimizer import optimizer_cost
+from rlplan.timing.training.scoring import score_cost
+from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.transfer.weight_sync import SyncSetup, sync_cost
+from rlplan.vocabulary import ActionKind, Placement, Role
+from tests.planner.gpu.oracle_moments import Bytes, PhaseBytes
+from tests.planner.gpu.raw_axes import RawAxes
 
-FLAGS = (False, True)
-POWERS = tuple(2**power for power in range(15))
 REFUSED = 3
 """The rank of what rlplan's own runtime does not run, behind what does not fit."""
-PARTS = {"start": "start", "steady": "step", "finish": "finish"}
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,7 @@ class Tried:
         return self.rank, round(self.seconds, 9), round(self.busy, 9)
 
 
-Bytes = tuple[list[int], list[int], list[int]]
-"""At every run_phase: of the device as expected and at most, and of the host."""
-
-
-class Oracle:
+class Oracle(RawAxes):
     """All combinations of one job."""
 
     def __init__(self, spec: SettledJob, setting: GpuSetting) -> None:
@@ -137,205 +129,6 @@ class Oracle:
 
     # ------------------------------------------------------------------------------------------------ axes
 
-    def _frames(self) -> Iterator[Arrangement]:
-        spec, count = self.spec, self.setting.num_gpus
-        wants, frozen, has_rollouts = spec.placement, spec.frozen_roles, spec.has_rollouts
-        axes = product(Placement, range(1, count + 1), (0, *POWERS), ("none", "all", "frozen"), FLAGS)
-        for placement, training, scoring, offloaded, is_async in axes:
-            disaggregated, colocated = placement is Placement.DISAGGREGATED, placement is Placement.COLOCATED
-            generation = count - training - scoring if disaggregated else count
-            if not has_rollouts and placement is not Placement.HYBRID:
-                continue
-            if has_rollouts and wants.placement not in ("auto", placement.value):
-                continue
-            if not disaggregated and (training != count or scoring or is_async):
-                continue
-            if is_async and not wants.max_staleness:
-                continue
-            if disaggregated and (generation < 1 or (scoring and not frozen)):
-                continue
-            if wants.num_scoring_devices not in ("auto", scoring):
-                continue
-            if disaggregated and not self._has_sizes(generation, scoring):
-                continue
-            if offloaded == "all" and not colocated:
-                continue
-            if offloaded == "frozen" and (not frozen or scoring):
-                continue
-            if not self._may_offload(offloaded, colocated, scoring):
-                continue
-            sleeps = colocated and spec.rollout.sleep_level != 0 and has_rollouts
-            yield Arrangement(placement, training, generation, scoring, offloaded, is_async, sleeps)  # type: ignore[arg-type]
-
-    def _may_offload(self, offloaded: str, colocated: bool, scoring: int) -> bool:
-        """Whether the job leaves it open, or asks for it. Where it asks for all and none can go, all stay."""
-        place = self.spec.placement
-        if place.offload in ("auto", "none") and offloaded == "none":
-            return True
-        if place.offload == "none":
-            return False
-        if offloaded == "none":
-            frozen_can = place.offload_roles == "auto" and self.spec.frozen_roles and not scoring
-            return not colocated and place.offload_roles != "frozen" and not frozen_can
-        return place.offload_roles in ("auto", offloaded)
-
-    def _has_sizes(self, generation: int, scoring: int) -> bool:
-        """Whether groups of their own may have so many GPUs."""
-        wants, count = self.spec.placement, self.setting.num_gpus
-        is_open = wants.num_scoring_devices == "auto"
-        if is_open and scoring and not count // 16 <= scoring <= count // 4:
-            return False
-        if wants.num_generation_devices == "auto":
-            return True
-        return generation == wants.num_generation_devices and not (is_open and scoring)
-
-    def _trainers(self, arrangement: Arrangement) -> Iterator[TrainerChoice]:
-        wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
-        experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
-        contexts = min(8, max(1, self.work.max_seq_len // 2048))
-        opens = {
-            "rlplan": (contexts, 8, 1, 1, 1),
-            "fsdp2": (1, 8, 1, contexts, 1),
-            "megatron": (1, 8, 16, contexts, 64),
-        }[target]
-        given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
-        ranges = [
-            [size for size in POWERS if size <= most] if sync_mode == "auto" else [sync_mode]
-            for sync_mode, most in zip(given, opens, strict=True)
-        ]
-        for ulysses, tp, pp, cp, ep in product(*ranges):
-            ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
-            if target == "rlplan" and not self._can_share(ulysses, tp):
-                continue
-            if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
-                continue
-            if wants.tp == "auto" and any(model.num_heads % tp for model in self.setting.models.values()):
-                continue
-            if experts % ep or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep)):
-                continue
-            if self.work.rollouts_per_mini_batch % (ranks // ways):
-                continue
-            share = self.work.rollouts_per_mini_batch // (ranks // ways)
-            for stage, again, optimizer, parameters in product(range(4), FLAGS, FLAGS, FLAGS):
-                if not self._has_stage(stage, ranks, tp) or not self._has_offload(stage, tp, optimizer, parameters):
-                    continue
-                if wants.gradient_checkpointing not in ("auto", again):
-                    continue
-                if arrangement.offloaded == "all" and parameters:
-                    continue
-                for micro, tokens in self._passes(share, ulysses * cp):
-                    yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
-
-    def _can_share(self, ulysses: int, tp: int) -> bool:
-        """Whether DeepSpeed's ranks can share the policy's micro_batch: with as many heads, and AutoTP as much of
-        all.
-        """
-        model = self.setting.policy
-        keys = model.num_kv_heads
-        if keys % ulysses and ulysses % keys:
-            return False
-        divides = keys % tp == 0 and model.intermediate_size % tp == 0
-        return tp == 1 or (model.experts is None and divides and ulysses == 1 and self.spec.training.lora is None)
-
-    def _has_stage(self, stage: int, ranks: int, tp: int) -> bool:
-        wants, target = self.spec.training.zero_stage, self.spec.target
-        if target == "rlplan" and tp > 1 and stage == 3:
-            return False
-        if wants != "auto":
-            return stage == wants
-        if target != "rlplan":
-            return stage == {"fsdp2": 3, "megatron": 1}[target]
-        return stage in ((0, 1, 2, 3) if ranks > 1 else (0, 3))
-
-    def _has_offload(self, stage: int, tp: int, optimizer: bool, parameters: bool) -> bool:
-        wants = self.spec.training
-        if wants.offloads_optimizer not in ("auto", optimizer) or wants.offloads_parameters not in ("auto", parameters):
-            return False
-        if self.spec.target == "fsdp2":
-            return optimizer == parameters
-        if self.spec.target == "megatron":
-            return not parameters
-        if parameters and stage < 3:
-            return False
-        if optimizer and (stage < 2 or tp > 1 or wants.optimizer != "adamw"):
-            return False
-        if optimizer and wants.offload_device == "nvme" and stage < 3:
-            return False
-        return not (wants.lora is not None and wants.lora.base_dtype == "nf4" and stage == 3)
-
-    def _passes(self, share: int, ways: int) -> Iterator[tuple[int, int]]:
-        work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.target == "rlplan"
-        if tokens != "auto":
-            yield max(1, tokens // work.max_seq_len), tokens
-            return
-        if work.micro_batch_size_per_gpu != "auto":
-            size = min(share, work.micro_batch_size_per_gpu)
-            yield size, size * work.max_seq_len if packs else 0
-            return
-        is_even = work.usual_prompt_len + self.lengths.quantile(0.0) >= work.max_seq_len
-        for micro in POWERS:
-            if micro == 1 or (micro <= share and micro * work.max_seq_len <= 32_768 * ways):
-                if not packs:
-                    yield micro, 0
-                if packs or not is_even:
-                    yield micro, micro * work.max_seq_len
-
-    def _engines(self, arrangement: Arrangement) -> Iterator[EngineChoice]:
-        if not self.spec.has_rollouts:
-            yield EngineChoice(1, 0)
-            return
-        wants, model = self.spec.rollout, self.setting.policy
-        fp8 = ComputeDtype.FLOAT8 in self.setting.pool(GENERATION).gpu.dense_flops_per_s
-        all_seqs = POWERS[:11] if wants.max_num_seqs == "auto" else (wants.max_num_seqs,)
-        for tp, level, whole, form, seqs in product(POWERS[:6], (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
-            if wants.tp not in ("auto", tp) or arrangement.num_generation % tp or model.num_heads % tp:
-                continue
-            if arrangement.sleeps != (level > 0) or (arrangement.sleeps and wants.sleep_level not in ("auto", level)):
-                continue
-            if wants.has_expert_parallel not in ("auto", whole) or (whole and (model.experts is None or tp == 1)):
-                continue
-            if wants.quantization == "auto":
-                if form and not fp8:
-                    continue
-            elif form is not None:
-                continue
-            if seqs not in self._num_seqs(arrangement.num_generation // tp):
-                continue
-            given = None if wants.quantization in ("auto", "none") else wants.quantization
-            engine = EngineChoice(tp, level, seqs, form or given, whole)
-            try:
-                _ = self._engine(arrangement, engine).weight_bytes
-            except SpecError:
-                continue
-            yield engine
-
-    def _num_seqs(self, num_engines: int) -> list[int]:
-        wanted = self.spec.rollout.max_num_seqs
-        if wanted != "auto":
-            return [wanted]
-        share = -(-self.work.num_rollouts_per_step // num_engines)
-        most = min(1024, 2 ** (share - 1).bit_length())
-        return [seqs for seqs in POWERS if min(16, most) <= seqs <= most]
-
-    def _sync_modes(self, arrangement: Arrangement, engine: EngineChoice) -> Iterator[WeightSyncMode]:
-        place = self.spec.placement
-        if not self.spec.has_rollouts:
-            yield ""
-            return
-        ways: tuple[WeightSyncMode, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
-        for sync_mode in ways:
-            content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
-            if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and sync_mode == "delta"):
-                continue
-            if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
-                continue
-            if place.transport != "auto" and sync_mode != place.transport and place.sync_content in ("auto", "full"):
-                continue
-            usual = ("cuda_ipc",) if arrangement.shares_devices else ("nccl", "disk")
-            if content is SyncContent.FULL and sync_mode not in usual and place.transport != "disk":
-                continue
-            yield sync_mode
-
     # ------------------------------------------------------------------------------------------------ bytes
 
     def _engine(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
@@ -360,29 +153,33 @@ class Oracle:
             if spec.target == "rlplan":  # a frozen role's rank has whole sequences, whatever the trainer does
                 micro_batch = self._micro_batch_of(arrangement, replace(choice, ulysses=1), response)
             return ScorerOnGpu(
-                role,
-                setting.model_of(role),
-                spec.training.dtype.num_bytes,
-                loss_named(spec.training.logits, spec.target),
-                micro_batch,
-                ranks,
-                setting.overheads,
-                is_sharded=choice.zero_stage == 3 and ranks > 1,
-                target=spec.target,
-                cut=choice,
+                FrozenRole(
+                    role,
+                    setting.model_of(role),
+                    spec.training.dtype.num_bytes,
+                    loss_named(spec.training.logits, spec.target),
+                    micro_batch,
+                    ranks,
+                    setting.overheads,
+                    is_sharded=choice.zero_stage == 3 and ranks > 1,
+                    target=spec.target,
+                    cut=choice,
+                )
             )
         role = Role(name.split("_trainer")[0])
         return TrainerOnGpu(
-            role,
-            setting.model_of(role),
-            spec.training,
-            choice,
-            micro_batch,
-            arrangement.num_training,
-            setting.overheads,
-            spec.placement.sync_bucket,
-            in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
-            target=spec.target,
+            TrainedRole(
+                role,
+                setting.model_of(role),
+                spec.training,
+                choice,
+                micro_batch,
+                arrangement.num_training,
+                setting.overheads,
+                spec.placement.sync_bucket,
+                in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
+                target=spec.target,
+            )
         )
 
     def _trainer_bytes(self, moments: "PhaseBytes", arrangement: Arrangement, choice: TrainerChoice) -> Bytes:
@@ -586,60 +383,3 @@ class Oracle:
         return sync_cost(
             self.setting.policy, work, self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)
         )
-
-
-class PhaseBytes:
-    """Every moment of a schedule, walked as it happens: who is inside an action, and who waits after which."""
-
-    def __init__(self, schedule: Schedule, setting: GpuSetting) -> None:
-        devices = dict(schedule.processes)
-        self.names = list(devices)
-        self.rows: list[tuple[str, str, dict[str, tuple[str, Action, bool]]]] = []
-        groups = {device: (i, group) for i, group in enumerate(schedule.groups) for device in group.devices}
-        self.home, self.alike = {}, {}
-        for name, device in devices.items():
-            index, group = groups[device]
-            per_host = setting.pool(group.name).gpus_per_host
-            self.home[name] = f"host:{index}" if setting.num_gpus > per_host else "host:0"
-            self.alike[name] = min(len(group.devices), per_host)
-        now: dict[str, tuple[str, Action, bool]] = {}
-        parts = (("start", schedule.start), *(("steady", schedule.step),) * 2, ("finish", schedule.finish))
-        for run_phase, actions in parts:
-            for action in actions:
-                inside = dict(now)
-                for other in actions:
-                    pairs = {frozenset((a, b)) for part, a, b in schedule.concurrent if part == PARTS[run_phase]}
-                    if frozenset((action.id, other.id)) in pairs:
-                        inside.update(dict.fromkeys(other.processes, (run_phase, other, True)))
-                inside.update(dict.fromkeys(action.processes, (run_phase, action, True)))
-                for device in {devices[name] for name in action.processes}:
-                    for host in set(self.home.values()):
-                        self.rows.append((device, host, dict(inside)))
-                now.update(dict.fromkeys(action.processes, (run_phase, action, False)))
-        self.devices, self.hosts = [device for device, _, _ in self.rows], [host for _, host, _ in self.rows]
-        self.capacities = [setting.pool(groups[device][1].name).capacity for device in self.devices]
-        self.on = devices
-
-    def nothing(self) -> Bytes:
-        """No bytes at any moment."""
-        return [0] * len(self.rows), [0] * len(self.rows), [0] * len(self.rows)
-
-    def add(self, total: Bytes, name: str, usual: Any, longest: Any) -> None:
-        """Add a process where it is at each moment."""
-        known: dict[tuple[str, str, bool], tuple[int, int, int]] = {}
-        for index, (device, host, there) in enumerate(self.rows):
-            if name not in there:
-                continue
-            run_phase, action, inside = there[name]
-            key = run_phase, action.id, inside
-            if key not in known:
-                held = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
-                most = longest.peak(action, run_phase) if inside else held
-                high = sum(spread(kind, size)[1] for kind, size in most.items())
-                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, run_phase).values())
-            expected, high, on_host = known[key]
-            if self.on[name] == device:
-                total[0][index] += expected
-                total[1][index] += high
-            if self.home[name] == host:
-                total[2][index] += on_host * self.alike[name]

@@ -13,7 +13,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Provenance, Role
 from tests.factories import EXAMPLES, gpu_job

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from rlplan.errors import RlplanError
+from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.scored_candidates import simplicity
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu_checks import check_job
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from tests.factories import gpu_job

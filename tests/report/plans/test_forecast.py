@@ -13,7 +13,7 @@ from rlplan.report import timeline
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.run_folder import read_run_folder
-from rlplan.spec.job_file import load_job
+from rlplan.spec.files.job_file import load_job
 from rlplan.units import MIB
 from tests.factories import EXAMPLES, gpu_job
 from tests.report.factory import HOST_PROCESSES, RunShape, make_run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.gpu.states import autotp_parameters
+from rlplan.memory.roles.gpu.states import autotp_parameters
 from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
@@ -17,7 +17,7 @@ from rlplan.runtime.checkpoints.fragments import part_name
 from rlplan.runtime.checkpoints.manifest import RUN, Manifest, RoleStates, RunState, StoredFile
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
-from rlplan.runtime.start_checkpoint import load_language_model
+from rlplan.runtime.models.start_checkpoint import load_language_model
 from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = str(EXAMPLES / "models" / "sorter")

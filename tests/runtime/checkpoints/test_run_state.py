@@ -10,14 +10,14 @@ import pytest
 
 from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.errors import SpecError
-from rlplan.runtime.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
 from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
-from rlplan.runtime.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
-from rlplan.runtime.fleet import ExpectedLengths
-from rlplan.runtime.machine_speed import scaled
-from rlplan.runtime.rollout_stream import RolloutStream, StreamSettings
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.rollout.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
+from rlplan.runtime.rollout.fleet import ExpectedLengths
+from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 from tests.runtime.checkpoints.test_folder import save
 
 WORK = StreamSettings(num_prompts=2, num_steps=4, deadline_s=scaled(5.0))

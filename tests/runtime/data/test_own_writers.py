@@ -9,7 +9,7 @@ import pytest
 
 from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import Wanted, load_rows
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.factories import EXAMPLES
 
 SORTER = EXAMPLES / "models" / "sorter"

@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplan.memory.predict import predict_ledger
+from rlplan.memory.predict_cpu import predict_ledger
 from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan, chosen_indices
-from rlplan.runtime.logprob_model import make_batch
 from rlplan.runtime.losses.advantages import ADVANTAGES
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.models.logprob_model import make_batch
 from rlplan.runtime.rewards.total import finish_rewards
-from rlplan.runtime.workers.memory_meter import Measurement
-from rlplan.spec.environment import EnvironmentSpec
+from rlplan.runtime.rollout.experience import (
+    Completion,
+    FinishedRequest,
+    Prompt,
+    RolloutRequest,
+    WeightSpan,
+    chosen_indices,
+)
+from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = EXAMPLES / "models" / "sorter"
@@ -147,7 +154,7 @@ def test_an_environment_needs_no_memory_in_any_worker(game: Game) -> None:
 
 
 def test_a_trainer_is_asked_about_the_policy_s_tokens_alone() -> None:
-    from rlplan.runtime.experience import SequencePair
+    from rlplan.runtime.rollout.experience import SequencePair
 
     batch = make_batch([SequencePair((5, 6), (3, 20, 21, 4)), SequencePair((5, 6), (3, 20, 21, 4), ((1, 3),))])
     assert batch.sequence_lens == (6, 6)
@@ -157,7 +164,7 @@ def test_a_trainer_is_asked_about_the_policy_s_tokens_alone() -> None:
 
 
 def test_a_rollout_without_an_answer_is_no_part_of_its_group_and_gives_no_gradient(game: Game) -> None:
-    from rlplan.runtime.experience import Rollout
+    from rlplan.runtime.rollout.experience import Rollout
 
     _, finished = rollouts(game, max_tokens=40, num_samples=10)
     made = [

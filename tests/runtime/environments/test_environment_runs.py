@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.runtime.conftest import alive, descendants_of, finish, start
 from tests.waiting import wait_for
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool, check_environment
-from rlplan.runtime.machine_speed import scaled
-from rlplan.spec.environment import EnvironmentSpec
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
 from tests.runtime.conftest import alive
 from tests.waiting import at_most, wait_for

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from rlplan.errors import RunError, SpecError
-from rlplan.runtime import machine_speed
-from rlplan.runtime.experience import Completion, Prompt, Rollout
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes import machine_speed
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards import processes
 from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.verdict import Verdict
-from rlplan.spec.rewards import AnswerMatcherSpec, FunctionSpec
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
 from tests.factories import make_job
 from tests.waiting import at_most, own_processes, wait_for

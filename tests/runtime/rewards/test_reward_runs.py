@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from benchmarks.reward_overlap import LENGTHS, overlap
+from benchmarks.runs.reward_overlap import LENGTHS, overlap
 from tests.runtime.conftest import FinishedRun, Runner
 from tests.waiting import orphans_come_here, own_processes
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.sandbox.choice import open_sandbox
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Sandbox

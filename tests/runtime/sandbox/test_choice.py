@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import HostError, SpecError
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.sandbox.bare import Bare
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlplan.runtime.experience import Prompt
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.code_executor import grade
+from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
-from rlplan.spec.rewards import CodeExecutorSpec
+from rlplan.spec.parts.rewards import CodeExecutorSpec
 from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from rlplan.runtime.machine_speed import scaled
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.sandbox import process
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed, system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
 
 Stored = list[tuple[int, dict[str, float]]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.runtime.recorder import Recorder
+from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.merge import Merge
 
 

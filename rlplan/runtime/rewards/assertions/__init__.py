@@ -1,0 +1,1 @@
+"""Assertions about a program, evaluated outside of its sandbox."""

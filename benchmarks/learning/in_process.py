@@ -1,0 +1,164 @@
+"""A whole job in this process, without vLLM, DeepSpeed and Ray: what an algorithm is made of, and nothing else.
+
+Prompts, groups, rewards, advantages, mini-batches, losses and the trainers' passes are the runtime's own; the engine is
+transformers' model with the same weights, the optimizer torch's AdamW.
+In: a job. Out: greedy accuracy on the held-out prompts, before training and after so many steps.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.driver.preflight import load_prompts
+from rlplan.runtime.learning.mini_batch import deal_out, train_sample
+from rlplan.runtime.losses.registry import find_advantage
+from rlplan.runtime.rewards.reward_pool import RewardPool
+from rlplan.runtime.rewards.total import finish_rewards
+from rlplan.runtime.rollout.experience import Completion, Rollout, RolloutRequest, SequencePair, WeightSpan
+from rlplan.runtime.rollout.groups import Group, GroupMaker, gather
+from rlplan.runtime.rollout.requests import RequestMaker
+from rlplan.runtime.workers.scorer import Scorer
+from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
+from rlplan.runtime.workers.trainer.value_trainer import ValueTrainer
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Role
+
+
+class PlainEngine:
+    """What a trainer asks DeepSpeed for, of torch alone."""
+
+    dp_world_size = 1
+
+    def __init__(self, module: torch.nn.Module, job: ResolvedJob, learning_rate: float) -> None:
+        self.module, self.clip = module, job.algorithm.gradient_clipping
+        betas = (job.algorithm.adam_beta1, job.algorithm.adam_beta2)
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=0.0)
+
+    def __call__(self, batch: Any) -> Any:
+        return self.module(batch)
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        loss.backward()
+
+    def apply(self) -> None:
+        """One optimizer step."""
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class InProcess:
+    """A job's steps, one after the other."""
+
+    def __init__(self, job: ResolvedJob) -> None:
+        torch.manual_seed(job.seed)
+        self.job, self.prompts = job, load_prompts(job)
+        self.requests = RequestMaker(job, self.prompts)
+        self.ends = end_tokens(Path(job.policy.path))
+        self.reward_pool = RewardPool(job)
+        self.groups = GroupMaker(job, self.requests.prompt, self.ends)
+        self.engine = AutoModelForCausalLM.from_pretrained(job.policy.path, dtype=torch.float32)
+        self.policy = PolicyTrainer("policy_trainer/0", job, {}, 1)
+        self.policy.engine = self._plain(self.policy, job.algorithm.learning_rate)
+        self.value: ValueTrainer | None = None
+        if Role.VALUE in job.trained_roles:
+            self.value = ValueTrainer("value_trainer/0", job, {}, 1)
+            rate = job.algorithm.value_learning_rate
+            self.value.engine = self._plain(self.value, job.algorithm.learning_rate if rate is None else rate)
+        self.reference: Scorer | None = None
+        if Role.REFERENCE in job.frozen_roles:
+            self.reference = Scorer("scorer/reference/0", job, Role.REFERENCE, 1)
+            self.reference.start(job.policy.path)
+        self.next, self.steps_done = 0, 0
+
+    def train(self, num_steps: int) -> float:
+        """So many steps; the greedy accuracy after them."""
+        for _ in range(num_steps):
+            self.steps_done += 1
+            self._step()
+        return self.accuracy()
+
+    def accuracy(self) -> float:
+        """Greedy, on the held-out prompts."""
+        completions = self._complete(self.requests.evaluation())
+        rollouts = [
+            Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
+            for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
+        ]
+        self.reward_pool.judge(rollouts)
+        return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
+
+    def _step(self) -> None:
+        groups = gather(self.job.workload.num_prompts_per_step, self._more, self.job.max_refills, lambda _: None)
+        for index, group in enumerate(groups):
+            group.place(index)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        finish_rewards(rollouts, [each for group in groups for each in group.baselines], self.job, self.steps_done)
+        self._score(rollouts)
+        judged = find_advantage(self.job.algorithm)(rollouts, self.job.algorithm)
+        for rollout, each in zip(rollouts, judged, strict=True):
+            rollout.advantage, rollout.advantages, rollout.returns = each.whole, each.advantages, each.returns
+        if self.value is not None:
+            self._train(self.value, rollouts)
+        if self.steps_done > self.job.algorithm.value_warmup_steps:
+            self._train(self.policy, rollouts)
+        self.engine.load_state_dict(self.policy.engine.module.language_model.state_dict())
+
+    def _more(self, count: int) -> list[Group]:
+        numbers = range(self.next, self.next + count)
+        self.next += count
+        if not self.job.algorithm.declaration.has_rollouts:
+            return [self.requests.answers(number) for number in numbers]
+        completions = self._complete([self.requests.rollouts(number) for number in numbers])
+        groups = [self.groups.make(each) for each in zip(numbers, completions, strict=True)]
+        for group in groups:
+            self.reward_pool.judge([*group.rollouts, *group.baselines])
+        return groups
+
+    def _score(self, rollouts: list[Rollout]) -> None:
+        pairs = [SequencePair(rollout.prompt.tokens, rollout.completion.tokens) for rollout in rollouts]
+        for role in self.job.scored_roles:
+            worker = {Role.POLICY: self.policy, Role.VALUE: self.value, Role.REFERENCE: self.reference}[role]
+            assert worker is not None
+            for rollout, scores in zip(rollouts, worker.score(pairs, role.value), strict=True):
+                rollout.scores[role] = scores
+
+    def _train(self, trainer: PolicyTrainer, rollouts: list[Rollout]) -> None:
+        size = self.job.workload.mini_batch_size
+        for first in range(0, len(rollouts), size):
+            (passes,) = deal_out([train_sample(r) for r in rollouts[first : first + size]], self.job, 1)
+            trainer.forward_backward([samples for samples, _ in passes], [weights for _, weights in passes])
+            trainer.engine.apply()
+
+    def _plain(self, trainer: PolicyTrainer, learning_rate: float) -> PlainEngine:
+        return PlainEngine(trainer.wrap(trainer.load(self.job.policy.path)), self.job, learning_rate)
+
+    @torch.no_grad()
+    def _complete(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+        """All samples of all requests at once. Prompts are of one length here."""
+        samples = [(request, index) for request in requests for index in range(request.num_samples)]
+        tokens = torch.tensor([request.prompt for request, _ in samples])
+        greedy = torch.tensor([r.temperature == 0 or index >= r.num_samples - r.num_greedy for r, index in samples])
+        made, logprobs, cache = [], [], None
+        draws = torch.Generator().manual_seed(requests[0].seed)
+        for _ in range(self.job.workload.max_response_len):
+            output = self.engine(tokens, past_key_values=cache, use_cache=True)
+            cache, table = output.past_key_values, torch.log_softmax(output.logits[:, -1].float(), -1)
+            sampled = torch.multinomial(table.exp(), 1, generator=draws)[:, 0]
+            tokens = torch.where(greedy, table.argmax(-1), sampled)[:, None]
+            made.append(tokens[:, 0])
+            logprobs.append(table.gather(-1, tokens)[:, 0])
+        rows = zip(torch.stack(made, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
+        finished = iter([self._cut(*row) for row in rows])
+        return [[next(finished) for _ in range(request.num_samples)] for request in requests]
+
+    def _cut(self, tokens: list[int], logprobs: list[float]) -> Completion:
+        ends = [index for index, token in enumerate(tokens) if token in self.ends]
+        length = ends[0] + 1 if ends else len(tokens)
+        spans = (WeightSpan(0, 0, length),)
+        return Completion(tuple(tokens[:length]), tuple(logprobs[:length]), "stop" if ends else "length", spans)

@@ -1,0 +1,1 @@
+"""The commands, a file for each verb: parse, call the library, render. Imported when called."""

@@ -1,0 +1,39 @@
+"""`rlplan doctor`: what this machine lacks for a run, with the fix."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+from rich.text import Text
+
+from rlplan_cli.options import AsJson
+from rlplan_cli.render.terminal import new_table, stdout
+
+if TYPE_CHECKING:
+    from rlplan.runtime.host.doctor import Finding
+
+NAME = "doctor"
+_COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
+
+
+def show_findings(findings: "Iterable[Finding]") -> None:
+    """A row a finding."""
+    table = new_table("what", "state", "found", "fix", left=("state", "found", "fix"))
+    for finding in findings:
+        table.add_row(finding.subject, Text(finding.state, _COLORS[finding.state]), finding.found, finding.fix)
+    stdout.print(table)
+
+
+def command(as_json: AsJson = False) -> None:
+    """Look at Python, packages, memory and /dev/shm. Exit 4 when something that a run needs is missing."""
+    from rlplan.runtime.host.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps({"schema_version": 1, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        show_findings(findings)
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(4)

@@ -1,0 +1,77 @@
+"""`rlplan estimate`: how much memory each phase, process and kind will need, of a job on a CPU host or on GPUs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+if TYPE_CHECKING:
+    from rlplan_cli.sources import Question
+
+NAME = "estimate"
+
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Trace the model's own code without running it: for unknown architectures.")
+]
+
+
+def command(
+    job: Source = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    trace: Trace = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
+    from rlplan.planner.answers.plan_results import estimate_as_json
+    from rlplan.planner.executable import check_fits
+    from rlplan_cli.render.estimate import show_estimate
+    from rlplan_cli.render.terminal import print_json
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_question
+
+    answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
+    question = read_question(NAME, job, tuple(overrides or ()), answers)
+    if trace:
+        _show_trace(question, as_json=as_json)
+        return
+    with waiting("searching"):
+        plan = question.answer()
+    if as_json:
+        print_json(estimate_as_json(plan))
+    else:
+        show_estimate(plan)
+    check_fits(plan)
+
+
+def _show_trace(question: "Question", *, as_json: bool) -> None:
+    from rlplan.errors import SpecError
+    from rlplan.spec.models.catalogue import model_path
+    from rlplan_cli.render.estimate import show_trace
+    from rlplan_cli.render.terminal import print_json
+
+    if not question.job.is_on_gpus:
+        raise SpecError(
+            f"--trace is for jobs on GPUs, this one is on {question.job.hardware.profile}",
+            where="command line",
+            rule="a trace counts what a pass on a GPU holds; the formulas know every model that a CPU host trains",
+            way_out="leave --trace out, or name GPUs: hardware=8xH100",
+        )
+    path = question.job.policy.path
+    if model_path(path) is None:
+        raise SpecError(
+            f"model '{path}' is no path",
+            where="policy.path",
+            rule="a trace builds the model from its own whole config.json",
+            way_out="give the path of its config.json, or leave --trace out: the formulas know the bundled models",
+        )
+    from rlplan.runtime.measure.trace_estimate import trace_estimate
+
+    estimate = trace_estimate(question.job)
+    if as_json:
+        print_json(estimate.as_json())
+    else:
+        show_trace(estimate)

@@ -1,0 +1,47 @@
+"""`rlplan explain`: why a plan is as it is, what came next, and what would change it."""
+
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+NAME = "explain"
+
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="What if? Each by itself, and together.", show_default=False),
+]
+MoreDevices = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the devices too.")]
+
+
+def command(
+    job: Source = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    changes: WhatIf = None,
+    more_devices: MoreDevices = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what binds in a plan, and what would change it."""
+    from rlplan.planner.answers.changes import Change, check_change
+    from rlplan.planner.answers.explain import explain
+    from rlplan_cli.render.explain import show_explanation
+    from rlplan_cli.render.terminal import print_json
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_question
+
+    question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
+    asked = [Change((change,)) for change in changes or ()]
+    asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
+    with waiting("asking") as listen:
+        plan = question.answer()
+        for change in asked:
+            check_change(plan.asked, change)
+        explanation = explain(plan, asked, more_devices=more_devices, listen=listen)
+    if as_json:
+        print_json(explanation.as_json())
+    else:
+        show_explanation(plan, explanation)

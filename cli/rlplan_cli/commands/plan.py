@@ -1,0 +1,63 @@
+"""`rlplan plan`: choose a layout for a job, and write the plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+NAME = "plan"
+SHOWN_FIRST = 3
+"""Next best layouts that are shown unless somebody asks for more."""
+
+Objective = Annotated[
+    str | None,
+    typer.Option(help="What to make best: step_time (usual), tokens_per_s, cost or gpus.", show_default=False),
+]
+Top = Annotated[int, typer.Option(min=0, max=100, help="How many of the next best layouts to show.")]
+Lengths = Annotated[
+    Path | None, typer.Option(help="Count with the lengths that a run measured: its folder.", show_default=False)
+]
+Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
+
+
+def command(
+    job: Source = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    objective: Objective = None,
+    top: Top = SHOWN_FIRST,
+    pareto: Pareto = False,
+    lengths: Lengths = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this JSON file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose a layout for a job. Says what was rejected and why."""
+    from rlplan.planner.executable import check_fits
+    from rlplan.planner.plan import dump_plan, write_plan
+    from rlplan_cli.render.plan import show_plan
+    from rlplan_cli.render.terminal import note
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_question
+
+    if lengths is not None:
+        from rlplan.spec.measured_lengths import lengths_of_run
+
+        overrides = [*lengths_of_run(lengths), *(overrides or ())]
+    answers = {"model": model, "algorithm": algorithm, "gpus": gpus, "objective": objective}
+    question = read_question(NAME, job, tuple(overrides or ()), answers)
+    with waiting("searching"):
+        plan = question.answer(with_pareto=pareto)
+    if out is not None and plan.fits:
+        write_plan(plan, out)
+    if as_json:
+        print(dump_plan(plan, Path.cwd()))
+    else:
+        show_plan(plan, top=top)
+    check_fits(plan)
+    if out is not None:
+        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, `rlplan run {out}` runs it"
+        note(f"plan written to {out}; {uses}")

@@ -1,0 +1,209 @@
+"""`rlplan profiles`: the hardware profiles that jobs and estimates can name, and what this machine is."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlplan.spec.base import Spec
+from rlplan.spec.hardware.catalogue import FOLDER_VARIABLE, find_profile, load_profiles, read_profile
+from rlplan.spec.hardware.profile import (
+    ComputeDtype,
+    CpuProfile,
+    GpuProfile,
+    NodeProfile,
+    Profile,
+    Sourced,
+    SourcedByteRate,
+    SourcedBytes,
+    SourcedFlopRate,
+)
+from rlplan.spec.hardware.rates import format_bytes_per_s, format_flops_per_s
+from rlplan.units import format_bytes
+from rlplan_cli.options import AsJson
+from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
+
+app = typer.Typer(help="List, show, detect and measure hardware profiles.", no_args_is_help=True, rich_markup_mode=None)
+UNKNOWN = "-"
+
+
+@app.command("list")
+def list_profiles(as_json: AsJson = False) -> None:
+    """All profiles, a line each: GPUs, then machines."""
+    profiles = load_profiles()
+    if as_json:
+        print(json.dumps({"schema_version": 1, "profiles": [_summary(profile) for profile in profiles.values()]}))
+        return
+    _show_gpus([profile for profile in profiles.values() if isinstance(profile, GpuProfile)])
+    _show_machines([profile for profile in profiles.values() if not isinstance(profile, GpuProfile)])
+    note("memory: what the driver reports; rates: peaks of one direction; FLOP/s: dense")
+
+
+@app.command("show")
+def show_profile(
+    name: Annotated[str, typer.Argument(help="A profile's name, or a YAML file of your own.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """One profile with the source of every value."""
+    is_file = name.endswith((".yaml", ".yml"))
+    profile = read_profile(Path(name)) if is_file else find_profile(name, where="command line")
+    if as_json:
+        print(profile.model_dump_json(indent=1))
+        return
+    stdout.print(f"{profile.name}: {profile.description}", soft_wrap=False, markup=False)
+    table = new_table("value", "", "provenance", "source", left=("source",))
+    for path, value in _sourced_values(profile):
+        date = f" ({value.date})" if value.date else ""
+        table.add_row(_short(path), _format(value), value.provenance, value.source + date)
+    stdout.print(table)
+    facts = (f"{path}: {value}" for path, value in _plain_values(profile))
+    stdout.print("; ".join(facts), soft_wrap=False, markup=False)
+
+
+@app.command("detect")
+def detect_profile(as_json: AsJson = False) -> None:
+    """What this machine has: the profile of its GPU, or a new one to complete; without a GPU, its CPU host."""
+    from rlplan.runtime.host.detect import detect, new_profile_yaml
+
+    found = detect()
+    if as_json:
+        print_json(found.as_json())
+        return
+    for gpu in found.gpus:
+        known = f"profile {gpu.profile}" if gpu.profile else "no profile"
+        stdout.print(f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.memory_bytes)} to CUDA: {known}", soft_wrap=True)
+    for line in found.remarks:
+        note(line)
+    host = found.host
+    stdout.print(
+        f"host: {host.num_cores} cores, {format_bytes(host.memory_bytes)} of memory"
+        + (f" (control group; {format_bytes(host.total_bytes)} in the machine)" if host.is_limited else "")
+        + ("" if found.gpus else f": profile cpu-host with hardware.memory={host.memory_bytes >> 20}MiB"),
+        soft_wrap=True,
+    )
+    for gpu in {gpu.name: gpu for gpu in found.gpus if gpu.profile is None}.values():
+        stdout.print("\n" + new_profile_yaml(gpu), soft_wrap=True, markup=False, end="")
+
+
+@app.command("measure")
+def measure_profile(
+    out: Annotated[Path | None, typer.Option(help="Write a profile: a new .yaml file.", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few repetitions: seconds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure matmuls, memory, copies, collectives and disk of this machine, as a profile to plan with."""
+    from rlplan.runtime.host.detect import detect
+    from rlplan.runtime.measure.measured_profile import check_out, write_profiles
+    from rlplan.runtime.measure.microbench import QUICK, WHOLE, measure, stoppable
+
+    if out is not None:
+        check_out(out)
+    with stoppable():
+        measured = measure(QUICK if quick else WHOLE, out.parent if out else Path.cwd(), note)
+        written = write_profiles(measured, detect().gpus, out) if out else []
+    if as_json:
+        print_json(measured.as_json() | {"profiles": [str(path) for path in written]})
+        return
+    table = new_table("measured", "median", "low", "high", "samples", "of", left=("of",))
+    for each in measured.measurements:
+        values = (_measured(value, each.unit) for value in (each.value, each.low, each.high))
+        table.add_row(each.name, *values, str(each.num_samples), each.what)
+    stdout.print(table)
+    for line in measured.remarks:
+        note(line)
+    for path in written:
+        note(f"wrote {path}; with {FOLDER_VARIABLE}={path.parent.resolve()} it is the profile '{path.stem}'")
+    if out is None:
+        note("--out FILE.yaml keeps this as a profile")
+
+
+def _measured(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value * 1e6:.4g} us"
+    return format_flops_per_s(value) if unit == "FLOP/s" else format_bytes_per_s(value)
+
+
+def _show_gpus(profiles: list[GpuProfile]) -> None:
+    wide = stdout.width >= NARROW
+    names = ["GPU", "memory", "bandwidth", "16-bit dense", "GPU link"]
+    table = new_table(*names, *(["host link", "what"] if wide else []), left=("what",))
+    for gpu in profiles:
+        rate = gpu.dense_flops_per_s.get(ComputeDtype.BFLOAT16) or gpu.dense_flops_per_s.get(ComputeDtype.FLOAT16)
+        links = [_format(link.bytes_per_s) if link else UNKNOWN for link in (gpu.device_link, gpu.host_link)]
+        cells = [gpu.name, _format(gpu.memory), _format(gpu.memory_bytes_per_s), _format(rate)]
+        table.add_row(*cells, *([*links, gpu.description] if wide else links[:1]))
+    stdout.print(table)
+
+
+def _show_machines(profiles: list[CpuProfile | NodeProfile]) -> None:
+    wide = stdout.width >= NARROW
+    table = new_table(
+        "machine", "GPUs", "inside", "network", "memory", *(["cores", "what"] if wide else []), left=("what",)
+    )
+    for profile in profiles:
+        if isinstance(profile, NodeProfile):
+            cells = [f"{profile.num_gpus}x {profile.gpu}", profile.topology, _format(profile.network_bytes_per_s)]
+            cells += [_format(profile.host_memory), str(profile.num_cores.value)]
+        else:
+            cells = ["none", UNKNOWN, UNKNOWN, _format(profile.memory), UNKNOWN]
+        table.add_row(profile.name, *([*cells, profile.description] if wide else cells[:4]))
+    stdout.print(table)
+
+
+def _summary(profile: Profile) -> dict[str, Any]:
+    """The line of `list` as JSON."""
+    row: dict[str, Any] = {"name": profile.name, "kind": profile.kind, "description": profile.description}
+    if isinstance(profile, NodeProfile):
+        return row | {"memory_bytes": profile.host_memory.value, "gpu": profile.gpu, "num_gpus": profile.num_gpus}
+    row["memory_bytes"] = profile.memory.value
+    if isinstance(profile, GpuProfile):
+        row["memory_bytes_per_s"] = profile.memory_bytes_per_s.value if profile.memory_bytes_per_s else None
+        row["dense_flops_per_s"] = {dtype: rate.value for dtype, rate in profile.dense_flops_per_s.items()}
+    return row
+
+
+def _format(value: Sourced | None) -> str:
+    if isinstance(value, SourcedBytes):
+        return format_bytes(value.value)
+    if isinstance(value, SourcedByteRate):
+        return format_bytes_per_s(value.value)
+    if isinstance(value, SourcedFlopRate):
+        return format_flops_per_s(value.value)
+    return UNKNOWN if value is None else str(getattr(value, "value", UNKNOWN))
+
+
+def _leaves(part: Spec, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every value of a profile with its dotted path; what has a source stays whole."""
+    for key, value in part:
+        inner = list(value.items()) if isinstance(value, dict) else [("", value)]
+        for name, leaf in inner:
+            here = (*path, key, name) if name else (*path, key)
+            if isinstance(leaf, Spec) and not isinstance(leaf, Sourced):
+                yield from _leaves(leaf, here)
+            else:
+                yield ".".join(here), leaf
+
+
+def _sourced_values(profile: Profile) -> Iterator[tuple[str, Sourced]]:
+    return ((path, leaf) for path, leaf in _leaves(profile) if isinstance(leaf, Sourced))
+
+
+def _plain_values(profile: Profile) -> Iterator[tuple[str, str]]:
+    for path, leaf in _leaves(profile):
+        if not isinstance(leaf, Sourced) and path not in ("schema_version", "name", "description") and leaf is not None:
+            text = (
+                " | ".join(leaf)
+                if isinstance(leaf, tuple)
+                else str(leaf).lower()
+                if isinstance(leaf, bool)
+                else str(leaf)
+            )
+            yield path, text
+
+
+def _short(path: str) -> str:
+    """A path without the parts that its table does not need."""
+    shortened = path.removeprefix("overheads.").removeprefix("dense_flops_per_s.").removesuffix(".bytes_per_s")
+    return shortened.replace("process_overheads.", "process: ").replace("process_slack.", "slack: ")

@@ -1,0 +1,65 @@
+"""`rlplan report RUN_DIR|PLAN|JOB`: draw what happened against what was predicted, or what is predicted."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlplan.errors import SpecError
+from rlplan_cli.options import AsJson
+from rlplan_cli.render.terminal import note
+
+NAME = "report"
+
+
+def command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|PLAN|JOB", help="A run folder; or a job, a plan or a bundle.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for the report; by default RUN_DIR/report, or beside the plan."),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option("--compare", help="Another run to draw beside it: a seed or a control; repeat.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
+    is_run = source.is_dir() and not (source / "execution.json").exists()
+    page, summary = (_write_run if is_run else _write_plan)(source, out, compare)
+    if as_json:
+        print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
+    else:
+        print(page)
+        note(f"{len(list(page.parent.iterdir()))} files in {page.parent}")
+
+
+def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
+    """(page, summary) of a run's report."""
+    from rlplan.report.write import write_report
+
+    files = write_report(run_dir, out or run_dir / "report", tuple(compare or ()))
+    return files.page, files.summary
+
+
+def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
+    """(page, summary) of the report of a job's plan, of a plan, of a bundle or of what `rlplan simulate` wrote."""
+    from rlplan.report.plans.write import write_report_of, write_simulation_report
+    from rlplan_cli.sources import read_question
+
+    if compare:
+        raise SpecError(
+            f"--compare goes with a run folder, {source} is none",
+            where="command line",
+            rule="runs are laid beside runs: their learning is compared",
+            way_out=f"rlplan report {source}",
+        )
+    folder = out or source.with_name(f"{source.stem}-report")
+    files = write_simulation_report(source, folder) if source.suffix == ".json" else None
+    files = files or write_report_of(read_question(NAME, source, (), {}).answer(), source.name, folder)
+    return files.page, files.summary

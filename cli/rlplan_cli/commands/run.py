@@ -1,0 +1,147 @@
+"""`rlplan run JOB|plan.json|BUNDLE_DIR`: execute a plan and measure it against its own prediction."""
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlplan.errors import RlplanError, SpecError
+from rlplan_cli.options import AsJson, Overrides
+from rlplan_cli.render.terminal import note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlplan.planner.plan import Plan
+
+NAME = "run"
+
+What = Annotated[Path | None, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")]
+WithReport = Annotated[bool, typer.Option("--report", help="Write the report into the run folder too.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of a running Ray cluster; without it Ray starts here.", show_default=False),
+]
+SandboxName = Annotated[
+    str,
+    typer.Option(help="For programs in responses: auto, bubblewrap, sandlock; none runs them unprotected."),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(help="A run folder, or latest: go on from its last checkpoint.", show_default=False),
+]
+
+
+def command(
+    what: What = None,
+    overrides: Overrides = None,
+    out: Out = None,
+    with_report: WithReport = False,
+    address: Address = None,
+    sandbox: SandboxName = "auto",
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a job, plan or bundle on vLLM, DeepSpeed and Ray.
+
+    Leaves metrics, a memory trace and the trained policy in a run folder.
+    """
+    from rlplan_cli.render.progress import RunDisplay
+
+    if with_report:
+        _check_report_extra()
+
+    from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run, run_task
+    from rlplan.runtime.fault_tolerance.resuming import bundle_of, run_to_resume
+    from rlplan.runtime.run_folder.run_lock import locked_run_folder
+
+    earlier = None if resume is None else run_to_resume(resume)
+    source: Plan | Path
+    if what is None:
+        source, folder = _in_place(earlier, out, bundle_of)
+    else:
+        source, name = _read(what, tuple(overrides or ()))
+        folder = out or _default_folder(name)
+    with locked_run_folder(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
+        if what is not None:
+            task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
+        note(f"run folder: {folder}")
+        try:
+            with RunDisplay(task.plan) as display:
+                run_task(task, folder, display.show)
+        except RlplanError:
+            if with_report and (folder / "trace.jsonl").exists():
+                _report_of_failure(folder)
+            raise
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    if with_report:
+        status["report"] = _report(folder)
+    if as_json:
+        print(json.dumps({"schema_version": 1, "run_folder": str(folder), **status}))
+    else:
+        from rlplan_cli.render.run_summary import show_summary
+
+        show_summary(folder)
+
+
+def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path], Path]") -> tuple[Path, Path]:
+    """(bundle, run folder) of a run that goes on where it is."""
+    if earlier is None:
+        raise SpecError(
+            "nothing is named that could run",
+            where="command line",
+            rule="a job file, a plan or a bundle folder, or --resume with a run folder",
+            way_out="rlplan run JOB, or rlplan run --resume RUN",
+        )
+    if out is not None:
+        raise SpecError(
+            f"--out {out} goes with a job, a plan or a bundle",
+            where="command line",
+            rule="without one, --resume goes on in the run's own folder",
+            way_out=f"rlplan run JOB --resume {earlier} --out {out}",
+        )
+    return bundle_of(earlier), earlier
+
+
+def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | Path, str]":
+    """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
+    from rlplan.emit.bundle import read_bundle
+    from rlplan_cli.sources import executable, read_question
+
+    if not what.is_dir():
+        plan = executable(NAME, what, overrides)
+        return plan, plan.job.name
+    if overrides:
+        read_question(NAME, what, overrides, {})  # which refuses them
+    return what, read_bundle(what).job.name
+
+
+def _default_folder(name: str) -> Path:
+    return Path("runs") / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _check_report_extra() -> None:
+    """A missing extra is better said before the run than after it; nothing is imported, for the driver stays small."""
+    for name in ("pandas", "matplotlib", "jinja2"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"no module named {name}", name=name)
+
+
+def _report_of_failure(folder: Path) -> None:
+    """What ended the run comes next and is told, not that a full disk takes no report either."""
+    try:
+        _report(folder)
+    except RlplanError as error:
+        note(f"no report: {error.what}")
+
+
+def _report(folder: Path) -> str:
+    from rlplan.report.write import write_report
+
+    page = write_report(folder, folder / "report").page
+    note(f"report: {page}")
+    return str(page)

@@ -1,0 +1,53 @@
+"""`rlplan simulate`: play the steps of a plan, with sampled response lengths."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+
+NAME = "simulate"
+
+Steps = Annotated[int, typer.Option(min=1, help="How many steps to simulate.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same lengths.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result, with its trace, to this JSON file.")]
+
+
+def command(
+    job: Source = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    gpus: Gpus = None,
+    steps: Steps = 20,
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate the steps of a plan, with sampled response lengths."""
+    import json
+
+    from rlplan.planner.answers.simulated_plan import simulate_plan
+    from rlplan.planner.executable import check_fits
+    from rlplan.spec.base import writing
+    from rlplan_cli.render.simulation import show_simulation
+    from rlplan_cli.render.terminal import note, print_json
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_question
+
+    question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
+    with waiting("playing"):
+        plan = question.answer()
+        check_fits(plan)
+        result = simulate_plan(plan, num_steps=steps, seed=seed)
+    if out is not None:
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(result.as_json()) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show_simulation(plan, result)
+    if out is not None:
+        note(f"result written to {out}")

@@ -1,0 +1,142 @@
+"""An explanation in a terminal: the bottleneck, why others were not chosen, what would change it.
+
+In: a Plan and its Explanation. Out: stdout.
+"""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from rlplan.planner.answers.changes import Outcome
+from rlplan.planner.answers.explain import Explanation, PhaseBottleneck
+from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.timing.cost import Resource
+from rlplan.units import format_bytes, format_seconds
+from rlplan_cli.render.plan import COLORS, show_speed
+from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, stdout
+
+NUM_RUNNERS_UP = 5
+NUM_CONSTANTS = 6
+"""Constants that are shown: those that move the step most. All of them are in `--json`."""
+SHORT_VERDICTS = {
+    Verdict.FITS: "fits",
+    Verdict.IN_EXPECTATION: "expected to",
+    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.REFUSED: "refused",
+}
+
+
+def show_explanation(plan: Plan, explanation: Explanation) -> None:
+    """The answers in the order in which one asks: what limits it, what else there was, what if."""
+    show_speed(plan)
+    _show_phases(plan, explanation.phases)
+    _show_memory(plan, explanation)
+    _show_runners_up(explanation)
+    _show_outcomes(explanation, explanation.families, "Choices that the search rejected: the best layout with each")
+    _show_outcomes(explanation, explanation.what_ifs, "What if")
+    _show_outcomes(explanation, explanation.asked, "What was asked")
+    _show_sensitivities(explanation)
+
+
+def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
+    if not phases:
+        return
+
+    def word(resource: str) -> str:
+        return name_of(Resource(resource), is_on_host=plan.is_on_host)
+
+    names = ("phase", "seconds", "share", "bound by", "slack of the rest")
+    table = new_table(*names, title="What binds in each phase", left=("bound by", "slack of the rest"))
+    room = stdout.width - 50
+    for phase in phases:
+        slack = [f"{word(one.resource)} {one.grows:.3g}x" for one in phase.slack if one.grows < 100]
+        bound = f"{word(phase.bound_by)} {format_seconds(phase.bound_s)}"
+        cells = (format_seconds(phase.seconds), f"{phase.share:.0%}", bound, fill(slack, room) or "-")
+        table.add_row(phase.phase, *cells)
+    stdout.print(table)
+    stdout.print("slack: by what factor a resource could slow down before it became the bottleneck.", style="dim")
+
+
+def _show_memory(plan: Plan, explanation: Explanation) -> None:
+    memory = explanation.memory
+    words = (
+        f"{format_bytes(memory.num_bytes)} of {format_bytes(memory.capacity_bytes)} on the fullest "
+        f"{'host' if plan.is_on_host else 'GPU'}, in "
+        f"{memory.action_id}; the largest part is {memory.largest}, {format_bytes(memory.largest_bytes)}; "
+        f"{format_bytes(memory.headroom_bytes)} are left at the high end"
+    )
+    if memory.host_headroom_bytes is not None:
+        words += f", {format_bytes(memory.host_headroom_bytes)} on the fullest host"
+    say("Memory", words)
+    if explanation.why_not:
+        stdout.print(Text.assemble(("Does not fit because: ", "bold red"), explanation.why_not))
+
+
+def _show_runners_up(explanation: Explanation) -> None:
+    if not explanation.runners_up:
+        return
+    table = new_table(
+        "a step", "headroom", "why not chosen", "differs in", title="Next best", left=("why not chosen", "differs in")
+    )
+    for one in explanation.runners_up[:NUM_RUNNERS_UP]:
+        cells = (format_bytes(one.headroom_bytes), one.why, one.differs.replace(" ", "\n"))
+        table.add_row(format_seconds(one.seconds), *cells)
+    stdout.print(table)
+
+
+def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title: str) -> None:
+    """A row a change; what stands in the way of those that do not surely fit is said below."""
+    if not outcomes:
+        return
+    is_narrow = stdout.width < NARROW
+    names = ("change", *(() if is_narrow else ("meaning",)), "a step", "", "headroom", "verdict")
+    table = new_table(*names, title=title, left=("meaning", "verdict"))
+    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
+    for one in outcomes:
+        words = () if is_narrow else (one.change.words,)
+        table.add_row(one.change.typed, *words, *_cells(one, explanation.seconds))
+    stdout.print(table)
+    for one in outcomes:
+        if one.why:
+            way_out = f"; fits with {one.way_out}" if one.way_out else ""
+            stdout.print(Text.assemble((f"  {one.change.typed}: ", "bold"), (one.why + way_out, "dim")))
+
+
+def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
+    if one.verdict is None or one.seconds is None or one.headroom_bytes is None:
+        return ["-", "-", "-", Text("cannot be built", "dim")]
+    verdict = Text(SHORT_VERDICTS[one.verdict], COLORS[one.verdict].removeprefix("bold "))
+    seconds = format_seconds(one.seconds) if one.fits else "-"
+    share = f"{one.seconds / chosen_s - 1:+.0%}" if one.fits and chosen_s else "-"
+    return [seconds, share, format_bytes(one.headroom_bytes), verdict]
+
+
+def _show_sensitivities(explanation: Explanation) -> None:
+    rows = explanation.sensitivities
+    if not rows:
+        stdout.print("Every constant of time is measured: none is uncertain.", style="dim")
+        return
+    low, high = (f"x {factor}" for factor in FACTORS)
+    table = new_table("constant", "value", low, high, "best then", title="A step if ...", left=("best then",))
+    for one in rows[:NUM_CONSTANTS]:
+        seconds = map(format_seconds, one.seconds)
+        table.add_row(one.constant, f"{one.value:.3g}", *seconds, _best_then(one))
+    stdout.print(table)
+    count = sum(1 for one in rows if any(one.better))
+    words = (
+        "this layout stays the best of those named here whichever constant is off"
+        if explanation.is_stable
+        else f"another layout is best with {count} of them"
+    )
+    stdout.print(f"{len(rows)} constants are derived or assumed, each by itself: {words}.", style="dim")
+
+
+def _best_then(one: Sensitivity) -> str:
+    words = [
+        f"x {factor}: {better} (-{gain:.1%})"
+        for factor, better, gain in zip(FACTORS, one.better, one.gain, strict=True)
+        if better
+    ]
+    return "\n".join(words) or "the same"

@@ -1,0 +1,47 @@
+"""The end of a run in a few lines: what was learned, and what was predicted against what was measured."""
+
+import json
+from pathlib import Path
+
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.timing.measured import join_seconds, measured_seconds
+from rlplan.trace import Trace
+from rlplan.units import format_bytes, format_seconds
+from rlplan_cli.render.terminal import new_table, stdout
+
+
+def show_summary(folder: Path) -> None:
+    """Each evaluation before and after, each process's peak, each action's seconds."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
+    for one in plan.job.evaluations:
+        form = "{:.1%}" if one.is_share else "{:.4g}"
+        found = [(row["step"], form.format(row[one.metric])) for row in rows if one.metric in row]
+        if found:
+            steps = ", ".join(f"{value} {'at the end' if step < 0 else f'after {step}'}" for step, value in found)
+            stdout.print(f"{one.title} on held-out prompts: {steps}")
+    table = new_table("process", "predicted peak", "measured peak", "difference", title="Memory")
+    for process in plan.ledger.processes:
+        mine = [sample for sample in trace.samples if sample.process == process]
+        # of a process on a GPU what its tensors took there; the prediction has its context too
+        on_gpu = [s.num_bytes for s in mine if (s.kind, s.statistic) == ("device_allocated", "peak")]
+        measured = on_gpu or [s.num_bytes for s in mine if s.kind == "total"]
+        if measured:
+            predicted = plan.ledger.process_peak(process).num_bytes
+            table.add_row(
+                process, format_bytes(predicted), format_bytes(max(measured)), f"{predicted / max(measured) - 1:+.1%}"
+            )
+    stdout.print(table)
+    _show_seconds(plan, trace, folder)
+
+
+def _show_seconds(plan: Plan, trace: Trace, folder: Path) -> None:
+    """Predicted seconds of each action beside the median of those measured, the first step apart."""
+    lines = (folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()
+    measured = measured_seconds(plan.schedule, trace.spans, [json.loads(line) for line in lines])
+    table = new_table("action", "part", "predicted", "measured median", "predicted / measured", title="Seconds")
+    for row in join_seconds(plan.schedule, plan.timing, measured):
+        predicted = "-" if row.predicted_s is None else format_seconds(row.predicted_s)
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        table.add_row(row.action_id, row.part, predicted, format_seconds(row.median_s), ratio)
+    stdout.print(table)

@@ -1,0 +1,117 @@
+"""Files of measured points: JSON, a CSV of serving latencies, a vLLM start-up log, a torch memory snapshot.
+
+In: a path; the content decides where the name does not. Out: points. Left out: what the formulas say of them.
+"""
+
+import csv
+import io
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from rlplan.accuracy.files.logs import points_of_log
+from rlplan.accuracy.files.snapshots import is_snapshot, points_of_snapshot
+from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_json, read_text, shorten, validate
+
+MAX_FILE_BYTES = 64 << 20
+"""Larger than any file of points or start-up log: beyond it nothing is read."""
+
+
+@cache
+def bundled_points() -> tuple[MeasuredPoint, ...]:
+    """The points that come with rlplan: published measurements, then serving latencies."""
+    folder = Path(str(resources.files("rlplan.accuracy"))) / "data"
+    return read_points(folder / "measured_points.json") + read_points(folder / "serving_latency.csv")
+
+
+def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
+    """Points of a file. Raises: SpecError where it is broken."""
+    if is_snapshot(_head(path)):
+        return points_of_snapshot(path)
+    text = read_text(path, "the file of points", limit=MAX_FILE_BYTES)
+    start, suffix = text.lstrip("\ufeff \t\r\n")[:1], path.suffix.lower()
+    if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
+        return _read_json_points(path)
+    if suffix == ".csv" or text.lstrip("\ufeff").startswith("id,"):
+        return tuple(_read_latencies(text.lstrip("\ufeff"), path))
+    return points_of_log(text, path)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes; none where the file cannot be read, which the readers then explain."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2)
+    except (OSError, ValueError):
+        return b""
+
+
+def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:
+    data = read_json(path, "the file of points", limit=MAX_FILE_BYTES)
+    listed = {"points": data} if isinstance(data, list) else data
+    return validate(PointFile, listed, file=str(path), way_out=_WAY_OUT).points
+
+
+_WAY_OUT = "each point has id, kind, model, gpu, settings and measured {value, unit}; see rlplan/accuracy/data/"
+_LATENCIES = {"silicon_ttft_ms": "ttft", "silicon_tpot_ms": "tpot"}
+
+
+def _read_latencies(text: str, path: Path) -> list[MeasuredPoint]:
+    """Two points a row: `<id>:ttft` and `<id>:tpot`, in milliseconds. Raises: SpecError."""
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    points = []
+    try:
+        header = list(reader.fieldnames or ())
+        missing = [name for name in ("id", "model_path", "system", *_LATENCIES) if name not in header]
+        if missing:
+            raise _broken_csv(f"column '{missing[0]}' is missing", path, 1)
+        for line, row in enumerate(reader, start=2):
+            if None in row or None in row.values() or not row["id"]:
+                raise _broken_csv(f"a row has not the header's {len(header)} fields and an id", path, line)
+            points += [_latency(row, column, path, line) for column in _LATENCIES]
+    except csv.Error as error:
+        raise _broken_csv(f"not CSV: {shorten(str(error))}", path, reader.line_num) from None
+    return points
+
+
+def _latency(row: dict[str, str], column: str, path: Path, line: int) -> MeasuredPoint:
+    value = _number(row[column])
+    if not isinstance(value, int | float) or not 0 < value < 1e12:
+        raise _broken_csv(f"{column} is {shorten(row[column])}, not a number above 0", path, line)
+    name = _LATENCIES[column]
+    left_out = {"id", "model_path", "system", *_LATENCIES}
+    return MeasuredPoint(
+        id=f"{row['id']}:{name}",
+        kind=f"serving_{name}",
+        model=row["model_path"],
+        gpu=row["system"],
+        settings={key: _number(cell) for key, cell in row.items() if key not in left_out},
+        measured=Measured(value=float(value), unit=f"ms {name.upper()}"),
+        source=row.get("source") or "latency table",
+        reliability="A",
+    )
+
+
+def _number(text: str) -> int | float | str:
+    """A cell as a number where it is one.
+
+    >>> _number("8"), _number("1.5"), _number("fp8")
+    (8, 1.5, 'fp8')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _broken_csv(what: str, path: Path, line: int) -> SpecError:
+    return SpecError(
+        what,
+        where=f"{path}: line {line}",
+        rule=f"a header with id, model_path, system, {', '.join(_LATENCIES)} and settings; one configuration a row",
+        way_out="repair the row, or give the points as JSON",
+    )

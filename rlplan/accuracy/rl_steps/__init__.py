@@ -1,0 +1,1 @@
+"""Points about whole RL steps, and about weight sync between two of them."""

@@ -1,0 +1,1 @@
+"""Points about engines: what they hold, and how fast they answer."""

@@ -1,0 +1,1 @@
+"""Points about training: peaks, steady states, throughput, the largest model that trains."""

@@ -1,0 +1,127 @@
+"""Peaks and steady states of published training runs: `train_peak` and `train_steady`.
+
+In: a point. Out: what the formulas of rlplan/memory say of it, by the statistic that was measured, in its own unit.
+Left out: how settings are read (settings.py), trainers' defaults (trainers.py), what a rank holds
+(states.py), the largest model that trains (limits.py).
+"""
+
+import re
+from dataclasses import replace
+
+from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.run import Run, read_run
+from rlplan.accuracy.training.settings import RunSettings
+from rlplan.accuracy.training.states import rank_state_of
+from rlplan.accuracy.training.zero import steady_bytes_by_count
+from rlplan.memory.machine.allocator import reserved_bytes
+from rlplan.memory.model.block import Layers
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.trainers.step_peak import MemorySnapshot, MicroBatchShape, RankState, layer_bytes, snapshots
+from rlplan.units import GIB, ceil_div
+from rlplan.vocabulary import MemoryKind
+
+TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
+"""Units of a statistic over steps that is no peak."""
+
+
+@predicts("train_peak")
+def predict_peak(point: MeasuredPoint) -> Prediction:
+    """The peak of a training step on one GPU; a mean over log points is what is there when a step ends."""
+    if TYPICAL_RESERVED.search(point.measured.unit.lower()):
+        raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
+    run = read_run(point)
+    rank_state = rank_state_of(run)
+    found = [snapshot for shape in shapes_of(run) for snapshot in _snapshots(run, rank_state, shape)]
+    snapshot = max(found, key=lambda snapshot: sum(snapshot.values()))
+    if run.statistic is Statistic.PROCESS:
+        asleep = int(run.settings.number("sleeping_engine_residual_gib", 0.0) * GIB)
+        snapshot = snapshot | {MemoryKind.CONTEXT: context_bytes(point, run), MemoryKind.PROCESS: asleep}
+    return in_its_unit(point, snapshot)
+
+
+@predicts("train_steady")
+def predict_steady(point: MeasuredPoint) -> Prediction:
+    """What a rank holds between two steps, of a model that has no known shape by its number of parameters alone."""
+    settings = RunSettings(point)
+    try:
+        model_of(point)
+    except CannotPredict:
+        if "params" not in settings:
+            raise
+        return in_its_unit(point, {MemoryKind.WEIGHTS: steady_bytes_by_count(settings)})
+    return in_its_unit(point, dict(rank_state_of(read_run(point, has_passes=False)).resident))
+
+
+def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[MemorySnapshot]:
+    """The snapshots of a step by the statistic that was measured."""
+    named = snapshots(rank_state, shape)
+    if run.statistic is Statistic.MEAN_ALLOCATED:
+        return [named["step"] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
+    if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
+        named["loss"] |= {MemoryKind.FRAGMENTATION: idle_bytes(named["loss"], shape)}
+    return list(named.values())
+
+
+def context_bytes(point: MeasuredPoint, run: Run) -> int:
+    """What the driver shows beside torch's segments: the context, communicators. Raises: CannotPredict."""
+    profile = gpu_of(point)
+    if profile is None:
+        raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
+    groups = profile.overheads.communicator_of_many.value if run.num_ranks > 1 else 0
+    return profile.overheads.context.value + groups
+
+
+def idle_bytes(snapshot: MemorySnapshot, shape: MicroBatchShape) -> int:
+    """Bytes that torch has reserved and the loss does not use, when the peak is the loss's snapshot; later ones use
+    them.
+    """
+    total = sum(snapshot.values())
+    casts = shape.loss in UPCASTING and not shape.held_logit_bytes
+    uncast = shape.element_bytes * shape.num_head_tokens * shape.vocab_size if casts else 0
+    return reserved_bytes(total, max(layer_bytes(kind) for kind in shape.kinds), uncast) - total
+
+
+UPCASTING = (Loss.PLAIN, Loss.SHIFTED, Loss.PARALLEL, Loss.MEGATRON)
+"""Losses that make fp32 logits beside those of the model."""
+
+
+def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
+    """What a rank computes in one micro-batch: of a pipeline its first stage, which holds the most micro-batches, and
+    its last, which has the head."""
+    trainer, num_tokens = run.trainer, run.tokens.num // (run.cp * run.ulysses)
+    first, *others = (Layers(ceil_div(kind.num, run.pp), kind.block.sharded(run.tp)) for kind in run.layers)
+    shape = MicroBatchShape(
+        block=first.block,
+        num_layers=first.num,
+        more=tuple(others),
+        vocab_size=ceil_div(run.model.vocab_size, run.tp),
+        num_tokens=num_tokens,
+        num_head_tokens=num_tokens,
+        element_bytes=run.precision.compute,
+        recompute=run.recompute,
+        loss=run.loss,
+        offloads_activations=run.offloads_activations,
+        frozen=run.adapters.frozen if run.adapters else None,
+        repeats_keys=trainer.repeats_keys,
+        views_fused=trainer.views_fused,
+        is_compiled=run.is_compiled,
+        held_logit_bytes=trainer.held_logit_bytes,
+        sequence_shards=run.tp if run.splits_sequence else 1,
+        has_dropout=run.has_dropout,
+        exchanges_heads=run.ulysses > 1,
+    )
+    if run.pp == 1:
+        return (shape,)
+    return replace(shape, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), shape
+
+
+def in_its_unit(point: MeasuredPoint, snapshot: MemorySnapshot) -> Prediction:
+    """A snapshot as the point's source would print it."""
+    unit = point.measured.bytes_per_unit
+    if unit is None:
+        raise CannotPredict(f"unit {point.measured.unit!r} is no size")
+    parts = {kind.value: size / unit for kind, size in snapshot.items() if size}
+    return Prediction(sum(snapshot.values()) / unit, parts=parts)

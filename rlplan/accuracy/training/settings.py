@@ -1,0 +1,257 @@
+"""The settings of a training run, read from the many spellings that published tables use.
+
+In: a point. Out: tokens, ranks, what is recomputed, how weights are stored and trained, as far as they are stated.
+Raises CannotPredict where a setting that decides the peak is missing: nothing is guessed.
+Left out: what a trainer does by default (trainers.py), models (named_models.py).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.settings import Settings
+from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.spec.base import shorten
+
+SEQUENCE = (
+    *("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen"),
+    *("longest_tokens", "max_length", "cutoff_len", "context_length", "ctx"),
+)
+BATCH = (
+    *(
+        "micro_batch_effective",
+        "micro_batch",
+        "mbs",
+        "lbs",
+        "batch",
+        "batch_size",
+        "micro_batch_size",
+        "per_device_batch_size",
+        "bs",
+    ),
+    *("local_batch", "local_batch_size", "per_device_train_batch_size", "device_batch_size"),
+)
+RANKS = ("gpus", "num_gpus", "world_size", "devices", "n_gpus", "ngpus")
+BASE_DTYPES = ("base_dtype", "lora_base_dtype")
+"""The type of frozen weights beside adapters: that of the passes, or a format of 4 bits."""
+RECOMPUTE = ("ac", "act_ckpt", "grad_ckpt", "recompute", "gradient_checkpointing", "activation_checkpointing")
+ACCUMULATION = ("grad_accum", "gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps")
+ULYSSES = ("sp", "ulysses", "ulysses_sp")
+METHODS = ("method", "task", "finetuning_type", "peft", "quant", "quantize", "quantization", *BASE_DTYPES)
+VIRTUAL_STAGES = ("virtual_stages", "vpp", "vp", "interleaved_stages")
+
+
+TECHNIQUES = (
+    (r"pack", "packed"),
+    (r"compile", "compile"),
+    (r"chunk", "chunked_ce"),
+    (r"act\w*_offload|offload\w*_act", "act_offload"),
+    (r"act\w*_(ckpt|checkpoint)|^grad\w*_checkpoint", "act_ckpt"),
+    (r"optim\w*_(step_)?in\w*_(bwd|backward)|fused?_optim", "optimizer_in_bwd"),
+    (r"8_?bit", "adamw8bit"),
+)
+"""Techniques in the words of tables, and the word for each here."""
+
+
+def _technique(word: str) -> str:
+    """The word for a technique; its own where it is none of those above.
+
+    >>> [_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
+    ['act_ckpt', 'optimizer_in_bwd', 'liger']
+    """
+    return next((name for pattern, name in TECHNIQUES if re.search(pattern, word)), word)
+
+
+class RunSettings(Settings):
+    """Settings by meaning: the first of several keys that is there."""
+
+    def __init__(self, point: MeasuredPoint) -> None:
+        super().__init__(point)
+        self.gpu = point.gpu or ""
+        key = self.first(("cumulative_techniques", "techniques"))
+        self.lists_techniques, techniques = key is not None, self.raw(key) if key else ()
+        known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
+        self.techniques = frozenset(_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
+
+    def required(self, keys: tuple[str, ...], meaning: str) -> int:
+        """A count under one of several keys; refused where none is stated."""
+        key = self.first(keys)
+        if key is None:
+            raise CannotPredict(f"the {meaning} is not stated")
+        return self.count(key)
+
+    def says(self, *words: str) -> bool | None:
+        """Whether a technique is on: a flag of that name, or a word in the list of techniques; None if neither is."""
+        for word in words:
+            if word in self.techniques:
+                return True
+            value = self.raw(word)
+            value = {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+            if isinstance(value, bool):
+                return value
+        return False if self.lists_techniques else None
+
+    @property
+    def text(self) -> str:
+        """Method and quantisation in one line, lower case."""
+        words = [self.raw(key) for key in METHODS]
+        listed = [str(word).lower() for word in words if isinstance(word, str)]
+        return " ".join(listed + sorted(self.techniques & {"lora", "qlora"}))
+
+
+HOSTS = re.compile(r"\s*(\d+)\s*(?:nodes?\s*)?(?:x|\*|of)\s*([1-8]|16)\s*[x* ]\s*(?=[a-z])(?!gi?b)", re.IGNORECASE)
+"""Hosts and the GPUs of each, in front of a GPU's name."""
+
+
+def num_ranks(settings: RunSettings) -> int:
+    """GPUs of the run: stated, else in the name of the hardware.
+
+    >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="2x RTX3090", measured={"value": 1, "unit": "GiB"})))
+    2
+    >>> num_ranks(RunSettings(MeasuredPoint(id="a", kind="k", gpu="4x8 H100", measured={"value": 1, "unit": "s"})))
+    32
+    """
+    key = settings.first(RANKS)
+    if key:
+        return settings.count(key)
+    if match := HOSTS.match(settings.gpu):
+        return int(match.group(1)) * int(match.group(2))
+    match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
+    return int(match.group(1)) if match else _ranks_of_degrees(settings)
+
+
+def _ranks_of_degrees(settings: RunSettings) -> int:
+    """GPUs where only degrees of parallelism say how many: their product."""
+    ranks = settings.degree("dp", "data_parallel")
+    for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
+        ranks *= settings.degree(*keys)
+    return ranks
+
+
+def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
+    """Raises: CannotPredict where the stated data parallel degree cannot be one of that many GPUs."""
+    stated = settings.degree("dp", "data_parallel")
+    if num_ranks % stated:
+        raise CannotPredict(f"setting 'dp' is {stated}, which does not divide {num_ranks} GPUs")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """sequences: of one micro-batch on one rank, each of `length` tokens."""
+
+    sequences: int
+    length: int
+
+    @property
+    def num(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.sequences * self.length
+
+
+def read_tokens(settings: RunSettings) -> Tokens:
+    """Tokens of the largest micro-batch: every sequence at the longest. Raises: CannotPredict where not stated."""
+    if settings.lists_techniques and "packed" not in settings.techniques and settings.first(SEQUENCE) == "max_seq":
+        raise CannotPredict("the samples are not packed and the length of the longest is not stated")
+    length = settings.required(SEQUENCE, "sequence length")
+    return Tokens(settings.required(BATCH, "micro-batch size"), length)
+
+
+def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
+    """What the backward pass computes anew. default: of the trainer; without one it must be stated. selective: what the
+    trainer means by the bare word.
+    """
+    if settings.lists_techniques:
+        return Recompute.FULL if settings.says("act_ckpt", "activation_checkpointing") else Recompute.NONE
+    key = settings.first(RECOMPUTE)
+    if key is None:
+        if default is None:
+            raise CannotPredict("whether activations are recomputed is not stated")
+        return default
+    found = recompute_of(settings.raw(key), key)
+    return selective if selective is not None and found is Recompute.ATTENTION else found
+
+
+def recompute_of(value: Any, key: str = "recompute") -> Recompute:
+    """A policy in the words of trainers.
+
+    >>> [recompute_of(word).value for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
+    ['full', 'selective', 'full', 'none', 'alternate']
+    """
+    word = str(value).lower()
+    if value is False or word in ("none", "off", "no", "false", "no ac", "disabled"):
+        return Recompute.NONE
+    if "selective" in word:
+        if "op" in word:
+            return Recompute.SELECTIVE
+        return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
+    if value is True or any(
+        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth")
+    ):
+        return Recompute.FULL
+    raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """stored: bytes of a weight between steps. compute: in the passes."""
+
+    stored: int
+    compute: int
+
+
+def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
+    """How weights are stored and used. has_master: the trainer keeps fp32 weights unless told otherwise.
+
+    >>> point = MeasuredPoint(id="a", kind="k", settings={"dtype": "bf16-mixed"}, measured={"value": 1, "unit": "GiB"})
+    >>> read_precision(RunSettings(point), has_master=False)
+    Precision(stored=4, compute=2)
+    """
+    flagged = _flagged(settings)
+    key = settings.first(("dtype", "precision")) or flagged
+    word = str(settings.raw(key)).lower() if key else "bf16"
+    if key is not None and key == flagged:
+        word = key
+    elif key is None and (base := settings.first(BASE_DTYPES)):
+        stated = str(settings.raw(base)).lower()
+        word = word if re.search(r"4|hqq", stated) else stated
+    if any(name in word for name in ("mixed", "amp", "autocast")):
+        return Precision(4, 2)
+    if any(name in word for name in ("fp32", "float32", "32-true")):
+        return Precision(4, 4)
+    if not any(name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8")):
+        raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
+    return Precision(4 if has_master else 2, 2)
+
+
+FLAGS = ("bf16", "fp16", "fp32")
+"""Types that a trainer's flags of the same name switch on."""
+
+
+def _flagged(settings: RunSettings) -> str | None:
+    """The type whose flag is on. Raises: CannotPredict where flags only say what it is not."""
+    stated = [key for key in FLAGS if key in settings]
+    chosen = [key for key in stated if settings.flag(key)]
+    if stated and len(chosen) != 1:
+        raise CannotPredict(f"settings {', '.join(stated)} do not say which type the passes compute in")
+    return chosen[0] if chosen else None
+
+
+def read_optimizer(settings: RunSettings) -> Optimizer:
+    """The optimizer, AdamW where it is not stated."""
+    word = str(settings.raw("optimizer") or "adamw").lower()
+    if settings.says("adamw8bit", "adamw_8bit"):
+        return Optimizer.ADAMW_8BIT
+    if re.search(r"4-?bit|mini|galore|apollo|lomo", word):
+        raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
+    if "8bit" in word or "8-bit" in word:
+        return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
+    if "adam" in word or "lora" in word:  # LoRA+ and LoRA-FA are AdamW with rates or frozen halves of their own
+        return Optimizer.ADAMW
+    if "muon" in word:
+        return Optimizer.MUON
+    if word.startswith("sgd"):
+        return Optimizer.SGD
+    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")

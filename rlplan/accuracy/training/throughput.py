@@ -1,0 +1,194 @@
+"""Published training throughput: `throughput_train`, in tokens per second, seconds per step or a share of the peak.
+
+In: a point. Out: what rlplan/timing says of it, in its own unit. Left out: loading of data, checkpoints, failures.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.timed_hardware import cluster_of
+from rlplan.accuracy.training.run import Run, read_run
+from rlplan.accuracy.training.settings import ACCUMULATION, BATCH, RECOMPUTE, VIRTUAL_STAGES, RunSettings, num_ranks
+from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, TORCHTITAN, Trainer
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.spec.job_parts import Target
+from rlplan.spec.resolved import SettledTraining
+from rlplan.timing.cost import Cost
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
+from rlplan.timing.training.kernels import Attention, Kernels
+from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
+from rlplan.timing.training.optimizer import optimizer_cost
+from rlplan.timing.training.passes import TrainSetting
+from rlplan.vocabulary import Dtype, Role
+
+GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
+STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
+"""FSDP's words for ZeRO's stages."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of a published run. num_sequences: of all ranks, each of `length` tokens."""
+
+    setting: TrainSetting
+    shape: MiniBatchShape
+    num_sequences: int
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return self.num_sequences * self.length
+
+    def cost(self, cluster: Cluster) -> Cost:
+        """Passes and the optimizer's step."""
+        return train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
+
+
+@predicts("throughput_train")
+def predict_throughput(point: MeasuredPoint) -> Prediction:
+    """Throughput of a published training run."""
+    step, cluster = read_step(point), cluster_of(point)
+    cost = step.cost(cluster)
+    value = in_unit(point.measured.unit, step, cost.seconds, cluster)
+    return Prediction(value, parts={part.value: value * s / cost.seconds for part, s in cost.parts.items() if s})
+
+
+def in_unit(unit: str, step: Step, seconds: float, cluster: Cluster) -> float:
+    """A step's throughput in the words of a source. Raises: CannotPredict.
+
+    Model FLOPs are 6 P a token and causal attention; llm-foundry and PaLM count attention twice.
+    """
+    word = unit.lower().replace(" per ", "/").replace("second", "s").replace(" ", "").replace("sec", "s")
+    each = cluster.num_gpus if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
+    if re.match(r"(k?tokens?|k?tok|tps|wps|words)", word):
+        each = cluster.num_gpus if word.startswith("tps") and "total" not in word else each
+        return step.num_tokens / seconds / each / (1000 if word.startswith("k") else 1)
+    if re.match(r"(samples?|sequences?|seqs?)", word):
+        return step.num_sequences / seconds / each
+    if re.match(r"(ms|millis)", word):
+        return 1000 * seconds
+    if re.match(r"(s|seconds?)(/|$)", word):
+        return seconds
+    flops = model_flops(step) / seconds / cluster.num_gpus
+    if re.match(r"p?tflop|teraflop", word):
+        return flops / 1e12
+    if "mfu" in word or (word.startswith("%") and "peak" in word):
+        return 100 * flops / cluster.flops_per_s(Dtype.BFLOAT16)
+    raise CannotPredict(f"unit {unit!r} is no throughput that is known")
+
+
+def model_flops(step: Step) -> float:
+    """Model FLOPs of a step: three forward passes."""
+    model, length = step.setting.model, step.length
+    a_token = linear_flops(model) + head_flops(model)
+    return 3 * step.num_sequences * (a_token * length + attention_flops(model, Lengths(length, length**2)))
+
+
+def read_step(point: MeasuredPoint) -> Step:
+    """The step of a published run. Raises: CannotPredict where a setting that decides its time is missing."""
+    run = read_run(with_usual(point))
+    if run.quantization is not None or run.adapters is not None:
+        raise CannotPredict("time of training beside frozen weights is not held to any published point")
+    settings, model_ranks = run.settings, run.tp * run.pp * run.cp * run.ulysses
+    groups = max(1, run.num_ranks // model_ranks)
+    local = settings.first(BATCH)  # torchtitan cuts it over the stages of a pipeline
+    sequences = _num_sequences(settings, settings.count(local) if local else run.tokens.sequences, groups)
+    setting = _setting(run)
+    length = run.tokens.length
+    head = length if setting.loss is not Loss.NONE else 0
+    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length)
+
+
+def with_usual(point: MeasuredPoint) -> MeasuredPoint:
+    """A point with what its kind leaves out: a pipeline's micro-batch is one sequence; recomputation may stand in
+    `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
+    settings: dict[str, Any] = point.settings | {}
+    read = RunSettings(point)
+    if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
+        settings["micro_batch"] = 1
+    if read.first(BATCH) is None and "micro_batch" not in settings and (key := read.first(GLOBAL_BATCH)):
+        steps = read.first(ACCUMULATION)
+        ranks = _ranks_of(read)
+        settings["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
+    mode = str(read.raw("mode") or "").lower()
+    if read.first(RECOMPUTE) is None and "recompute" in mode:
+        settings["recompute"] = mode
+    return point.model_copy(update={"settings": settings})
+
+
+def _ranks_of(settings: RunSettings) -> int:
+    degree = settings.degree("tp", "tensor_parallel") * settings.degree("cp", "context_parallel")
+    return max(1, num_ranks(settings) // degree)
+
+
+def _num_sequences(settings: RunSettings, micro_batch: int, groups: int) -> int:
+    """Sequences of an optimizer step: the global batch, else micro-batches times ranks times accumulation."""
+    key = settings.first(GLOBAL_BATCH)
+    if key and settings.count(key) >= groups:
+        return settings.count(key)
+    steps = settings.first(ACCUMULATION)
+    return micro_batch * groups * (settings.count(steps) if steps else 1)
+
+
+def _setting(run: Run) -> TrainSetting:
+    settings, trainer = run.settings, run.trainer
+    choice = TrainerChoice(
+        zero_stage=_zero_stage(run),
+        gradient_checkpointing=run.recompute is Recompute.FULL,
+        offloads_optimizer=run.offloads_states,
+        offloads_parameters=False,
+        micro_batch=run.tokens.sequences,
+        ulysses=run.ulysses,
+        tp=run.tp,
+        pp=run.pp,
+        cp=run.cp,
+        ep=run.ep,
+    )
+    logits = {Loss.FUSED: "fused", Loss.CHUNKED: "chunked"}.get(run.loss, "plain")
+    if run.is_compiled or trainer is MEGATRON:
+        logits = "in_place"
+    training = SettledTraining.model_validate({"logits": logits})
+    target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
+    kernels = kernels_for(trainer, settings, run)
+    return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, target, kernels)
+
+
+def _zero_stage(run: Run) -> int:
+    settings = run.settings
+    if key := settings.first(("zero_stage", "zero", "stage")):
+        return settings.count(key, at_least=0)
+    sharding = str(settings.raw("sharding") or settings.raw("sharding_strategy") or "").lower()
+    if sharding in STAGES:
+        return STAGES[sharding]
+    if run.trainer is MEGATRON:
+        return 1 if settings.says("distributed_optimizer", "use_distributed_optimizer") else 0
+    if run.replicates or run.num_ranks == 1:
+        return 0
+    return 3 if run.trainer.is_sharded or "fsdp" in settings else 0
+
+
+def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
+    """Kernels of a published run: Triton's first flash attention in llm-foundry, stored scores in Megatron of 2022."""
+    words = " ".join(str(settings.raw(key)).lower() for key in ("precision", "dtype", "fp8", "float8", "attn", "mode"))
+    has_fp8 = bool(settings.says("float8", "fp8")) or "fp8" in words.replace("fp8 false", "")
+    kernels = Kernels(is_fused=run.is_compiled, has_fp8=has_fp8, recompute=run.recompute)
+    if trainer is FOUNDRY:
+        return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
+    if trainer is TORCHTITAN:
+        hides = bool(settings.says("async_tp"))
+        interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
+        kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
+        return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
+    if trainer is MEGATRON:
+        is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
+        virtual = settings.degree(*VIRTUAL_STAGES)
+        attention = Attention.FLASH_2 if is_early else Attention.VENDOR
+        return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
+    return kernels

@@ -1,0 +1,143 @@
+"""Trainers: what each of them does where a table does not say it, and how its kernels save and copy.
+
+In: a point. Out: the Trainer that made it. Left out: what is stated (settings.py), bytes (rlplan/memory).
+Every field below follows the trainer's source or the default recipe of the table; none is fitted. Sources are from
+knowledge of them: but for DeepSpeed and transformers none of these trainers was installed here.
+"""
+
+import re
+from dataclasses import dataclass
+
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.trainers.step_peak import Recompute
+
+QV = ("q_proj", "v_proj")
+ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One trainer. words: what its addresses and names contain.
+
+    loss, recompute: by default; recompute None: it must be stated. selective: what `selective` alone means.
+    repeats_keys, views_fused, held_logit_bytes: see `step_peak.MicroBatchShape`. has_master: weights are kept in fp32
+    and cast to bf16 for the passes. targets, rank, dropout, adapter_bytes: of LoRA by default. keeps_inputs: its
+    bitsandbytes keeps the inputs of frozen linear layers. quantizes_head: 4-bit loading takes the language head too.
+    replicates_scales: scales of 4-bit weights are whole on every rank. is_sharded: several GPUs mean FSDP.
+    gathers_root: embeddings and head are gathered as one, and stay. has_fused_step: the optimizer makes no temporary
+    copies.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    loss: Loss = Loss.PLAIN
+    recompute: Recompute | None = None
+    selective: Recompute | None = None
+    repeats_keys: bool = False
+    views_fused: bool = False
+    held_logit_bytes: int = 0
+    has_master: bool = False
+    targets: tuple[str, ...] = QV
+    rank: int = 8
+    dropout: bool = False
+    adapter_bytes: int = 2
+    keeps_inputs: bool = False
+    quantizes_head: bool = False
+    replicates_scales: bool = False
+    is_sharded: bool = False
+    gathers_root: bool = True
+    has_fused_step: bool = False
+
+
+TORCHTUNE = Trainer(
+    "torchtune",
+    ("torchtune",),
+    loss=Loss.CHUNKED,
+    recompute=Recompute.FULL,
+    repeats_keys=True,
+    targets=("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    is_sharded=True,
+    gathers_root=False,
+    has_fused_step=True,
+)
+"""Source: torchtune 0.5 modules/attention.py (`k.expand`), modules/loss, recipes/configs/llama3_1 (`fused: True`,
+`custom_sharded_layers`)."""
+TORCHTITAN = Trainer(
+    "torchtitan",
+    ("torchtitan",),
+    selective=Recompute.SELECTIVE,
+    repeats_keys=True,
+    has_master=True,
+    is_sharded=True,
+    has_fused_step=True,
+)
+"""Source: torchtitan 2024-12 models/llama/model.py (`repeat_kv`), parallelisms/parallelize_llama.py, optimizer.py."""
+LITGPT = Trainer(
+    "litgpt",
+    ("litgpt", "lit-gpt"),
+    loss=Loss.UNCAST_CHUNKED,
+    recompute=Recompute.NONE,
+    repeats_keys=True,
+    views_fused=True,
+    dropout=True,
+    keeps_inputs=True,
+    quantizes_head=True,
+    is_sharded=True,
+)
+"""Source: litgpt 0.4 finetune/lora.py (`lora_dropout` 0.05, `lm_head_chunk_size` 128), model.py (one `attn` product for
+queries, keys and values), lightning's BitsandbytesPrecision, which replaces every linear layer; bitsandbytes 0.42."""
+FSDP_QLORA = Trainer(
+    "fsdp_qlora",
+    ("fsdp_qlora", "fsdp-qlora"),
+    loss=Loss.SHIFTED,
+    recompute=Recompute.FULL,
+    targets=ALL_BUT_OUTPUT,
+    rank=64,
+    dropout=True,
+    replicates_scales=True,
+    is_sharded=True,
+)
+"""Source: fsdp_qlora train.py (`lora_rank` 64, `lora_dropout` 0.1, target modules), transformers 4.38, bitsandbytes
+0.43 (`quant_state` is an attribute of the parameter, which FSDP does not shard)."""
+PEFT = Trainer(
+    "peft",
+    ("huggingface/peft", "method_comparison"),
+    recompute=Recompute.NONE,
+    repeats_keys=True,
+    held_logit_bytes=2,
+    adapter_bytes=4,
+)
+"""Source: PEFT method_comparison/MetaMathQA/run.py (`outputs = model(...)` lives through the backward pass, padded
+batches), tuners/lora/layer.py (`autocast_adapter_dtype`), transformers 5 integrations/sdpa_attention.py (`repeat_kv`
+under a mask)."""
+FOUNDRY = Trainer("llm-foundry", ("llm-foundry", "llmfoundry", "mosaicml"), has_master=True, is_sharded=True)
+"""Source: llm-foundry scripts/train/benchmarking (FSDP FULL_SHARD, `amp_bf16`, mixed precision PURE)."""
+MEGATRON = Trainer("megatron", ("megatron", "mbridge", "nemo"), loss=Loss.MEGATRON, recompute=Recompute.NONE)
+"""Source: Megatron-LM arguments.py (`recompute_granularity` None); Megatron-Core 0.14 tensor_parallel/cross_entropy.py,
+fusions/fused_bias_gelu.py (one kernel for GELU)."""
+HUGGING_FACE = Trainer(
+    "transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"), has_fused_step=True
+)
+"""Source: transformers 5.19 trainer.py, training_args.py (`default_optim` is `adamw_torch_fused`)."""
+DEEPSPEED = Trainer("deepspeed", ("deepspeed",))
+"""Source: DeepSpeed 0.19.8."""
+TORCH = Trainer("torch", ())
+"""A loop of one's own around torch 2.13, and whatever else is not named."""
+TRAINERS = (TORCHTUNE, TORCHTITAN, LITGPT, FSDP_QLORA, PEFT, FOUNDRY, MEGATRON, HUGGING_FACE, DEEPSPEED)
+
+
+def trainer_of(point: MeasuredPoint) -> Trainer:
+    """The trainer that a point names: in its settings first, then in its model, its source or its id.
+
+    >>> measured = {"value": 1, "unit": "GiB"}
+    >>> trainer_of(MeasuredPoint(id="a", kind="train_peak", source="https://github.com/pytorch/torchtune",
+    ...     measured=measured)).name
+    'torchtune'
+    """
+    stated = " ".join(str(point.settings.get(key, "")) for key in ("framework", "trainer", "recipe"))
+    for text in (stated, str(point.model), point.source, point.id):
+        for trainer in TRAINERS:
+            if any(re.search(rf"(^|[^a-z]){re.escape(word)}", text.lower()) for word in trainer.words):
+                return trainer
+    return TORCH

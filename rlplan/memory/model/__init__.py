@@ -1,0 +1,1 @@
+"""What a model itself weighs: parameters, quantised weights, activations and logits of a pass."""

@@ -1,0 +1,258 @@
+"""Activations: bytes that a decoder keeps for its backward pass, and needs while it goes forward and back.
+
+In: a Block (or a ModelSpec), a token count, bytes of an element. Out: bytes of one rank.
+Left out: which layers are recomputed (step_peak.py), what a tensor of T squared would cost: flash attention has none.
+
+Symbols: T tokens on the rank, e bytes of an element, h hidden, a heads, q = a*d, k = kv heads * d, I MLP width.
+Source: tensors saved by the decoder layers of transformers 5.19 with flash attention, listed one by one with
+`torch.autograd.graph.saved_tensors_hooks`; judged by traces of 12 families
+(tests/memory/model/test_activations_traced.py).
+"""
+
+from rlplan.memory.model.block import Block, DeltaRule, Norm
+from rlplan.memory.model.block_families import block_of
+from rlplan.spec.model import ModelSpec
+
+FLOAT_BYTES = 4
+DELTA_RULE_CHUNK = 64
+"""Tokens of a chunk. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py, `chunk_size`."""
+
+
+def norm_saved_bytes(kind: Norm, width: int, element_bytes: int, *, keeps_output: bool = True) -> int:
+    """Bytes that a norm saves for one token.
+
+    Counts: RMS an fp32 copy of the input (in fp32: the input), the normed value e*w, the output e*w that a linear layer
+    reads, and a scale; RMS_FP32 the normed value in fp32; LAYER and FUSED input and output; LAYER_FP32 the input in
+    fp32; LAYER_BY_HAND three fp32 copies: input, centred, normed.
+
+    >>> [norm_saved_bytes(kind, 1000, 2) for kind in (Norm.RMS, Norm.RMS_FP32, Norm.FUSED)]
+    [8004, 10004, 4004]
+    """
+    output = element_bytes * width if keeps_output else 0
+    if kind is Norm.RMS:
+        return (FLOAT_BYTES + element_bytes) * width + output + FLOAT_BYTES
+    if kind is Norm.RMS_FP32:
+        return 2 * FLOAT_BYTES * width + output + FLOAT_BYTES
+    if kind is Norm.LAYER_BY_HAND:
+        return 3 * FLOAT_BYTES * width + output + FLOAT_BYTES
+    if kind is Norm.LAYER_FP32:
+        return FLOAT_BYTES * width + output + 2 * FLOAT_BYTES
+    scales = 2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES
+    return element_bytes * width + output + scales
+
+
+def attention_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that attention saves for one token, beside its norm's output.
+
+    Counts: queries, keys (rotated), values and the output e*(2q + 2k), log-sum 4a; the packed projection instead of the
+    values e*(q + k) more; normed queries and keys with qk-norm; a gated output e*2q more.
+    Assumes: flash attention; grouped keys are not repeated (`enable_gqa`), which transformers does without a mask.
+
+    >>> attention_saved_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 2)
+    400
+    """
+    e, a = element_bytes, block.num_heads
+    if block.delta_rule is not None:
+        return delta_rule_saved_bytes(block.delta_rule, e)
+    if block.latent is not None:
+        return latent_saved_bytes(block, e)
+    saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a + block.rotary_bytes
+    saved += e * (block.q + block.k) * block.packs_qkv + 2 * e * block.q * block.gates_attention
+    saved += FLOAT_BYTES * (block.k + 2 * block.num_kv_heads) * block.norms_values
+    if block.qk_norm == "none":
+        return saved
+    normed = norm_saved_bytes(block.norm, block.q + block.k, e, keeps_output=False) - FLOAT_BYTES
+    scales = 2 if block.qk_norm == "full" else block.num_heads + block.num_kv_heads
+    return saved + normed + FLOAT_BYTES * scales
+
+
+def latent_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that latent attention saves for one token.
+
+    Counts: the two compressed norms, queries and keys e*2*a*qk, log-sum 4a, and with narrower values those and the
+    output padded to the keys' width, and the output's own part; else the projection of keys and values, and the output.
+    Source: transformers 5.19, modeling_deepseek_v3.py; padding as its flash attention does.
+    """
+    latent, e, a = block.latent, element_bytes, block.num_heads
+    assert latent is not None
+    ranks = sum(norm_saved_bytes(block.norm, width, e) for width in (latent.q_rank, latent.kv_rank) if width)
+    values = 2 * latent.qk_head_dim if latent.v_head_dim < latent.qk_head_dim else latent.nope_head_dim
+    if latent.v_head_dim >= latent.qk_head_dim:
+        values += latent.v_head_dim
+    return ranks + e * a * (2 * latent.qk_head_dim + values + latent.v_head_dim) + FLOAT_BYTES * a
+
+
+def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
+    """Bytes that linear attention by the gated delta rule saves for one token.
+
+    Counts: the convolution's input e*(2k + v), normed queries and keys repeated to every head, values e*v, a row of a
+    chunk's matrix 64e a head; the gated norm (12 + 2e)*v and its output e*v; decays, betas and scales.
+    Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py; transformers 5.19, modeling_qwen3_next.py.
+    Assumes: the kernels of flash-linear-attention and causal-conv1d. Differs: transformers' fallback in torch keeps
+    three times as much.
+
+    >>> delta_rule_saved_bytes(DeltaRule(num_heads=32, key_head_dim=128, keys=2048, values=4096), 2)
+    119616
+    """
+    e, heads = element_bytes, rule.num_heads
+    projected = e * (2 * rule.keys + rule.values)
+    kernel = e * (2 * heads * rule.key_head_dim + rule.values + DELTA_RULE_CHUNK * heads)
+    gated_norm = (3 * FLOAT_BYTES + 2 * e) * rule.values + e * rule.values
+    return projected + kernel + gated_norm + (6 * FLOAT_BYTES + e) * heads
+
+
+def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes that the MLP or the experts save for one token, beside the norm's output.
+
+    Counts: 4*e*I gated, 2*e*I plain; experts top_k times their width, input and output rows, routing indices and
+    scores; shared experts like a gated MLP, their gate and what it scales.
+    """
+    experts, e = block.experts, element_bytes
+    if experts is None:
+        return block.mlp_saved_widths * e * block.intermediate
+    rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * block.hidden + 40)
+    router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
+    gate = e * (block.hidden + 1) if experts.gates_shared else 0
+    return rows + router + 4 * e * experts.shared_width + gate
+
+
+def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes that one decoder layer saves for its backward pass.
+
+    Counts: the norms with their outputs, attention, MLP. Norms that follow a linear layer (Gemma, OLMo 2) save no
+    output; where they feed nothing, the residual that the linear layers read is saved instead. Once a layer: an fp32
+    router's weight.
+    Differs: Korthikanti et al. 2022 count 34h in bf16 for GPT with dropout: 24h are left without dropout's masks and
+    copies where I = 4h, fp16 norms and a fused activation.
+
+    >>> gpt = Block(hidden=1000, num_heads=10, num_kv_heads=10, head_dim=100, intermediate=4000, norm=Norm.LAYER,
+    ...             mlp_saved_widths=2)
+    >>> block_saved_bytes(gpt, 1, 2)  # norms 2*(2+2)*1000 + 8, attention 8*1000 + 40, MLP 16*1000
+    32048
+    """
+    e = element_bytes
+    fed = block.norms_feed_linears
+    norms = fed * norm_saved_bytes(block.norm, block.hidden, e)
+    norms += (block.num_norms - fed) * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    norms += (block.num_branches - min(fed, block.num_branches)) * e * block.hidden
+    norms -= e * block.hidden * block.norms_share_input
+    router = FLOAT_BYTES * block.hidden * block.experts.num if block.experts and block.experts.has_fp32_router else 0
+    return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e)) + router
+
+
+def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes kept of a recomputed layer: its input e*h*T."""
+    return num_tokens * element_bytes * block.hidden
+
+
+def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: int) -> int:
+    """Bytes that a layer saves beside `block_saved_bytes` where ranks exchange tokens for heads around attention.
+
+    Counts, for each of a rank's own tokens: attention's output once more, e*q, for the output projection reads it after
+    the exchange; keys and values of fewer heads than ranks, repeated to one a rank, 2*e*(N d - k).
+    Source: `rlplan.runtime.models.sequence_parallel`; Jacobs et al. 2023, arXiv:2309.14509.
+    Assumes: what is sent is gone when it has been sent.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
+    >>> [exchanged_bytes(block, ulysses, 1, 2) for ulysses in (1, 2, 4)]  # 2*64; 2*64 + 4*(64 - 32)
+    [0, 128, 256]
+    """
+    if ulysses == 1:
+        return 0
+    repeated = max(0, ulysses * block.head_dim - block.k)
+    return num_tokens * element_bytes * (block.q + 2 * repeated)
+
+
+def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, element_bytes: int) -> int:
+    """Bytes saved outside the layers: the last norm with the rows that the head reads, and the rotary table.
+
+    num_head_tokens: tokens whose logits are taken; where they are fewer, the norm's output and the rows are both kept.
+    """
+    e, h = element_bytes, block.hidden
+    rows = 0 if num_head_tokens == num_tokens else num_head_tokens * e * h
+    rotary = 2 * e * block.head_dim if block.has_rotary else 0
+    return num_tokens * (norm_saved_bytes(block.norm, h, e) + rotary) + rows
+
+
+def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes of gradients in flight inside one layer's backward pass, at most.
+
+    Counts, for a token: gradients of two tensors of the MLP 2eI, of the residual 2eh; experts in their own width.
+    Assumes: autograd frees each when its last reader is done.
+    """
+    experts, e = block.experts, element_bytes
+    if experts is not None:
+        inner = 3 * e * experts.top_k * (experts.width + block.hidden)
+        return num_tokens * (inner + 2 * e * block.hidden)
+    return num_tokens * e * (2 * block.intermediate + 2 * block.hidden)
+
+
+def forward_layer_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes in flight for one token inside a layer whose pass saves nothing, at most.
+
+    Counts: embeddings, the layer's input and its residual, which callers still name 3eh, the normed rows eh; beside
+    them attention as saved, or the MLP: activation, up and product 3eI if gated, else as saved and at least 2eI;
+    experts as saved (gpt-oss two of their width more); rotary rows 2ed.
+    Source: traces without gradient (tests/memory/model/test_activations_traced.py).
+
+    >>> forward_layer_bytes(Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256), 2)
+    2112
+    """
+    e, experts = element_bytes, block.experts
+    rows = (3 + (block.norms_feed_linears > 0)) * e * block.hidden + 2 * e * block.head_dim * block.has_rotary
+    if experts is not None:
+        inner = mlp_saved_bytes(block, e)
+        inner += 2 * e * experts.top_k * experts.width * (experts.saved_widths > 4)
+    else:
+        widths = 3 if block.mlp_saved_widths == 4 else max(2, block.mlp_saved_widths)
+        inner = widths * e * block.intermediate
+    return rows + max(inner, attention_saved_bytes(block, e))
+
+
+def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
+    """Bytes that one decoder layer of a model, or a rank's part of it, saves for its backward pass.
+
+    Counts: `block_saved_bytes` of the model's block. tp: ranks that each have a part of it.
+
+    >>> from rlplan.spec.model import ModelSpec
+    >>> tiny = ModelSpec(architecture="Qwen3ForCausalLM", hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
+    ...     head_dim=4, intermediate_size=16, vocab_size=32, max_position_embeddings=64, has_tied_embeddings=True,
+    ...     has_qkv_bias=False, has_qk_norm=True)
+    >>> layer_saved_bytes(tiny, 1)  # (6*8 norms + 4*8 queries + 4*4 keys and values + 4*16 MLP + 7 scales) * 4 bytes
+    668
+    """
+    return block_saved_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
+
+
+def head_saved_bytes(
+    model: ModelSpec, num_tokens: int, num_response_tokens: int, element_bytes: int = FLOAT_BYTES
+) -> int:
+    """Bytes saved outside the layers.
+
+    Counts: the last norm's input in fp32, its normed value and its output, the selected rows, the rotary table.
+    """
+    e, h = element_bytes, model.hidden_size
+    rows = (FLOAT_BYTES + 2 * e) * num_tokens * h + e * num_response_tokens * h
+    return rows + 2 * e * num_tokens * model.head_dim
+
+
+def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
+    """Bytes of gradients in flight inside one layer's backward pass, at most."""
+    return working_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
+
+
+def mlp_freed_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
+    """The part of `layer_saved_bytes` that is free once the backward pass has left a layer's MLP.
+
+    Counts: what the MLP saves, and two of its norm's three tensors 2eh.
+    """
+    mlp = mlp_saved_bytes(block_of(model).sharded(tp), element_bytes)
+    return num_tokens * (mlp + 2 * element_bytes * model.hidden_size)
+
+
+def forward_working_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
+    """Bytes in flight inside one layer's forward pass when nothing is saved, at most.
+
+    Counts, for a token: residual, normed input and output 3h; gate, its activation and up 3I, beside the product I.
+    """
+    return num_tokens * element_bytes * (4 * model.intermediate_size + 3 * model.hidden_size)

@@ -1,0 +1,108 @@
+"""Frozen layers: bytes that a layer saves for its backward pass when its own weights are not trained.
+
+In: a Block, and what is trained beside its frozen weights. Out: bytes for a number of tokens.
+Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py), adapters on experts.
+
+Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
+Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient); held to
+real layers with adapters by tests/memory/model/test_frozen.py.
+"""
+
+from dataclasses import dataclass
+
+from rlplan.memory.model.activations import attention_saved_bytes
+from rlplan.memory.model.block import Block, Norm
+
+FLOAT_BYTES = 4
+MASK_BYTES = 1
+"""An element of dropout's mask (torch 2.13, `native_dropout`)."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What is trained in a layer whose weights are frozen.
+
+    attention_inputs, mlp_inputs: adapted modules that read the output of the layer's first and second norm (queries,
+    keys, values; gate, up). adapts_output, adapts_down: the last projection of attention and of the MLP.
+    adapter_bytes: of an element of adapters, which read a copy of their input where it differs from the model's.
+    has_dropout: before each adapter, which then reads its own copy. trains_norms: the norms' weights are trained.
+    keeps_inputs: the frozen linear layer keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
+    `ctx.tensors = (A, B)`). more_token_bytes: what adapters keep of a token beside their inputs (DoRA's products).
+    more_layer_bytes: what they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes).
+    """
+
+    attention_inputs: int = 0
+    adapts_output: bool = False
+    mlp_inputs: int = 0
+    adapts_down: bool = False
+    adapter_bytes: int = 2
+    has_dropout: bool = False
+    trains_norms: bool = False
+    keeps_inputs: bool = False
+    more_token_bytes: int = 0
+    more_layer_bytes: int = 0
+
+
+def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
+    """Bytes that a layer with frozen weights saves for its backward pass.
+
+    Counts: what norms, attention and the activation function need for their own gradients; linear layers save no input
+    of their own; adapters theirs (`adapter_input_bytes`), and what a method keeps beside them.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
+    >>> frozen_layer_bytes(block, Frozen(), 1, 2)  # norms 2*(4*64 + 4), attention 8*64 + 16, MLP 3*2*128
+    1816
+    """
+    e = element_bytes
+    norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e, trains=frozen.trains_norms)
+    attention = attention_saved_bytes(block, e)
+    if not frozen.trains_norms and block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
+        attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
+    each = norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
+    return num_tokens * each + frozen.more_layer_bytes
+
+
+def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
+    """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen linear layers keep.
+
+    Counts: in the model's type without dropout one tensor that all modules of a norm share, and attention's output is
+    saved already; else a copy for every module, and its dropout mask of a byte.
+    Source: PEFT 0.18 tuners/lora/layer.py (`_cast_input_dtype`, `lora_dropout`).
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
+    >>> adapter_input_bytes(block, Frozen(attention_inputs=2), 2)
+    128
+    >>> adapter_input_bytes(block, Frozen(mlp_inputs=2, adapts_down=True, adapter_bytes=4), 2)  # 4 * (64 + 64 + 128)
+    1024
+    """
+    width = block.intermediate if block.experts is None else block.experts.shared_width
+    kept = element_bytes * (2 * block.hidden + width) if frozen.keeps_inputs else 0
+    modules = (
+        (block.hidden, frozen.attention_inputs, True),
+        (block.q, int(frozen.adapts_output), False),
+        (block.hidden, frozen.mlp_inputs, True),
+        (width, int(frozen.adapts_down), True),
+    )
+    if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
+        each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
+        return kept + each * sum(size * count for size, count, _ in modules)
+    shared = element_bytes * sum(size for size, count, is_new in modules if count and is_new)
+    return max(kept, shared)
+
+
+def _norm_bytes(kind: Norm, width: int, element_bytes: int, *, trains: bool) -> int:
+    """Input of a norm (in fp32 where it computes there), scales, and the normed value where its weight is trained."""
+    if kind is Norm.RMS:
+        return FLOAT_BYTES * width + FLOAT_BYTES + (element_bytes * width if trains else 0)
+    if kind is Norm.RMS_FP32:
+        return FLOAT_BYTES * width + FLOAT_BYTES + (FLOAT_BYTES * width if trains else 0)
+    return element_bytes * width + (2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES)
+
+
+def _mlp_bytes(block: Block, element_bytes: int) -> int:
+    """What the MLP or the experts save without the inputs of their linear layers."""
+    experts, e = block.experts, element_bytes
+    if experts is None:
+        return (block.mlp_saved_widths - 1) * e * block.intermediate
+    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + e * block.hidden + 40)
+    return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width

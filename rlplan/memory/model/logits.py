@@ -1,0 +1,203 @@
+"""Logits: bytes of the vocabulary-wide tensors of a loss or a log-prob pass, by how it is implemented.
+
+In: tokens, vocabulary, implementation. Out: bytes. Left out: the head's weight and its gradient.
+
+Symbols: n tokens whose logits are taken, V vocabulary (of the rank, where the head is split), e bytes of an element of
+the model. Judged by traces: tests/memory/model/test_activations_traced.py.
+"""
+
+from enum import StrEnum
+
+from rlplan.spec.job_parts import Target
+from rlplan.units import ceil_div
+
+ROWS_AT_ONCE = 128
+"""Rows of logits that the runtime has at a time. Fewer make its matmuls slower, more leave the CPU's caches and, from
+a vocabulary of 65,536 on, what glibc takes from its heap (`rlplan.emit.ray`)."""
+ROWS_ON_GPU = 1024
+"""The same on a GPU, where the head's weight is read anew for each slice of rows: its gradient takes rows / 2 FLOPs for
+a byte of it in 16 bits, and an H100 computes 989e12 / 3.35e12 = 295 in the time that it moves one."""
+CHUNKS = 8
+"""Parts of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
+FLOAT_BYTES = 4
+
+
+class Loss(StrEnum):
+    """How the loss is taken from hidden states.
+
+    PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
+    COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
+    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
+    whole logits. BY_ROWS: rlplan's runtime on a GPU, 1,024 rows of logits at a time, taken anew in the backward pass.
+    UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
+    SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
+    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
+    its gradient in place. NONE: no vocabulary (a value or reward head).
+    """
+
+    PLAIN = "plain"
+    CHUNKED = "chunked"
+    COMPILED_CHUNKED = "compiled_chunked"
+    FUSED = "fused"
+    IN_PLACE = "in_place"
+    BY_ROWS = "by_rows"
+    UNCAST_CHUNKED = "uncast_chunked"
+    SHIFTED = "shifted"
+    PARALLEL = "parallel"
+    MEGATRON = "megatron"
+    NONE = "none"
+
+
+def loss_named(word: str, target: Target) -> Loss:
+    """The loss that `training.logits` says; of `auto` the target's own. Source: `rlplan.runtime.models.logprob_model`.
+
+    >>> loss_named("auto", "rlplan"), loss_named("auto", "fsdp2"), loss_named("plain", "rlplan")
+    (<Loss.BY_ROWS: 'by_rows'>, <Loss.IN_PLACE: 'in_place'>, <Loss.PLAIN: 'plain'>)
+    """
+    if word != "auto":
+        return Loss(word)
+    return Loss.BY_ROWS if target == "rlplan" else Loss.IN_PLACE
+
+
+def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
+    """Bytes of the loss's tensors that wait for the backward pass.
+
+    Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew, 2e*V*n where
+    logits are kept beside them; shifted 8*V*n; fused: none, for the gradient is taken in the forward pass; by rows the
+    normalizers 4*n.
+    Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
+
+    >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
+    (40000, 20000)
+    """
+    if loss in (Loss.NONE, Loss.FUSED):
+        return 0
+    if loss is Loss.BY_ROWS:
+        return FLOAT_BYTES * num_tokens
+    e = element_bytes
+    widths = {Loss.COMPILED_CHUNKED: e, Loss.UNCAST_CHUNKED: 2 * e, Loss.SHIFTED: 2 * FLOAT_BYTES}
+    return widths.get(loss, FLOAT_BYTES) * vocab_size * num_tokens
+
+
+def loss_peak_bytes(
+    loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int, hidden: int = 0, *, has_gradient: bool = True
+) -> int:
+    """Bytes of the loss's tensors at their largest moment, what waits included.
+
+    Counts, for a token and word. Plain: log-probabilities and two gradients 12 (forward: e + 8). Chunked: logits e,
+    log-probabilities 4, one chunk in fp32. Compiled chunks: logits e, each replaced by its gradient, and one chunk.
+    Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
+    logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
+    logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
+    type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
+    By rows, with and without gradient: of min(n, 1024) rows logits e and fp32 with their exponentials (8 + e, or 8),
+    and normalizers 4*n. Without gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e,
+    one chunk in fp32 and its log-probabilities.
+    Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
+    utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
+    Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
+
+    >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)
+    (120000, 65000)
+    >>> loss_peak_bytes(Loss.IN_PLACE, 10, 1000, 4)
+    40000
+    >>> loss_peak_bytes(Loss.BY_ROWS, 2048, 1000, 2)  # 1024 * 1000 * (2 + 8) + 4 * 2048
+    10248192
+    """
+    words, e = vocab_size * num_tokens, element_bytes
+    upcast = 0 if e == FLOAT_BYTES else e
+    if loss is Loss.NONE:
+        return 0
+    if loss is Loss.BY_ROWS:
+        return rows_bytes(num_tokens, vocab_size, e) + held_bytes(loss, num_tokens, vocab_size, e)
+    if loss is Loss.FUSED:
+        rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
+        return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
+    if not has_gradient and loss is Loss.CHUNKED:
+        return words * e + 2 * ceil_div(words * FLOAT_BYTES, CHUNKS)
+    if not has_gradient:
+        return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
+    if loss is Loss.CHUNKED:
+        return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
+    if loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
+        return held_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
+    per_word = {
+        Loss.PLAIN: 3 * FLOAT_BYTES,
+        Loss.SHIFTED: 4 * FLOAT_BYTES,
+        Loss.PARALLEL: 4 * FLOAT_BYTES,
+        Loss.MEGATRON: 2 * FLOAT_BYTES + upcast,
+        Loss.IN_PLACE: FLOAT_BYTES + upcast,
+    }
+    return words * per_word[loss]
+
+
+def rows_bytes(num_tokens: int, vocab_size: int, element_bytes: int, *, has_exponentials: bool = True) -> int:
+    """Bytes of the rows of logits that the runtime has at a time on a GPU.
+
+    Counts: min(n, 1024) * V in fp32, once more in the model's type where that is another, and (going forward) their
+    exponentials in fp32. Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`. Assumes: not yet run on a GPU.
+
+    >>> rows_bytes(8192, 1000, 2), rows_bytes(8192, 1000, 4, has_exponentials=False)
+    (10240000, 4096000)
+    """
+    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
+    exponentials = FLOAT_BYTES if has_exponentials else 0
+    return min(num_tokens, ROWS_ON_GPU) * vocab_size * (FLOAT_BYTES + upcast + exponentials)
+
+
+def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
+    """Rows of logits that a fused loss holds at a time.
+
+    Source: Liger-Kernel 0.6, ops/fused_linear_cross_entropy.py: chunks so small that the logits of one take no more
+    than the hidden states of all, rounded up to a power of two.
+
+    >>> fused_chunk_rows(8192, 128_256, 4096)
+    256
+    """
+    parts = max(1, ceil_div(vocab_size, max(1, hidden)))
+    rows = ceil_div(num_tokens, parts)
+    return min(num_tokens, 1 << (rows - 1).bit_length())
+
+
+def logits_bytes(num_tokens: int, vocab_size: int, element_bytes: int = FLOAT_BYTES) -> int:
+    """Bytes of the logits that the runtime has at a time, during the log-prob pass and its backward.
+
+    Counts: min(n, 128) * V in fp32, and once more in the model's type where that is another. The backward pass takes
+    them anew and writes the gradient over them.
+    Source: `rlplan.runtime.models.logprob_model`. Differs: plain log_softmax under autograd holds 3 to 5 tensors of n *
+    V.
+
+    >>> logits_bytes(352, 32_768), logits_bytes(100, 32_768, 2)
+    (16777216, 19660800)
+    """
+    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
+    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * (FLOAT_BYTES + upcast)
+
+
+def probability_slice_bytes(num_tokens: int, vocab_size: int) -> int:
+    """Bytes of the exponentials from which normalizer and entropy are taken, in fp32, beside the logits.
+
+    Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`.
+
+    >>> probability_slice_bytes(352, 32_768)
+    16777216
+    """
+    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * FLOAT_BYTES
+
+
+def largest_micro_batch(num_tokens: int, max_tokens: int) -> int:
+    """Tokens in the largest micro-batch of a share, at most.
+
+    >>> largest_micro_batch(300, 800)
+    300
+    """
+    return min(num_tokens, max_tokens)
+
+
+def num_micro_batches(num_tokens: int, max_tokens: int) -> int:
+    """Micro-batches of a share whose sequences are all of the longest, at least: packing may need more.
+
+    >>> num_micro_batches(900, 800)
+    2
+    """
+    return ceil_div(num_tokens, max_tokens)

@@ -1,0 +1,78 @@
+"""Weights: bytes of a model's parameters as each engine holds them.
+
+In: a ModelSpec. Out: bytes. Left out: ZeRO-3 and quantisation.
+
+Symbols: P parameters, e bytes an element, N rows and K columns of a linear weight.
+"""
+
+from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, engine_tensors, linear_weights, stored_bytes
+from rlplan.spec.hardware.profile import WeightPacking
+from rlplan.spec.model import ModelSpec
+from rlplan.units import round_up
+
+_NO_HEAD = ("Gemma2ForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM")
+"""vLLM computes their logits with the embedding itself."""
+
+
+def parameter_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of a model's parameters, held once, during every phase.
+
+    Counts: P * e; tied tensors once. Source: the parameter list of the Hugging Face module.
+    Assumes: nothing is padded. Differs: vLLM pads the vocabulary to a multiple of 64 (`engine_parameter_bytes`).
+    """
+    return model.num_parameters * element_bytes
+
+
+def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of the parameters that one rank of vLLM allocates, before any packing.
+
+    Counts: `engine_tensors`: as `parameter_bytes`, cut over tp, with the vocabulary padded to a multiple of 64.
+    Source: vLLM 0.32.0, vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE.
+    """
+    return stored_bytes(engine_tensors(model, tp), element_bytes)
+
+
+def fused_linear_shapes(model: ModelSpec, tp: int = 1) -> list[tuple[int, int]]:
+    """(N, K) of each linear weight that vLLM packs: q, k and v fused, gate and up fused, and every vocabulary table.
+
+    Embedding and head are packed each for itself, also when they share one tied table; Gemma 2 and Cohere have no head.
+    Source: vLLM 0.32.0, models/qwen3.py, models/gemma2.py and vocab_parallel_embedding.py.
+    """
+    layers = [(tensor.shape[0], tensor.shape[1]) for tensor in linear_weights(engine_tensors(model, tp))]
+    table = (round_up(model.vocab_size, VOCABULARY_MULTIPLE) // tp, model.hidden_size)
+    return layers + [table] * (1 if model.architecture in _NO_HEAD else 2)
+
+
+def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of the largest linear weight, which exists twice while it is loaded and packed anew."""
+    return max(n * k for n, k in fused_linear_shapes(model, tp)) * element_bytes
+
+
+def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPacking, tp: int = 1) -> int:
+    """Bytes of the opaque buffers into which vLLM repacks linear weights on a CPU, in place of the parameters.
+
+    Counts: `_block_elements` of each weight, the handler beside it, and the code that is compiled once a shape.
+    Source: oneDNN blocked layouts through vLLM 0.32.0 (`create_onednn_mm`); the constants are the profile's, measured
+    with glibc's allocator statistics. Assumes: a CPU without tiles (AMX), for which vLLM packs small bf16 weights
+    otherwise. Differs: the linear parameters alone are up to a few percent less.
+    """
+    shapes = fused_linear_shapes(model, tp)
+    blocks = sum(_block_elements(n, k, element_bytes, packing) for n, k in shapes) * element_bytes
+    return blocks + len(shapes) * packing.bytes_per_weight.value + len(set(shapes)) * packing.bytes_per_shape.value
+
+
+def _block_elements(rows: int, columns: int, element_bytes: int, packing: WeightPacking) -> int:
+    """N rounded up to 64 and K to 16 fp32 or 32 bf16 elements (64 bytes); a single row is not blocked."""
+    if rows == 1:
+        return columns
+    return round_up(rows, packing.row_block) * round_up(columns, packing.column_block * 4 // element_bytes)
+
+
+def unpacked_remainder_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of the parameters that stay tensors beside the packs: vocabulary tables, norms and biases.
+
+    Source: vLLM 0.32.0, linear.py (`remove_weight=True`) and vocab_parallel_embedding.py (`remove_weight=False`).
+    """
+    tensors = engine_tensors(model, tp)
+    linear = sum(tensor.numel for tensor in linear_weights(tensors))
+    return stored_bytes(tensors, element_bytes) - linear * element_bytes

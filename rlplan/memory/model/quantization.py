@@ -1,0 +1,164 @@
+"""Quantised weights: bytes of a tensor as a checkpoint holds it, scales and zero points included.
+
+In: the format of a checkpoint and which of its tensors are quantised. Out: bytes. Left out: what a kernel repacks after
+loading (Marlin keeps the size), dequantised copies during a matmul, KV caches (serving/kv.py).
+
+Symbols: N rows (outputs) and K columns (inputs) of a weight, E experts in one stacked tensor.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from rlplan.spec.model import Component, Parameter
+from rlplan.units import ceil_div
+
+NF4_BLOCK = 64
+"""Weights behind one scale. Source: bitsandbytes 0.45, functional.quantize_4bit, default blocksize on CUDA."""
+NF4_SCALE_GROUP = 256
+"""Scales behind one scale of scales with double quantisation. Source: QLoRA (Dettmers 2023), section 3; same file."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How one quantised matrix is stored.
+
+    bits: of each weight. block: (rows, columns) behind one scale; 0 means all of them. scale_bytes: of each scale.
+    zero_bits: of each zero point, one for each scale. tensor_bytes: what comes once a matrix (a global scale).
+    scale_group: scales that share one further fp32 scale, 0 for none. column_bytes: once a column (GPTQ's g_idx).
+    """
+
+    name: str
+    bits: int
+    block: tuple[int, int] = (0, 0)
+    scale_bytes: int = 0
+    zero_bits: int = 0
+    tensor_bytes: int = 0
+    scale_group: int = 0
+    column_bytes: int = 0
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of one weight of that shape; leading dimensions are matrices of their own (stacked experts).
+
+        Counts: N*K*bits/8 + scales + zero points + what comes once a column or a matrix. Source: the format's own
+        constant below. Assumes: blocks do not cross rows, or columns, of a matrix; a last, partial one is whole.
+
+        >>> FP8_BLOCK.num_bytes((256, 128)), NF4.num_bytes((64, 64)), MXFP4.num_bytes((2, 32, 64))
+        (32776, 2304, 2176)
+        """
+        rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[0])
+        if self.name.startswith("nf4"):  # bitsandbytes quantises the flat tensor
+            scales = ceil_div(rows * columns, NF4_BLOCK)
+        else:
+            scales = ceil_div(rows, self.block[0] or rows) * ceil_div(columns, self.block[1] or columns)
+        grouped = 4 * ceil_div(scales, self.scale_group) if self.scale_group else 0
+        matrix = ceil_div(rows * columns * self.bits, 8) + scales * self.scale_bytes + grouped
+        matrix += ceil_div(scales * self.zero_bits, 8) + columns * self.column_bytes + self.tensor_bytes
+        return prod(shape[:-2]) * matrix
+
+
+FP8_TENSOR = WeightFormat("fp8", 8, scale_bytes=4, tensor_bytes=4)
+"""One fp32 scale for weights, one for inputs. Source: vLLM 0.32 quantization/fp8.py (static per-tensor)."""
+FP8_CHANNEL = WeightFormat("fp8-channel", 8, block=(1, 0), scale_bytes=4)
+"""An fp32 scale a row. Source: vLLM 0.32 quantization/fbgemm_fp8.py and compressed-tensors W8A8 (channel)."""
+FP8_BLOCK = WeightFormat("fp8-block", 8, block=(128, 128), scale_bytes=4)
+"""An fp32 scale for 128 x 128 weights. Source: DeepSeek-V3 report 3.3.2; `weight_scale_inv` of its checkpoints."""
+INT8_CHANNEL = WeightFormat("int8", 8, block=(1, 0), scale_bytes=4)
+"""An fp32 scale a row. Source: compressed-tensors W8A8 int8; LLM.int8() keeps the same number of fp32 statistics."""
+NF4 = WeightFormat("nf4", 4, scale_bytes=4)
+"""4.5 bits a weight: an fp32 scale for 64. Source: QLoRA section 3, bitsandbytes 0.45."""
+NF4_DOUBLE = WeightFormat("nf4-dq", 4, scale_bytes=1, scale_group=NF4_SCALE_GROUP, tensor_bytes=4)
+"""4.127 bits a weight: 8-bit scales, an fp32 scale for 256 of them, one offset. Source: as NF4."""
+HQQ = WeightFormat("hqq", 4, block=(1, 64), scale_bytes=1, zero_bits=8, scale_group=64)
+"""4.258 bits a weight: 8-bit scale and 8-bit zero for 64, each 128 of them behind a 16-bit scale and zero, which is 4
+bytes for 64 pairs. Source: HQQ's `BaseQuantizeConfig(quant_zero=True, quant_scale=True)` as fsdp_qlora has it, from
+knowledge of the source, not installed here."""
+AWQ = WeightFormat("awq", 4, block=(1, 128), scale_bytes=2, zero_bits=4)
+"""4.156 bits a weight: fp16 scale and 4-bit zero for 128. Source: AutoAWQ `qweight`, `scales`, `qzeros`, group 128."""
+GPTQ = WeightFormat("gptq", 4, block=(1, 128), scale_bytes=2, zero_bits=4, column_bytes=4)
+"""As AWQ, and an int32 `g_idx` a column. Source: AutoGPTQ; vLLM 0.32 quantization/gptq_marlin.py."""
+GPTQ_8 = WeightFormat("gptq-8", 8, block=(1, 128), scale_bytes=2, zero_bits=8, column_bytes=4)
+"""GPTQ with 8 bits. Source: as GPTQ."""
+INT4_GROUP_32 = WeightFormat("int4-g32", 4, block=(1, 32), scale_bytes=2)
+"""4.5 bits a weight, symmetric: a bf16 scale for 32. Source: compressed-tensors pack-quantized (Kimi-K2-Thinking)."""
+INT4_GROUP_128 = WeightFormat("int4-g128", 4, block=(1, 128), scale_bytes=2)
+"""4.125 bits a weight, symmetric: a bf16 scale for 128. Source: compressed-tensors W4A16."""
+MXFP4 = WeightFormat("mxfp4", 4, block=(1, 32), scale_bytes=1)
+"""4.25 bits a weight: an E8M0 scale for 32. Source: OCP Microscaling Formats 1.0, section 5."""
+NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
+"""4.5 bits a weight: an E4M3 scale for 16, two fp32 a matrix. Source: NVIDIA ModelOpt; vLLM 0.32 modelopt.py."""
+
+FORMATS = {
+    form.name: form
+    for form in (
+        *(FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, INT8_CHANNEL, NF4, NF4_DOUBLE, HQQ),
+        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, INT4_GROUP_128, MXFP4, NVFP4),
+    )
+}
+"""Every format by its name."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a checkpoint quantises. form: how. only: a pattern that a tensor's name must have; left_out: one it may not.
+
+    ignored: modules left alone, or parts of their names between dots. covers_head: the language head too.
+    Left alone in any case: whatever is no matrix, embeddings, norms and routers.
+    """
+
+    form: WeightFormat
+    only: str = ""
+    left_out: str = ""
+    covers_head: bool = False
+    ignored: frozenset[str] = frozenset()
+
+    def covers(self, parameter: Parameter) -> bool:
+        """Whether a tensor is quantised.
+
+        >>> from rlplan.spec.model import Component, Parameter
+        >>> scheme = Quantization(FP8_BLOCK)
+        >>> [scheme.covers(Parameter(name, (8, 8))) for name in ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")]
+        [False, True]
+        """
+        if self.covers_head and parameter.component is Component.HEAD:
+            return len(parameter.shape) == 2
+        if len(parameter.shape) < 2 or _NEVER.search(parameter.name) or not _INSIDE.search(parameter.name):
+            return False
+        if self.only and not re.search(self.only, parameter.name):
+            return False
+        if self.left_out and re.search(self.left_out, parameter.name):
+            return False
+        return not (self.ignored and self._is_ignored(parameter.name))
+
+    def _is_ignored(self, name: str) -> bool:
+        words = name.split(".")
+        spans = ((start, end) for start in range(len(words)) for end in range(start + 1, len(words) + 1))
+        return any(".".join(words[start:end]) in self.ignored for start, end in spans)
+
+    def num_bytes(self, parameter: Parameter, element_bytes: int) -> int:
+        """Bytes of a tensor: in this format where it is quantised, else `element_bytes` an element."""
+        return self.form.num_bytes(parameter.shape) if self.covers(parameter) else parameter.numel * element_bytes
+
+
+_INSIDE = re.compile(r"(^|\.)(layers|h|blocks|block|decoder)\.\d+\.")
+_NEVER = re.compile(
+    r"embed|lm_head|norm|(^|\.)(ln_\w+|router|gate|shared_expert_gate|wte|wpe)\.|vision|visual|conv|A_log"
+)
+
+
+def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantization: Quantization | None = None) -> int:
+    """Bytes of the tensors given, resident while a model is loaded.
+
+    Counts: the format's bytes for what is quantised, `element_bytes` for each other element.
+    Source: the checkpoint's layout, see each format. Assumes: tied tensors are listed once.
+    Differs: "one byte a parameter" is 18 % too low for Llama-3.1-405B-FP8, which quantises only its MLP.
+
+    >>> from rlplan.spec.model import Component, Parameter
+    >>> tensors = [Parameter(name, (128, 128)) for name in ("model.embed_tokens.weight", "model.layers.0.up.weight")]
+    >>> weight_bytes(tensors, 2), weight_bytes(tensors, 2, Quantization(FP8_BLOCK))
+    (65536, 49156)
+    """
+    if quantization is None:
+        return sum(parameter.numel for parameter in parameters) * element_bytes
+    return sum(quantization.num_bytes(parameter, element_bytes) for parameter in parameters)

@@ -1,0 +1,134 @@
+"""What the rollout engine holds, action by action.
+
+In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and weight_sync/buckets.py.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.params import (
+    engine_parameter_bytes,
+    largest_linear_bytes,
+    packed_weight_bytes,
+    unpacked_remainder_bytes,
+)
+from rlplan.memory.serving.generation import (
+    compiled_kernel_bytes,
+    engine_activation_bytes,
+    kv_cache_bytes,
+    num_batch_sizes,
+    sampler_bytes,
+)
+from rlplan.memory.weight_sync.packets import adapter_slot_bytes, sync_staging_bytes
+from rlplan.spec.hardware.profile import HardwareProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+
+def _stops(action: Action) -> bool:
+    """Whether the engine goes: its peak is what it held before."""
+    return action.kind is ActionKind.STOP_ENGINE
+
+
+class EngineForecast:
+    """One rank of an engine. See `predict_cpu.Forecast`."""
+
+    def __init__(self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
+        """has_arena: whether weights come through shared memory; otherwise the engine is restarted with them."""
+        self.job, self.model, self.profile, self.has_arena = job, model, profile, has_arena
+        self.element_bytes, self.tp = job.rollout.dtype.num_bytes, job.rollout.tp
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended: once it is stopped, the libraries and what they keep."""
+        if action.kind is ActionKind.STOP_ENGINE:
+            return self._overheads(action, run_phase)
+        held = {
+            **self._settled,
+            **self._overheads(action, run_phase),
+        }
+        if action.kind is not ActionKind.START_ENGINE and self.has_arena:
+            held[MemoryKind.SYNC_STAGING] = self._staging_bytes
+        if slots := adapter_slot_bytes(self.job, self.model):
+            held[MemoryKind.SYNC_STAGING] = slots
+        return held
+
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Every parameter, as loaded."""
+        if action.kind is not ActionKind.START_ENGINE:
+            return {}
+        return {MemoryKind.WEIGHTS: self._loaded_bytes}
+
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, run_phase)
+        largest = self._largest_bytes
+        if action.kind is ActionKind.START_ENGINE:
+            loading = self._loaded_bytes
+            settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
+            if loading + largest > settled:
+                # Every parameter as loaded, and the first pack; the KV cache comes later.
+                held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
+        elif action.kind is ActionKind.SYNC_WEIGHTS:
+            # The reload materialises a weight and packs it before it lets go of the old pack.
+            held[MemoryKind.WEIGHTS] += largest
+            held[MemoryKind.PACKED_WEIGHTS] += largest
+        elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
+            rollout = self.job.rollout
+            held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
+            held[MemoryKind.LOGITS] = sampler_bytes(
+                self.model.vocab_size, rollout.max_num_seqs, rollout.speculative_tokens
+            )
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        slack = slack_bytes(self.profile.process_slack.rollout_engine, tensors)
+        held[MemoryKind.FRAGMENTATION] = slack + self._compiled(action, run_phase)
+        return held
+
+    # Sums over every tensor of the model: made once, asked for at every action.
+
+    @cached_property
+    def _settled(self) -> dict[MemoryKind, int]:
+        model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
+        return {
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp),
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, self.profile.weight_packing, tp),
+            MemoryKind.KV_CACHE: kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp),
+        }
+
+    @cached_property
+    def _loaded_bytes(self) -> int:
+        return engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+
+    @cached_property
+    def _largest_bytes(self) -> int:
+        return largest_linear_bytes(self.model, self.element_bytes, self.tp)
+
+    @cached_property
+    def _staging_bytes(self) -> int:
+        return sync_staging_bytes(self.job, self.model)
+
+    @cached_property
+    def _kernel_bytes(self) -> int:
+        packing = self.profile.weight_packing
+        return compiled_kernel_bytes(self.model, packing, num_batch_sizes(self.job), self.tp)
+
+    def _overheads(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        return {
+            MemoryKind.PROCESS: self.profile.process_overheads.rollout_engine.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.rollout_engine.value
+            + self._compiled(action, run_phase),
+        }
+
+    def _compiled(self, action: Action, run_phase: RunPhase) -> int:
+        """Code of kernels: once an engine has generated, it stays in the process, whatever becomes of the engine.
+
+        With speculative decoding Numba comes before that.
+        """
+        speculative_decoding = self.profile.process_slack.speculative_decoding
+        numba = speculative_decoding.value if speculative_decoding and self.job.rollout.speculative_tokens else 0
+        if action.kind is ActionKind.START_ENGINE and run_phase == "start":
+            return numba
+        return numba + self._kernel_bytes

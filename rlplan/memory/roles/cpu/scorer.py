@@ -1,0 +1,85 @@
+"""What a scorer (a frozen model that gives log-probs) holds, action by action.
+
+In: a job and its model. Out: bytes by kind.
+"""
+
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.activations import forward_working_bytes
+from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.trainers.training import frozen_states
+from rlplan.spec.hardware.profile import HardwareProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+
+def scoring_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
+    """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head.
+
+    num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
+    """
+    workload = job.workload
+    share = ceil_div(workload.num_rollouts_per_step, num_processes)
+    whole = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+    num_tokens = ceil_div(whole, ulysses)
+    layer = forward_working_bytes(model, num_tokens)
+    head = logits_bytes(num_tokens, model.head_width)
+    head += probability_slice_bytes(num_tokens, model.head_width)
+    return {MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS: max(layer, head)}
+
+
+class ScorerForecast:
+    """One scorer process. See `predict_cpu.Forecast`."""
+
+    def __init__(
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
+    ) -> None:
+        """shares: whether the processes share the weights (ZeRO-3) instead of having all of them each."""
+        self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
+        self.states = frozen_states(job.training, model, num_processes) if shares else None
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended: once it is offloaded, no model."""
+        imports = self.profile.process_overheads
+        held = {
+            # spread over devices, scorers have DeepSpeed too, as a trainer has
+            MemoryKind.PROCESS: (
+                imports.policy_trainer if self.job.placement.spreads_scoring else imports.scorer
+            ).value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
+        }
+        if action.kind is not ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = self._weight_bytes
+        return held
+
+    @property
+    def _whole_bytes(self) -> int:
+        return parameter_bytes(self.model, self.job.training.dtype.num_bytes)
+
+    @property
+    def _weight_bytes(self) -> int:
+        return self._whole_bytes if self.states is None else self.states.weight_bytes()
+
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Nothing is repacked."""
+        return {}
+
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
+        if action.kind is ActionKind.SCORE:
+            held |= scoring_peak(self.job, self.model, self.num_processes)
+            if self.states is not None:
+                layer = max(tensor.numel for tensor in self.states.frozen)
+                held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)
+        elif action.kind is ActionKind.START_SCORER and self.states is not None:
+            # one tensor at a time: as it is read, fp32 at most, and whole on its way to the shares
+            largest = max(tensor.numel for tensor in self.states.frozen)
+            held[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * largest
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
+        return held

@@ -1,0 +1,246 @@
+"""What a policy trainer rank holds, action by action.
+
+In: a job, its model and the rank. Out: bytes by kind. The formulas are in training.py, activations.py and backward.py.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from rlplan.dataflow.layouts import RoleLayout
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
+from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.roles.cpu.scorer import scoring_peak
+from rlplan.memory.trainers.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.trainers.checkpoints import saved_bytes
+from rlplan.memory.trainers.optimizers import eight_bit_step_bytes
+from rlplan.memory.trainers.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
+from rlplan.memory.weight_sync.packets import sync_staging_bytes
+from rlplan.spec.hardware.profile import HardwareProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, MemoryKind
+
+STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
+
+OFFLOADED_KINDS = (*STATE_KINDS, MemoryKind.COMM_BUFFERS)
+"""What leaves memory while a role is offloaded. Source: `rlplan.runtime.workers.trainer.trained_states`."""
+
+AFTER_A_STEP = (
+    *(ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS, ActionKind.CHECKPOINT),
+    *(ActionKind.SAVE_WEIGHTS, ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.OFFLOAD_ROLE),
+)
+"""What the first step does after its optimizer step."""
+
+HANDS_WEIGHTS_ON = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.CHECKPOINT)
+"""Actions in which adapters are merged into the weights, one after the other."""
+
+ALL_REDUCE_NUMEL = 500_000_000
+"""Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
+
+
+class TrainerForecast:
+    """One data-parallel rank. See `predict_cpu.Forecast`."""
+
+    has_arena: bool = True
+    """Whether weights go out through shared memory; otherwise they are written to files."""
+
+    stages_states: bool = False
+    """Whether states are copied before they are written as a checkpoint. The copy's memory is there from the start."""
+
+    def __init__(
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, layout: RoleLayout, rank: int
+    ) -> None:
+        self.job, self.model, self.profile, self.rank = job, model, profile, rank
+        self.layout = layout
+        parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
+        shard = rank // layout.tp
+        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
+        self.states = self.trained.states
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended."""
+        held = self._base(action, run_phase)
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            held = {kind: size for kind, size in held.items() if kind not in OFFLOADED_KINDS}
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held[MemoryKind.GRADIENTS] = self._accumulated
+            # Small tensors that ZeRO-3 keeps whole stay so from the second micro-batch on.
+            held[MemoryKind.WEIGHTS] = max(
+                held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self._micro_batch.count > 1)
+            )
+        if not (run_phase == "start" and action.kind is ActionKind.START_TRAINER):
+            held[MemoryKind.SYNC_STAGING] = self._staging()
+        if self.stages_states:
+            held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
+        return held
+
+    def loaded(self, action: Action) -> dict[MemoryKind, int]:
+        """Nothing is repacked."""
+        return {}
+
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, run_phase)
+        if action.kind is ActionKind.START_TRAINER:
+            held[MemoryKind.COMM_BUFFERS] = self._loading(held)
+        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held |= self._passes(is_first=not self._has_stepped(action, run_phase))
+        elif action.kind is ActionKind.SCORE:
+            held |= scoring_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
+        elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
+            # Every tensor is copied out of the flat buffer before it is written.
+            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
+        elif action.kind is ActionKind.OFFLOAD_ROLE:
+            held |= self._base(action, run_phase)
+        elif action.kind is ActionKind.OPTIMIZER_STEP:
+            gradients, extra = self._step_snapshot(held, is_first=run_phase == "first" and not action.mini_batch)
+            held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
+        if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
+            held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
+        if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + put_together_bytes(self.trained)
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
+        return held
+
+    @property
+    def _accumulated(self) -> int:
+        """Bytes of gradients between backward and step."""
+        if self.states.settings.offloads_optimizer:
+            states = self.states.after_backward()
+            return states.device.get(MemoryKind.GRADIENTS, 0) + states.host.get(MemoryKind.GRADIENTS, 0)
+        return self.states.backward_gradient_bytes()
+
+    @property
+    def _has_late_moments(self) -> bool:
+        """Adam's moments appear in the first step, except where the engine makes an empty one while it is built."""
+        return MemoryKind.OPTIMIZER not in self.states.after_build().device
+
+    def _passes(self, *, is_first: bool) -> dict[MemoryKind, int]:
+        return forward_backward_peak(self.trained, self._micro_batch, is_first=is_first)
+
+    @cached_property
+    def _micro_batch(self) -> MicroBatch:
+        """Of a rank: of a pass that several share it has a part of the tokens, in which all may be of responses."""
+        workload = self.job.workload
+        share = self.job.num_trained_by(self.layout.dp)
+        whole = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
+        num_tokens = ceil_div(whole, self.job.training.ulysses)
+        return MicroBatch(
+            num_tokens=num_tokens,
+            num_response_tokens=min(share * workload.max_response_len, num_tokens),
+            count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
+            has_entropy_gradient=bool(self.job.algorithm.entropy_coef),
+        )
+
+    def _step_snapshot(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
+        """(gradients, communication buffers) at the largest moment of the step.
+
+        Reducing: stages 0 and 1 reduce all gradients in the step, through flat copies.
+        Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.
+        Stepping: the copy in the master's type, beside the moments.
+        Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
+        """
+        states, settings = self.states, self.states.settings
+        late = held.get(MemoryKind.OPTIMIZER, 0) if is_first and self._has_late_moments else 0
+        kept = held.get(MemoryKind.COMM_BUFFERS, 0)
+        copies = states.step_copy_bytes()
+        flattening = states.gradient_bytes() + copies - late
+        stepping = settings.master_bytes * states.partition_numel if copies else 0
+        stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
+        stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
+        snapshots = [
+            (states.backward_gradient_bytes() - late, self._reduced_at_once()),
+            (max(flattening, stepping), kept),
+            (states.kept_gradient_bytes(), kept + self._gathered_at_once()),
+        ]
+        return max(snapshots, key=sum)
+
+    def _reduced_at_once(self) -> int:
+        """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step."""
+        settings, e = self.states.settings, self.trained.element_bytes
+        if settings.stage == 0:
+            return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
+        return e * min(self.states.num_trainable, settings.reduce_bucket_size) if settings.stage == 1 else 0
+
+    def _gathered_at_once(self) -> int:
+        """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
+        num_shards = self.layout.num_shards
+        trained = self.trained.element_bytes * self.states.partition_numel * num_shards
+        return trained if num_shards > 1 and self.states.settings.stage in (1, 2) else 0
+
+    def _loading(self, held: Mapping[MemoryKind, int]) -> int:
+        """Bytes beside the engine's states while it is built.
+
+        Loading: the start checkpoint's pages, fp32, are mapped while they are copied, cast or put into 4 bits.
+        Building: stages 1 and 2 flatten the loaded parameters before the master weights exist, and then hold an empty
+        fp32 gradient of the partition; stage 3 cuts them and joins the parts in one buffer; stage 0 in 16 bits makes an
+        empty step, with fp32 gradients, beside a copy.
+        """
+        states, e = self.states, self.trained.element_bytes
+        there = sum(held.get(kind, 0) for kind in STATE_KINDS)
+        loaded = e * states.num_trainable
+        numel_in_file = sum(parameter.numel for parameter in self.model.parameters)
+        copied = e * numel_in_file
+        if self.trained.dequantised and e == FLOAT_BYTES:  # made from the pages of the file, without a copy
+            copied = held[MemoryKind.WEIGHTS]
+        loading = copied + FLOAT_BYTES * numel_in_file - there
+        building = {
+            0: loaded + FLOAT_BYTES * states.num_trainable if e < FLOAT_BYTES else 0,
+            3: max(loaded - states.master_bytes(), e * states.partition_numel),
+        }.get(states.settings.stage, max(loaded - states.master_bytes(), FLOAT_BYTES * states.partition_numel))
+        return max(0, loading, building)
+
+    def _base(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """The states as they lie between passes, on the device and on the host, which are one on a CPU."""
+        states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
+        held = add_up(states.device, states.host)
+        if self.states.settings.stage == 3:
+            held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else kept_bucket_bytes(self.trained)
+        return held | {
+            MemoryKind.PROCESS: self._imports,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
+        }
+
+    def _merges(self, action: Action) -> bool:
+        """Whether adapters are merged into weights in the action: not where the engine takes them as they are."""
+        is_sync = action.kind is ActionKind.SYNC_WEIGHTS
+        return bool(self.trained.adapters) and not (is_sync and self.job.placement.sync_content == "adapter")
+
+    @property
+    def _imports(self) -> int:
+        """Bytes of the libraries, PEFT among them where adapters are trained."""
+        overheads = self.profile.process_overheads
+        imports_more = (
+            bool(self.trained.adapters) or self.job.training.optimizer != "adamw"
+        )  # PEFT has bitsandbytes too
+        more = overheads.adapters.value if imports_more and overheads.adapters else 0
+        return overheads.policy_trainer.value + more
+
+    def _has_stepped(self, action: Action, run_phase: RunPhase) -> bool:
+        """Adam's moments appear in the first optimizer step."""
+        if run_phase == "start":
+            return False
+        if run_phase != "first":
+            return True
+        return action.kind in AFTER_A_STEP or bool(action.mini_batch)
+
+    def _staging(self) -> int:
+        """The first rank alone sends, or each to the engine on its device."""
+        sends = not self.rank or self.job.placement.sync_senders == "each"
+        if not sends or not self.has_arena:
+            return 0
+        return self._arena_bytes
+
+    @cached_property
+    def _arena_bytes(self) -> int:
+        return sync_staging_bytes(self.job, self.model)
+
+
+def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
+    """The sum, kind by kind."""
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}

@@ -1,0 +1,130 @@
+"""What one rank of the rollout engine holds on its GPU and on its host, action by action, awake and asleep.
+
+In: a model, the engine's settings, bytes of its KV cache. Out: bytes by kind. The formulas are in serving_*.py.
+Left out: pipelines, speculative drafts, images.
+
+Asleep (vLLM's sleep mode) the KV cache is gone and the weights are on the host (level 1) or dropped (level 2); context,
+communicator, CUDA graphs and what the driver keeps for kernels stay. An engine that never sleeps keeps what its
+allocator has cached of its largest batch too: vLLM empties that cache in `sleep` only (device_allocator/cumem.py).
+"""
+
+from functools import cached_property, lru_cache
+
+from rlplan.dataflow.choice import EngineChoice
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.tensors import rotary_table_bytes
+from rlplan.memory.serving.versions import LATEST
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.spec.hardware.profile import GpuOverheads
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledRollout
+from rlplan.vocabulary import ActionKind, MemoryKind, Placement
+
+
+def expert_parallel_size(choice: EngineChoice) -> int:
+    """Ranks over which whole experts are spread: those of the engine, where it is so chosen.
+
+    Source: vLLM 0.32.0, config/parallel.py (`enable_expert_parallel`: ep = tp * dp; an engine here has one dp rank).
+    """
+    return choice.tp if choice.has_expert_parallel else 1
+
+
+class EngineOnGpu:
+    """One rank of one engine. See `predict_cpu.Forecast`. kv_cache: bytes a GPU."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        rollout: SettledRollout,
+        choice: EngineChoice,
+        placement: Placement,
+        overheads: GpuOverheads,
+        sync_bucket: int,
+        kv_cache: int = 0,
+    ) -> None:
+        self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
+        self.overheads, self.sync_bucket, self.kv_cache = overheads, sync_bucket, kv_cache
+
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        awake = {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache}
+        if action.kind is ActionKind.SLEEP_ENGINE:
+            awake = {}
+        elif self.choice.sleep_level and action.kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
+            del awake[MemoryKind.KV_CACHE]
+        if not self.choice.sleep_level:
+            awake[MemoryKind.FRAGMENTATION] = self.activation_bytes
+        return add(self.asleep, awake)
+
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind is ActionKind.SLEEP_ENGINE:
+            return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
+        held = self.resident(action, run_phase)
+        if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
+            held.pop(MemoryKind.FRAGMENTATION, None)
+            held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
+        elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:
+            held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
+        return held
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory: the weights of an engine that sleeps at level 1."""
+        sleeps = self.choice.sleep_level == 1 and action.kind is ActionKind.SLEEP_ENGINE
+        return pinned({MemoryKind.WEIGHTS: self.weight_bytes}) if sleeps else {}
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Parameters and rotary table of the rank."""
+        choice = self.choice
+        return loaded_bytes(
+            self.model, choice.tp, self.rollout.dtype.num_bytes, choice.quantization or "", expert_parallel_size(choice)
+        )
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """Prefill or sampler, whichever is larger."""
+        rollout, tp = self.rollout, self.choice.tp
+        num_tokens, ep = rollout.max_num_batched_tokens, expert_parallel_size(self.choice)
+        prefill = prefill_peak_bytes(self.model, tp, num_tokens, rollout.dtype.num_bytes, ep=ep)
+        sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self.choice.max_num_seqs)
+        return max(prefill, sampler)
+
+    @cached_property
+    def asleep(self) -> Bytes:
+        """What stays whatever the engine does: context, communicator, graphs, kernels."""
+        graphs = cuda_graph_bytes(LATEST, self.choice.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
+        held = process_overheads(
+            self.overheads, self.choice.tp, in_transfer_group=self.placement is Placement.DISAGGREGATED
+        )
+        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
+        return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
+
+    @cached_property
+    def pool(self) -> CachePool:
+        """How its KV cache is cut into blocks."""
+        rollout = self.rollout
+        element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
+        size = rollout.block_size if self.model.latent_attention is None else None
+        return cache_pool(self.model, tp=self.choice.tp, element_bytes=element_bytes, block_size=size)
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the bucket through which weights arrive."""
+        return sync_staging(self.model, self.rollout.dtype.num_bytes, self.sync_bucket)
+
+
+@lru_cache(maxsize=256)
+def loaded_bytes(model: ModelSpec, tp: int, element_bytes: int, quantization: str, ep: int = 1) -> int:
+    """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError.
+
+    ep: ranks over which whole experts are spread, 1 where each expert is cut over the tp ranks instead.
+    """
+    scheme = quantization_by_word(quantization, where="rollout.quantization")
+    parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep), element_bytes, scheme)
+    return parameters + rotary_table_bytes(model, element_bytes)

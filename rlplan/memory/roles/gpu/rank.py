@@ -1,0 +1,281 @@
+"""What one rank of a trained role holds on its GPU and on its host, action by action: of a pipeline, one stage of it.
+
+In: a trained role (`TrainedRole`), a pipeline stage, its fixed parts. Out: bytes by kind. The formulas are in zero.py,
+sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.allocator import reserved_bytes
+from rlplan.memory.machine.host import pinned_bytes
+from rlplan.memory.model.block import Layers
+from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.logits import Loss, loss_named
+from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.roles.gpu.states import FixedStates, frozen_of
+from rlplan.memory.trainers.nvme import left_on_host
+from rlplan.memory.trainers.step_peak import (
+    MicroBatchShape,
+    RankState,
+    Recompute,
+    kept_layer_bytes,
+    layer_bytes,
+    score_peak_bytes,
+    snapshots,
+)
+from rlplan.memory.trainers.zero import States
+from rlplan.spec.hardware.profile import GpuOverheads
+from rlplan.spec.job_parts import Target
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.shards import stage_layers
+from rlplan.spec.parts.training import LoraSpec
+from rlplan.spec.resolved import SettledTraining
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, MemoryKind, Role
+
+CAPPED = ("Gemma2ForCausalLM",)
+"""Families whose logits pass a tanh, which saves them once more (transformers 5.19, `final_logit_softcapping`)."""
+
+
+@dataclass(frozen=True)
+class MicroBatchTokens:
+    """One micro-batch of a rank. num_tokens: prompt and response; num_head_tokens: those whose logits are taken.
+
+    accumulates: gradients of an earlier micro-batch are there already. num_micro_batches: of a mini-batch; None where
+    that is not known, and a pipeline is taken to be full.
+    """
+
+    num_tokens: int
+    num_head_tokens: int
+    accumulates: bool
+    num_micro_batches: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainedRole:
+    """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices."""
+
+    role: Role
+    model: ModelSpec
+    training: SettledTraining
+    choice: TrainerChoice
+    micro_batch: MicroBatchTokens
+    num_ranks: int
+    overheads: GpuOverheads
+    sync_bucket: int
+    in_transfer_group: bool = False
+    target: Target = "rlplan"
+
+    @property
+    def lora(self) -> LoraSpec | None:
+        """Adapters, which only the policy has."""
+        return self.training.lora if self.role is Role.POLICY else None
+
+    @property
+    def process_overheads(self) -> Bytes:
+        """Context and communicators."""
+        choice = self.choice
+        axes = (choice.tp, choice.pp, choice.cp, choice.ep)
+        return process_overheads(self.overheads, self.num_ranks, in_transfer_group=self.in_transfer_group, axes=axes)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a rank lacks a part of the weights, which is gathered before it is handed over."""
+        choice = self.choice
+        return self.num_ranks > 1 and (choice.zero_stage == 3 or choice.tp * choice.pp * choice.ep > 1)
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A pipeline stage; of a model that is not cut, all of it. in_flight: micro-batches whose activations it holds."""
+
+    index: int
+    layers: range
+    has_head: bool
+    in_flight: int
+
+
+def stages_of(num_layers: int, pp: int, num_micro_batches: int | None) -> tuple[PipelineStage, ...]:
+    """The stages of which one is the fullest: the first, the first of those with the most layers, the last.
+
+    Counts: with one forward, one backward pass (1F1B) stage i holds min(m, p - i) micro-batches.
+    Source: Narayanan et al. 2021 (Megatron-LM), section 2.2.
+
+    >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in stages_of(61, 16, 8)]
+    [(0, 3, 8), (2, 4, 8), (15, 3, 1)]
+    """
+    layers = stage_layers(num_layers, pp)
+    largest = max(range(pp), key=lambda stage: len(layers[stage]))
+    most = pp if num_micro_batches is None else num_micro_batches
+    return tuple(
+        PipelineStage(index, layers[index], index == pp - 1, min(most, pp - index))
+        for index in sorted({0, largest, pp - 1})
+    )
+
+
+def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> MicroBatchShape:
+    """What a rank of a stage computes in one micro-batch.
+
+    Counts: its layers, cut over tp. DeepSpeed's AutoTP gathers the logits and shares nothing between the matmuls;
+    FSDP2 and Megatron share the rows between them (sequence parallelism) and the vocabulary. Megatron's kernels are
+    fused. Only the last stage has a head.
+    Assumes: routing that is balanced: as many rows for a rank's experts as it has tokens times top_k.
+    """
+    training, choice, micro_batch, model = trained.training, trained.choice, trained.micro_batch, trained.model
+    is_value = trained.role in (Role.VALUE, Role.REWARD)
+    layers = stage.layers if choice.pp > 1 else None
+    first, *more = cut_layers(model, layers, choice.tp, is_fused=trained.target == "megatron")
+    exported = trained.target != "rlplan"
+    vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
+    return MicroBatchShape(
+        first.block,
+        first.num,
+        1 if is_value else vocabulary,
+        micro_batch.num_tokens,
+        micro_batch.num_head_tokens if stage.has_head else 0,
+        element_bytes=training.dtype.num_bytes,
+        recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
+        loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
+        offloads_activations=training.offloads_activations,
+        frozen=frozen_of(fixed.adapters) if trained.lora else None,
+        more=tuple(more),
+        sequence_shards=choice.tp if exported else 1,
+        exchanges_heads=choice.ulysses > 1,
+        passes_keys_on=choice.cp > 1,
+        micro_batches_in_flight=stage.in_flight,
+        softcaps_logits=model.architecture in CAPPED,
+    )
+
+
+def loss_of(trained: TrainedRole) -> Loss:
+    """How the loss is taken: as the job says, where the vocabulary is not cut; else each trainer's own.
+
+    Source: Megatron-Core 0.14 tensor_parallel/cross_entropy.py; torch 2.13 distributed/tensor/parallel/loss.py.
+    """
+    stated = loss_named(trained.training.logits, trained.target)
+    if stated is Loss.FUSED:
+        return stated
+    if trained.target == "megatron":
+        return Loss.MEGATRON
+    return Loss.PARALLEL if trained.target == "fsdp2" and trained.choice.tp > 1 else stated
+
+
+@lru_cache(maxsize=1024)
+def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: bool) -> tuple[Layers, ...]:
+    """The kinds of layers of a stage (None: of all), cut over tp. is_fused: under fused kernels. Raises: SpecError."""
+    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
+    return tuple(replace(kind, block=kind.block.sharded(tp)) if tp > 1 else kind for kind in kinds)
+
+
+class RankOnGpu:
+    """One rank. See `predict_cpu.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
+
+    def __init__(self, trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> None:
+        self.trained, self.stage, self.fixed = trained, stage, fixed
+
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        if action.kind is ActionKind.OFFLOAD_ROLE:
+            return self.trained.process_overheads
+        held = self._with_overheads(dict(self._states(action, run_phase).device))
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held = add(held, {MemoryKind.COMM_BUFFERS: self._reduced_in_step // 2})
+        return held
+
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            held = self._with_overheads(self._largest_snapshot(run_phase))
+            total = sum(held.values())
+            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
+            return held
+        if action.kind is ActionKind.OPTIMIZER_STEP:
+            held = dict(self.snapshots["step"])
+            held[MemoryKind.COMM_BUFFERS] = max(held.get(MemoryKind.COMM_BUFFERS, 0), self._reduced_in_step)
+            return self._with_overheads(held)
+        held = self._with_overheads(dict(self.fixed.after_step.device))
+        if action.kind is ActionKind.START_TRAINER:
+            return self.resident(action, run_phase)
+        if action.kind is ActionKind.SCORE:
+            held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
+            held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
+        elif action.kind is ActionKind.SYNC_WEIGHTS:
+            gathered = self.staging if self.trained.is_cut else 0
+            held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: gathered})
+        return held
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory for this rank: what is offloaded, and everything while the role is offloaded.
+
+        Counts: `FixedStates.offloaded`; while it starts the loaded weights, whole or (cut) a layer at a time; weights
+        that are being written. Assumes: `pin_memory` is on.
+        """
+        training, held = self.trained.training, self.fixed.offloaded
+        if held and training.offload_device == "nvme":
+            held = left_on_host(held, pinned_bytes(self.fixed.swap_buffers))
+        if action.kind is ActionKind.START_TRAINER:
+            held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.loading})
+        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and training.offloads_activations:
+            held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
+        elif action.kind is ActionKind.OFFLOAD_ROLE:
+            held = add(held, pinned(self.fixed.after_step.device))
+        elif action.kind is ActionKind.CHECKPOINT:
+            held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
+        return held
+
+    @cached_property
+    def shape(self) -> MicroBatchShape:
+        """What the rank computes in one micro-batch."""
+        return shape_of(self.trained, self.stage, self.fixed)
+
+    @cached_property
+    def rank_state(self) -> RankState:
+        """What the rank holds whatever the tokens."""
+        return replace(self.fixed.rank_state, accumulates=self.trained.micro_batch.accumulates)
+
+    @property
+    def _reduced_in_step(self) -> int:
+        """Bytes of the bucket and its flat copy where rlplan's runtime reduces inside the step: in stage 1.
+
+        The bucket is made in the first backward pass and kept until then. Source: DeepSpeed 0.19.8, engine.py (`step`,
+        "Unmanaged boundary"), stage_1_and_2.py (`setup_buckets`). Differs: on a CPU nobody has touched it until then.
+        """
+        is_late = self.trained.target == "rlplan" and self.trained.choice.zero_stage == 1
+        return self.fixed.rank_state.passing if is_late else 0
+
+    @cached_property
+    def snapshots(self) -> dict[str, Bytes]:
+        """Memory snapshots of a step. See `step_peak.snapshots`."""
+        return snapshots(self.rank_state, self.shape)
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the bucket through which weights pass to the engine."""
+        trained = self.trained
+        return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket)
+
+    def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
+        inside = [held for name, held in self.snapshots.items() if name != "step"]
+        largest = max(inside, key=lambda held: sum(held.values()))
+        late = MemoryKind.OPTIMIZER if run_phase == "first" else None
+        return {kind: size for kind, size in largest.items() if kind is not late}
+
+    def _states(self, action: Action, run_phase: RunPhase) -> States:
+        if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):
+            return self.fixed.after_build
+        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
+            return self.fixed.after_backward
+        return self.fixed.after_step
+
+    def _with_overheads(self, held: Bytes) -> Bytes:
+        return add(held, self.trained.process_overheads)
+
+
+def _offloaded_activations(shape: MicroBatchShape) -> int:
+    """What recomputation (or nothing) keeps of the layers, which lies on the host instead."""
+    kept = replace(shape, offloads_activations=False)
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in kept.kinds) * shape.micro_batches_in_flight

@@ -1,0 +1,177 @@
+"""What one rank of a frozen role (reference, reward model) holds on its GPU and on its host, action by action.
+
+In: a model, how many ranks share it and how, tokens of a pass. Out: bytes by kind.
+Left out: tensor parallelism under DeepSpeed; there weights are whole, or ZeRO-3 shards, gathered layer by layer. Under
+FSDP2 they are shards too; under Megatron they are cut like the policy's, and the fullest stage stands for all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Literal
+
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import RunPhase
+from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
+from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
+from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
+from rlplan.memory.roles.gpu.states import FixedStates, with_role_head
+from rlplan.memory.trainers.step_peak import MicroBatchShape, score_peak_bytes
+from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
+from rlplan.spec.hardware.profile import GpuOverheads
+from rlplan.spec.job_parts import Target
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledTraining
+from rlplan.vocabulary import ActionKind, Dtype, MemoryKind, Role
+
+
+@lru_cache(maxsize=256)
+def frozen_states_of(model: ModelSpec, settings: ZeroSettings, *, has_head: bool) -> tuple[int, int]:
+    """(bytes of the rank's weights, of gathered weights at most at a time) of a frozen model."""
+    parameters = with_role_head(model.parameters, Role.REFERENCE if has_head else Role.REWARD, model.hidden_size)
+    states = ZeroStates(settings, (), frozen=parameters)
+    return states.weight_bytes(), states.gathered_bytes(model.num_parameters // model.num_layers)
+
+
+@dataclass(frozen=True)
+class FrozenShare:
+    """What one rank of a frozen role holds and does. gathered: weights at most at a time, in a pass. asked: its
+    micro-batch shape.
+    """
+
+    weights: int
+    gathered: int
+    asked: Callable[[], MicroBatchShape]
+
+    @cached_property
+    def pass_bytes(self) -> int:
+        """Activations and logits of one pass without gradients."""
+        return score_peak_bytes(self.asked())
+
+
+@dataclass(frozen=True)
+class FrozenRole:
+    """A frozen role, as all its ranks have it in common."""
+
+    role: Role
+    model: ModelSpec
+    element_bytes: int
+    loss: Loss
+    micro_batch: MicroBatchTokens
+    num_ranks: int
+    overheads: GpuOverheads
+    is_sharded: bool
+    """Whether the weights are cut over all ranks."""
+    target: Target = "rlplan"
+    cut: TrainerChoice | None = None
+    """How the policy is cut, which a frozen role follows where another trainer than rlplan's runs it."""
+
+
+class ScorerOnGpu:
+    """One rank. See `predict_cpu.Forecast`."""
+
+    def __init__(self, frozen: FrozenRole) -> None:
+        self.role, self.model, self.overheads = frozen.role, frozen.model, frozen.overheads
+        self.num_ranks = frozen.num_ranks if frozen.is_sharded or frozen.target != "rlplan" else 1
+        self.has_head = frozen.role is Role.REFERENCE
+        self.element_bytes, self.loss, self.micro_batch = (
+            frozen.element_bytes,
+            frozen.loss if self.has_head else Loss.NONE,
+            frozen.micro_batch,
+        )
+        self.target, self.cut = frozen.target, frozen.cut
+        self.largest_layer = frozen.element_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
+
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        held = self._overheads()
+        if action.kind is not ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = self.weights
+        return held
+
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        held = self._overheads() | {MemoryKind.WEIGHTS: self.weights}
+        if action.kind is not ActionKind.SCORE:
+            return held
+        most = max(self.shares, key=lambda share: share.weights + share.gathered + share.pass_bytes)
+        held[MemoryKind.WEIGHTS] = most.weights
+        return add(held, {MemoryKind.COMM_BUFFERS: most.gathered, MemoryKind.LOGITS: most.pass_bytes})
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory: the weights while the role is offloaded, and while they are loaded."""
+        if action.kind is ActionKind.START_SCORER:
+            return {MemoryKind.SYNC_STAGING: self.weights if self.num_ranks == 1 else self.largest_layer}
+        offloaded = action.kind is ActionKind.OFFLOAD_ROLE
+        return pinned({MemoryKind.WEIGHTS: self.weights}) if offloaded else {}
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of the weights on the fullest rank."""
+        return max(share.weights for share in self.shares)
+
+    @cached_property
+    def shares(self) -> tuple[FrozenShare, ...]:
+        """What a rank holds: of a pipeline, one of each stage that may be the fullest."""
+        if self.target == "rlplan" or self.cut is None:
+            settings = ZeroSettings(
+                stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.element_bytes
+            )
+            return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
+        trained = self._trained(self.cut)
+        return tuple(self._exported(trained, stage) for stage in stages_of(self.model.num_layers, self.cut.pp, 1))
+
+    def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
+        """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
+        model, training, choice = trained.model, trained.training, trained.choice
+        if trained.target == "fsdp2":
+            fsdp = fsdp_settings(training, choice, trained.num_ranks)
+            parts = fsdp_parts(model, self.role, None, fsdp)
+        else:
+            megatron = megatron_settings(training, choice, trained.num_ranks)
+            parts = megatron_parts(model, self.role, None, megatron, stage.index)
+        return FrozenShare(_weights(parts), parts.gathered, partial(shape_of, trained, stage, parts))
+
+    def _trained(self, cut: TrainerChoice) -> TrainedRole:
+        """The role as if it were trained in its own type: what a frozen one holds is that without states."""
+        dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32 if self.element_bytes == 4 else Dtype.BFLOAT16
+        training = SettledTraining(
+            dtype=dtype, master_dtype=dtype, logits="fused" if self.loss is Loss.FUSED else "plain"
+        )
+        stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
+        return TrainedRole(
+            self.role,
+            self.model,
+            training,
+            stays,
+            self.micro_batch,
+            self.num_ranks,
+            self.overheads,
+            1,
+            target=self.target,
+        )
+
+    def _whole_shape(self) -> MicroBatchShape:
+        first, *more = blocks_of(self.model)
+        return MicroBatchShape(
+            first.block,
+            first.num,
+            self.model.vocab_size if self.has_head else 1,
+            self.micro_batch.num_tokens,
+            self.micro_batch.num_head_tokens,
+            element_bytes=self.element_bytes,
+            loss=self.loss,
+            more=tuple(more),
+        )
+
+    def _overheads(self) -> Bytes:
+        cut = self.cut if self.target != "rlplan" else None
+        axes = (cut.tp, cut.pp, cut.cp, cut.ep) if cut is not None else ()
+        return process_overheads(self.overheads, self.num_ranks, axes=axes)
+
+
+def _weights(parts: FixedStates) -> int:
+    return parts.rank_state.resident[MemoryKind.WEIGHTS]

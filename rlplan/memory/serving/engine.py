@@ -1,0 +1,247 @@
+"""A vLLM engine on GPUs, by vLLM's own arithmetic: what the fraction is spent on and how many tokens are left.
+
+In: a ModelSpec, EngineSettings. Out: EngineMemory, a row for each use, of the rank that holds fewest blocks.
+Left out: CPU engines (cpu/engine.py), speculative decoding, LoRA slots, encoder caches, offloading connectors.
+
+    KV cache = ceil(total * gpu_memory_utilization) - weights - max(prefill, sampler, encoder) - not torch's [- graphs]
+
+Source: vLLM 0.32.0 v1/worker/gpu_worker.py `determine_available_memory` and v1/worker/utils.py `request_memory`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlplan.errors import SpecError
+from rlplan.memory.model.quantization import Quantization
+from rlplan.memory.serving.kv import CachePool, cache_pool
+from rlplan.memory.serving.peaks import (
+    cuda_graph_bytes,
+    encoder_peak_bytes,
+    non_torch_bytes,
+    prefill_peak_bytes,
+    sampler_peak_bytes,
+)
+from rlplan.memory.serving.tensors import rotary_table_bytes
+from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.dimensions import Layout
+from rlplan.spec.models.shards import stage_layers
+from rlplan.units import MIB, format_bytes
+
+DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
+"""The fraction where nobody says, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
+CONTEXT = 500 * MIB
+COMMUNICATOR = 400 * MIB
+"""A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure
+480 to 520 MiB for the context; NCCL 342 to 392 MiB a group (aiconfigurator's table)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is started with. None: vLLM's default for the version and the GPU.
+
+    total_bytes: of the GPU, as the driver reports. kv_cache_memory_bytes: given, it replaces the fraction.
+    element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
+    context_ranks: decode context parallelism. non_torch_bytes: measured, replaces the estimate.
+    """
+
+    total_bytes: int
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    context_ranks: int = 1
+    element_bytes: int = 2
+    kv_element_bytes: int = 2
+    quantization: Quantization | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    enforce_eager: bool = False
+    is_offline: bool = False
+    is_a100: bool = False
+    non_torch_bytes: int | None = None
+    context_bytes: int = CONTEXT
+    communicator_bytes: int = COMMUNICATOR
+    version: VllmVersion = LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes of one rank of an engine; the rows of what it holds and needs.
+
+    weights: with rope_table, what `Model loading took` says. activation_peak: the largest of prefill, sampler and
+    encoder. kv_budget: left for the cache; kv_cache: allocated of it, in whole blocks. num_tokens: what the log calls
+    the size of the cache. counts_graphs: whether cuda_graphs come out of the fraction, or lie beyond it.
+    """
+
+    requested: int
+    weights: int
+    rope_table: int
+    prefill_peak: int
+    sampler_peak: int
+    encoder_peak: int
+    non_torch: int
+    cuda_graphs: int
+    counts_graphs: bool
+    kv_budget: int
+    kv_cache: int
+    num_blocks: int
+    num_tokens: int
+    block_size: int
+    max_model_len: int
+    limits: BatchLimits
+    pool: CachePool
+    context: int = field(default=CONTEXT)
+
+    @property
+    def activation_peak(self) -> int:
+        """Bytes at the peak of the profile run beyond the weights."""
+        return max(self.prefill_peak, self.sampler_peak, self.encoder_peak)
+
+    @property
+    def model_bytes(self) -> int:
+        """What `Model loading took` says."""
+        return self.weights + self.rope_table
+
+    @property
+    def max_concurrency(self) -> float:
+        """Sequences of the largest length that the cache holds at once."""
+        return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len)
+
+    def resident_bytes(self, sleep_level: Literal[0, 1, 2] = 0) -> int:
+        """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
+
+        Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
+        for sleep frees only the pools of weights and cache. Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py.
+        Assumes: the allocator gave its cached peak back. Reported: 0.5 to 3 GiB after sleep.
+        """
+        fixed = self.context + self.non_torch + self.cuda_graphs
+        return fixed + (self.model_bytes + self.kv_cache if sleep_level == 0 else 0)
+
+    def host_bytes(self, sleep_level: Literal[0, 1, 2]) -> int:
+        """Pinned host bytes while asleep: level 1 keeps the weights there, level 2 only buffers. As above."""
+        return {0: 0, 1: self.model_bytes, 2: self.rope_table}[sleep_level]
+
+
+def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
+    """What an engine of this model holds on the rank with fewest blocks. Raises: SpecError where sizes do not divide.
+
+    A budget below zero gives no blocks.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> settings = EngineSettings(80 << 30, gpu_memory_utilization=0.9, max_model_len=8192)
+    >>> memory = engine_memory(find_model("meta-llama/Llama-3.1-8B"), settings)
+    >>> memory.weights, memory.rope_table, memory.pool.bytes_per_block
+    (16060522496, 33554432, 2097152)
+    >>> memory.kv_budget  # ceil(0.9 * 2**36 * 1.25) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 102 * 10 MiB
+    58166599680
+    >>> memory.num_blocks, memory.num_tokens, memory.kv_cache == memory.num_blocks * 2097152
+    (27735, 443760, True)
+    """
+    _check(settings)
+    layout = engine_layout(settings.tp, settings.pp, settings.ep)
+    stages = [_stage_memory(model, settings, layout, stage) for stage in range(settings.pp)]
+    return min(stages, key=lambda memory: memory.num_blocks)
+
+
+def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
+    """The batch limits that hold: those given, else vLLM's."""
+    length = settings.max_model_len or model.max_position_embeddings
+    usual = default_limits(
+        settings.version,
+        settings.total_bytes,
+        length,
+        is_a100=settings.is_a100,
+        is_offline=settings.is_offline,
+    )
+    return BatchLimits(
+        settings.max_num_seqs or usual.max_num_seqs, settings.max_num_batched_tokens or usual.max_num_batched_tokens
+    )
+
+
+def engine_pool(model: ModelSpec, settings: EngineSettings, layers: range | None = None) -> CachePool:
+    """The cache's blocks on a rank."""
+    return cache_pool(
+        model,
+        tp=settings.tp,
+        element_bytes=settings.kv_element_bytes,
+        block_size=settings.block_size,
+        context_ranks=settings.context_ranks,
+        layers=layers,
+        splits_groups=settings.version.splits_cache_groups,
+    )
+
+
+def logged_tokens(pool: CachePool, num_blocks: int, settings: EngineSettings, length: int, batched_tokens: int) -> int:
+    """Tokens that the start-up log of this version prints for a number of blocks."""
+    if settings.version.counts_group_capacity:
+        return pool.num_tokens(num_blocks, length, batched_tokens * settings.version.num_batches_in_flight)
+    return pool.num_table_tokens(num_blocks)
+
+
+def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
+    version, limits = settings.version, limits_of(model, settings)
+    length = settings.max_model_len or model.max_position_embeddings
+    is_first, is_last = stage == 0, stage == settings.pp - 1
+    share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
+    if settings.gpu_memory_utilization is not None:
+        share = settings.gpu_memory_utilization
+    requested = math.ceil(settings.total_bytes * share)
+    weights = engine_weight_bytes(model, layout, settings.element_bytes, settings.quantization, stage)
+    rope = rotary_table_bytes(model, settings.element_bytes)
+    prefill = prefill_peak_bytes(model, settings.tp, limits.max_num_batched_tokens, settings.element_bytes)
+    sampler = sampler_peak_bytes(version, model, limits.max_num_batched_tokens, limits.max_num_seqs) if is_last else 0
+    encoder = encoder_peak_bytes(model, limits.max_num_batched_tokens) if is_first else 0
+    other = settings.non_torch_bytes
+    if other is None:
+        other = non_torch_bytes(version, settings.tp, settings.context_bytes, settings.communicator_bytes)
+    graphs = cuda_graph_bytes(version, limits.max_num_seqs, enforce_eager=settings.enforce_eager)
+    budget = settings.kv_cache_memory_bytes
+    if budget is None:
+        budget = requested - weights - rope - max(prefill, sampler, encoder) - other
+        budget -= graphs if version.counts_cuda_graphs else 0
+    pool = engine_pool(model, settings, stage_layers(model.num_layers, settings.pp)[stage])
+    blocks = pool.num_blocks(budget)
+    return EngineMemory(
+        requested=requested,
+        weights=weights,
+        rope_table=rope,
+        prefill_peak=prefill,
+        sampler_peak=sampler,
+        encoder_peak=encoder,
+        non_torch=other,
+        cuda_graphs=graphs,
+        counts_graphs=version.counts_cuda_graphs,
+        kv_budget=max(budget, 0),
+        kv_cache=blocks * pool.bytes_per_block,
+        num_blocks=blocks,
+        num_tokens=logged_tokens(pool, blocks, settings, length, limits.max_num_batched_tokens),
+        block_size=pool.block_size,
+        max_model_len=length,
+        limits=limits,
+        pool=pool,
+        context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
+    )
+
+
+def _check(settings: EngineSettings) -> None:
+    share = settings.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise SpecError(
+            f"gpu_memory_utilization is {share}",
+            where="gpu_memory_utilization",
+            rule="a fraction of the GPU's total, above 0 and at most 1",
+            way_out="give one such as 0.9",
+        )
+    if settings.total_bytes <= 0:
+        raise SpecError(
+            f"the GPU has {format_bytes(settings.total_bytes)}",
+            where="total_bytes",
+            rule="above 0",
+            way_out="give what the driver reports",
+        )

@@ -1,0 +1,108 @@
+"""Generation: bytes of the rollout engine beside its weights, by vLLM's own arithmetic.
+
+In: a ModelSpec and the engine's settings. Out: bytes. Left out: GPUs (profiling, CUDA
+graphs, sleep), states of linear attention.
+Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/worker/cpu_model_runner.py.
+
+Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in tokens, t tensor-parallel ranks.
+"""
+
+from rlplan.memory.model.activations import forward_working_bytes
+from rlplan.memory.model.params import fused_linear_shapes
+from rlplan.memory.serving.kv import cache_pool
+from rlplan.spec.hardware.profile import WeightPacking
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.kv import layer_caches
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import ceil_div
+
+
+def kv_bytes_per_token(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
+    """Bytes of keys and values of one token over all layers, on one rank.
+
+    Counts: 2 * L * k * d * e, with max(1, k/t) heads; MLA's latent whole on every rank. Left out: linear layers.
+    """
+    return sum(cache.elements_per_token + cache.index_elements_per_token for cache in layer_caches(model, tp)) * (
+        element_bytes
+    )
+
+
+def kv_block_bytes(model: ModelSpec, element_bytes: int, block_size: int, tp: int = 1) -> int:
+    """Bytes of one block of the pool, on one rank: `serving.kv.cache_pool`, with every state in the cache's dtype.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> kv_block_bytes(find_model("google/gemma-2-9b"), 2, 16) // 16  # 21 full and 21 sliding: 21 * 2*8*256 * 2
+    172032
+    """
+    pool = cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
+    return pool.bytes_per_block
+
+
+def num_kv_blocks(model: ModelSpec, element_bytes: int, block_size: int, kv_cache_memory: int, tp: int = 1) -> int:
+    """Whole blocks of B tokens that fit into the memory given: rounded down, for it is a capacity."""
+    return kv_cache_memory // kv_block_bytes(model, element_bytes, block_size, tp)
+
+
+def kv_cache_bytes(model: ModelSpec, element_bytes: int, block_size: int, kv_cache_memory: int, tp: int = 1) -> int:
+    """Bytes that one rank of vLLM allocates for the KV cache at the start: whole blocks.
+
+    Differs: up to one block less than the memory given.
+    """
+    per_block = kv_block_bytes(model, element_bytes, block_size, tp)
+    return kv_cache_memory // per_block * per_block
+
+
+def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> int:
+    """Bytes in flight while the engine computes its largest batch of tokens."""
+    return forward_working_bytes(model, max_num_batched_tokens) + 2 * max_num_batched_tokens * model.hidden_size * 4
+
+
+def sampler_bytes(vocab_size: int, max_num_seqs: int, speculative_tokens: int = 0) -> int:
+    """Bytes of the sampler in fp32, each row over the vocabulary V.
+
+    Counts: of each of the S running sequences logits, probabilities, log-probs and random draws, 4 S rows. With k draft
+    tokens R = S (1 + k) rows: logits, final logits, those of accepted tokens and their log-probs (4 R), target logits
+    (S k) and logits and processed ones of bonus tokens (2 S).
+    Source: vLLM 0.32.0, v1/sample/sampler.py with `processed_logprobs`; `_get_logprobs_tensors` of
+    v1/sample/rejection_sampler.py.
+
+    >>> sampler_bytes(1, 1), sampler_bytes(1, 1, speculative_tokens=3)  # 4 * 4; (4*4 + 3 + 2) * 4
+    (16, 84)
+    """
+    rows = 4 * max_num_seqs * (1 + speculative_tokens)
+    if speculative_tokens:
+        rows += max_num_seqs * (speculative_tokens + 2)
+    return rows * vocab_size * 4
+
+
+MAX_KERNELS = 1024
+"""Kernels that oneDNN keeps: its primitive cache's capacity, ONEDNN_PRIMITIVE_CACHE_CAPACITY, by default."""
+
+SIZES_PER_POSITION = 5
+"""Batch sizes that a run of many steps meets at one position of its responses. Measured: the quickstart's engine holds
+code for some 60 sizes after 40 steps, and its responses have 12 positions."""
+
+
+def num_batch_sizes(job: ResolvedJob) -> int:
+    """Different numbers of sequences that one engine decodes at a time in a run.
+
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and draft tokens)
+    at once.
+    Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
+    """
+    workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
+    at_once = max(versions_under_way * workload.num_rollouts_per_step, workload.num_heldout_prompts)
+    per_engine = ceil_div(at_once, job.rollout.num_engines)
+    most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
+    sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)
+    return min(most, sizes_per_position * workload.max_response_len)
+
+
+def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: int, tp: int = 1) -> int:
+    """Bytes of the code that oneDNN compiles for matmuls of packed weights, one kernel a shape and batch size.
+
+    Counts: distinct shapes x batch sizes, at most 1,024 kernels, times the profile's bytes of one.
+    Source: oneDNN's primitive cache; the bytes are the profile's, measured. Assumes: a CPU without tiles, as packs do.
+    """
+    num_kernels = min(MAX_KERNELS, len(set(fused_linear_shapes(model, tp))) * num_sizes)
+    return num_kernels * packing.bytes_per_batch_size.value

@@ -1,0 +1,139 @@
+"""What vLLM needs while it computes: prefill, sampler, CUDA graphs, and what is not torch's.
+
+In: a ModelSpec, ranks, batch limits and a version. Out: bytes per GPU. Left out: weights, KV cache, encoders of images
+and sound (counted only roughly, by `encoder_peak_bytes`), all-to-all buffers of expert parallelism.
+
+Symbols: T max_num_batched_tokens, S max_num_seqs, V vocab_size, h hidden_size, I intermediate_size, t tensor-parallel
+ranks, e bytes of an element, k experts of a token, Ie width of an expert.
+"""
+
+from rlplan.memory.serving.versions import VllmVersion
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.dimensions import Layout, sizes_of
+from rlplan.units import MIB, ceil_div
+
+RESIDUAL_COPIES = 2.9
+"""Copies of a hidden state at the peak: hidden state, residual and most of a norm's output. Fitted to the slope of
+107 KiB a token of Llama-3.1-8B (vllm issue 10517, 20,000 to 29,000 tokens): 3 is what the code says; without that
+source 2.9 would be 3.0, which changes the peak by 0.8 %."""
+SAMPLER_BYTES = 14
+"""A sequence and vocabulary entry in the profile run: bf16 logits 2, fp32 logits 4, probabilities 4, exponential
+noise 4. Source: vLLM 0.32.0 v1/sample/sampler.py and ops/topk_topp_sampler.py `forward_native`. Derived, not fitted."""
+SORT_SAMPLER_BYTES = 41
+"""The same where PyTorch sorts. Derived: 38: logits 2 + 4, sorted values 4, their indices 8, and inside torch.sort the
+indices again 8 and CUB's second buffers of keys and indices 12 (ATen/native/cuda/Sort.cpp). Measured, it is 39.2 (vllm
+pull 10511), 39.5 (21489) and 45.1 (17122): 41 is their mean; without the first it is 42.3, without the second 42.2,
+without the third 39.4, which changes the sampler's peak by at most 4 %."""
+LOGIT_BYTES = 2
+"""A bf16 logit, where the profile run computes logits and samples nothing."""
+GRAPH_BYTES = 10 * MIB
+"""A captured batch size: workspaces and the driver's copy of the kernels' arguments. Fitted: 0.65 GiB (vllm pull 21489)
+and 0.62 GiB a rank (Llama-70B, 8 ranks) with 67 sizes each; leave-one-source-out error 5 %."""
+NON_TORCH_GROWTH = 70 * MIB
+"""What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
+
+
+def prefill_peak_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
+    """Bytes in flight at the widest moment of one layer, during a forward pass of T tokens without gradients.
+
+    Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t; the experts'
+    k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and output; latent attention's decompressed keys and values.
+    Source: vLLM 0.32.0 layers/activation.py, fused_moe/fused_moe.py (`intermediate_cache1` and 3 share memory).
+    Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do; with expert parallelism (ep above 1) every
+    rank has rows for all of them, and experts of their whole width.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> prefill_peak_bytes(find_model("meta-llama/Llama-3.1-8B"), 1, 1000)  # 2000 * (3*14336 + 2.9*4096)
+    109772800
+    """
+    share = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share
+    widths = [3 * share["I"], 2 * share["q"] + 2 * share["kv"]]
+    if model.experts:
+        width = share["Ie"]
+        widths.append(model.experts.num_active * (max(2 * width, model.hidden_size) + width) + 3 * share["Is"])
+    if model.latent_attention:
+        widths.append(2 * share["qm"] + share["kvm"] + share["om"])
+    if model.linear_attention:
+        widths.append(3 * share["lk"] + 4 * share["lv"])
+    return int(element_bytes * num_tokens * (max(widths) + RESIDUAL_COPIES * model.hidden_size))
+
+
+def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, num_seqs: int) -> int:
+    """Bytes in flight while the profile run samples for every sequence, the forward pass's output still held.
+
+    Counts: S*V*(14, or 41 with a full sort) + 2*T*h; every rank gathers the whole vocabulary.
+    Source: vLLM 0.32.0 gpu_model_runner.py `_dummy_sampler_run`.
+
+    >>> from rlplan.memory.serving.versions import LATEST
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> sampler_peak_bytes(LATEST, find_model("meta-llama/Llama-3.1-8B"), 2048, 256)  # 256*128256*14 + 2*2048*4096
+    476446720
+    """
+    per_entry = SORT_SAMPLER_BYTES if version.sorts_vocabulary else SAMPLER_BYTES
+    if not version.profiles_sampler:
+        per_entry = LOGIT_BYTES
+    num_seqs = min(num_seqs, num_tokens)
+    return num_seqs * model.vocab_size * per_entry + 2 * num_tokens * model.hidden_size
+
+
+def num_graph_sizes(version: VllmVersion, num_seqs: int) -> int:
+    """Batch sizes that are captured.
+
+    Counts: 1, 2, 4, then every 8 up to min(2S, 512) (67 in all; V0: up to S, 35 in all); every 16 beyond 256, and full
+    graphs of decoding beside piecewise ones, from 0.11. Source: vLLM 0.32.0 config/vllm.py `_set_cudagraph_sizes`;
+    0.8.4 and 0.6.4 config.py.
+
+    >>> num_graph_sizes(VllmVersion(0, 9, 0), 256), num_graph_sizes(VllmVersion(0, 6, 4, is_v0=True), 256)
+    (67, 35)
+    >>> num_graph_sizes(VllmVersion(0, 32, 0), 256)  # 51 piecewise and 35 of whole decoding steps
+    86
+    """
+    if version.is_v0:
+        return _sizes_up_to(num_seqs)
+    if (version.major, version.minor) < (0, 11):
+        return _sizes_up_to(512)
+    largest = min(2 * num_seqs, 512)
+    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16 + _full_sizes(num_seqs)
+
+
+def _sizes_up_to(largest: int) -> int:
+    return sum(size <= largest for size in (1, 2, 4)) + largest // 8
+
+
+def _full_sizes(num_seqs: int) -> int:
+    largest = min(num_seqs, 512)
+    return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16
+
+
+def cuda_graph_bytes(version: VllmVersion, num_seqs: int, *, enforce_eager: bool = False) -> int:
+    """Bytes of captured graphs of one rank, resident until the engine ends (sleep keeps them).
+
+    Counts: captured sizes times 10 MiB. Assumes: the model's size hardly matters; 0.1 to 1.3 GiB have been reported.
+    """
+    return 0 if enforce_eager else num_graph_sizes(version, num_seqs) * GRAPH_BYTES
+
+
+def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: int) -> int:
+    """Bytes that come out of the fraction though no tensor holds them.
+
+    Counts: V0: context, communicator and growth; V1: growth alone, since its first snapshot is taken after both.
+    Source: vLLM 0.6.5 worker.py; 0.32.0 gpu_worker.py `init_device`, utils/mem_utils.py `memory_profiling`.
+    """
+    fixed = (context + (communicator if tp > 1 else 0)) if version.counts_context else 0
+    return fixed + NON_TORCH_GROWTH
+
+
+def encoder_peak_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """Bytes in flight while the vision tower profiles as many images as T tokens hold; 0 without a tower.
+
+    Counts: 2 bytes a patch times (2w + 3v), w and v the tower's MLP and hidden width, and the pixels.
+    Source: vLLM 0.32.0 gpu_model_runner.py `profile_run`, models/siglip.py.
+    Assumes: a text token stands for 4 patches, or for 16 in SigLIP towers of 4,096 patches (Gemma 3).
+    """
+    if model.vision is None:
+        return 0
+    sizes = model.vision.sizes
+    merged = 16 if sizes.get("n", 0) >= 4096 else 4
+    pixels = sizes.get("p", 3 * sizes.get("s", 14) ** 2)
+    patches = ceil_div(num_tokens * merged, 1)
+    return 2 * patches * (2 * sizes.get("w", 0) + 3 * sizes.get("v", 0) + pixels)

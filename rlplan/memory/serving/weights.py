@@ -1,0 +1,57 @@
+"""Weights of one vLLM rank on a GPU: parameters as the engine cuts, pads and quantises them.
+
+In: a ModelSpec, a Layout and a checkpoint's quantisation. Out: bytes. Left out: the buffers beside them and the fusing
+of tensors, which changes no bytes (tensors.py); repacked copies while loading.
+Symbols: h hidden_size, Ie width of an expert.
+"""
+
+from rlplan.memory.model import quantization
+from rlplan.memory.model.quantization import Quantization, weight_bytes
+from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, stored_bytes
+from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.models.dimensions import Layout
+from rlplan.spec.models.shards import stage_tensors
+from rlplan.spec.models.tensors import Component
+from rlplan.units import round_up
+
+
+def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
+    """How vLLM cuts a model. ep: above 1 where expert parallelism is on."""
+    return Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE)
+
+
+def engine_weight_bytes(
+    model: ModelSpec, layout: Layout, element_bytes: int, scheme: Quantization | None = None, stage: int = 0
+) -> int:
+    """Bytes of the parameters of one rank of a stage.
+
+    Counts: each tensor of the rank in its format; MXFP4 experts padded to what the kernels take.
+    Source: the format of each tensor (quantization.py). Differs: `Model loading took` also has the rotary table.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> engine_weight_bytes(find_model("meta-llama/Llama-3.1-8B"), engine_layout(), 2)  # 2 * 8,030,261,248
+    16060522496
+    """
+    tensors = stage_tensors(model, layout, stage)
+    if scheme is not None and scheme.form == quantization.MXFP4 and model.experts:
+        width = model.experts.intermediate_size // (layout.tp if layout.ep == 1 else 1)
+        tensors = tuple(_padded(tensor, model.hidden_size, width) for tensor in tensors)
+    plain = [tensor for tensor in tensors if scheme is None or not scheme.covers(tensor)]
+    quantized = [tensor for tensor in tensors if scheme is not None and scheme.covers(tensor)]
+    return stored_bytes(plain, element_bytes) + weight_bytes(quantized, element_bytes, scheme)
+
+
+def _padded(tensor: Parameter, hidden: int, width: int) -> Parameter:
+    """An MXFP4 expert tensor as its kernels want it: h to a multiple of 256, Ie to one of 128.
+
+    Source: vLLM 0.32.0 fused_moe/oracle/mxfp4.py, Marlin and TRT-LLM back ends. Assumes: stacked experts (gpt-oss).
+    """
+    if tensor.component is not Component.EXPERTS:
+        return tensor
+    wide_hidden, wide = round_up(hidden, 256), round_up(width, 128)
+    first, *inner = tensor.shape
+    if "down" in tensor.name:
+        shape = (first, wide, wide_hidden) if len(inner) == 2 else (first, wide_hidden)
+    else:
+        shape = (first, wide_hidden, 2 * wide) if len(inner) == 2 else (first, 2 * wide)
+    return Parameter(tensor.name, shape, tensor.component, tensor.is_buffer, tensor.is_linear)

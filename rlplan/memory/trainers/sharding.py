@@ -1,0 +1,309 @@
+"""What a rank holds under trainers other than rlplan's own (for planning and export), and under ZeRO, as `RankState`.
+
+In: sizes of a model, how it is trained. Out: RankState, which step_peak.py turns into memory snapshots.
+Left out: communication buffers of NCCL, hybrid sharding, activation memory (step_peak.py).
+
+Symbols: P trainable parameters, N ranks that share, e bytes of a weight in the passes, t p d e tensor, pipeline, data
+and expert parallel sizes.
+Source: torch 2.13 optim and distributed/fsdp; Megatron-Core 0.14 distributed/distributed_optimizer; DeepSpeed 0.19.8.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
+from rlplan.memory.trainers.step_peak import RankState
+from rlplan.memory.trainers.zero import ZeroStates
+from rlplan.spec.model import Parameter
+from rlplan.units import ceil_div
+from rlplan.vocabulary import MemoryKind
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
+    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
+    the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
+    largest_table: elements of a vocabulary table, trained or not.
+    """
+
+    trainable: tuple[int, ...]
+    frozen_bytes: int
+    layer: int
+    table: int
+    root: int
+    layer_weights: int
+    is_tied: bool
+    largest_table: int = 0
+
+    @property
+    def num_trainable(self) -> int:
+        """P."""
+        return sum(self.trainable)
+
+
+def sizes_of(
+    parameters: Sequence[Parameter],
+    num_layers: int,
+    *,
+    is_tied: bool,
+    adapters: Sequence[Parameter] = (),
+    frozen_bytes: int = 0,
+) -> Sizes:
+    """Sizes of a model trained in full, or of adapters beside frozen weights of `frozen_bytes`.
+
+    >>> model = [Parameter("model.embed_tokens.weight", (10, 4)), Parameter("model.layers.0.w", (4, 4))]
+    >>> sizes = sizes_of(model, 1, is_tied=True)
+    >>> sizes.num_trainable, sizes.root, sizes.layer, sizes.table
+    (56, 40, 16, 40)
+    """
+    trained = tuple(adapters) if adapters else tuple(parameters)
+    outside = [parameter.numel for parameter in parameters if not _is_in_layer(parameter)]
+    return Sizes(
+        trainable=tuple(parameter.numel for parameter in trained),
+        frozen_bytes=frozen_bytes,
+        layer=sum(parameter.numel for parameter in trained if _is_in_layer(parameter)) // num_layers,
+        table=0 if adapters else max(outside),
+        root=sum(outside),
+        layer_weights=sum(parameter.numel for parameter in parameters if _is_in_layer(parameter)) // num_layers,
+        is_tied=is_tied,
+        largest_table=max(outside),
+    )
+
+
+def rank_state_under_torch(
+    sizes: Sizes,
+    *,
+    weight_bytes: int,
+    optimizer: Optimizer = Optimizer.ADAMW,
+    casts_weights: bool = False,
+    steps_in_backward: bool = False,
+    has_fused_step: bool = False,
+    keeps_states_on_host: bool = False,
+) -> RankState:
+    """Plain torch on one device, or replicated: weights, moments and gradients all of one type.
+
+    Counts: e*P each for weights and gradients, two moments; autocast caches bf16 copies of the matrices 2*P inside the
+    passes; an optimizer that steps inside the backward pass holds one gradient at a time; a step that is not fused
+    makes one more copy (`step_copy_bytes`).
+    Source: torch 2.13 optim/adam.py, autocast's weight cache. Assumes: gradients are set to None after a step.
+
+    >>> sizes = Sizes((1000,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> rank_state = rank_state_under_torch(sizes, weight_bytes=2)
+    >>> sum(rank_state.resident.values()), rank_state.gradients
+    (6004, 2000)
+    """
+    gradients = weight_bytes * (max(sizes.trainable) if steps_in_backward else sizes.num_trainable)
+    states = 0 if keeps_states_on_host else optimizer_bytes(optimizer, sizes.trainable, weight_bytes)
+    copies = 0
+    if not (has_fused_step or steps_in_backward):
+        copies = step_copy_bytes(optimizer, sizes.trainable, weight_bytes)
+    layers = 0 if steps_in_backward else weight_bytes * sizes.layer
+    table = weight_bytes * sizes.table
+    return RankState(
+        {MemoryKind.WEIGHTS: weight_bytes * sizes.num_trainable + sizes.frozen_bytes, MemoryKind.OPTIMIZER: states},
+        gradients=gradients,
+        head_gradient=table,
+        layer_gradient=layers,
+        table_gradient=0 if steps_in_backward and not sizes.is_tied else table,
+        is_tied=sizes.is_tied,
+        passing=2 * sizes.num_trainable if casts_weights else 0,
+        step_copies=copies,
+    )
+
+
+@dataclass(frozen=True)
+class FsdpSettings:
+    """How FSDP2 shares a model. master_bytes, compute_bytes, reduce_bytes: of a weight that is kept, that is gathered,
+    of a gradient that is reduced. tp_size: tensor parallel ranks, over which everything is split beforehand.
+
+    frozen_layer_bytes: of a quantised layer, which is gathered as it is. is_on_host: shards and moments live there
+    (`cpu_offload`). gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole
+    at a time. counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of
+    their own stream, before they are copied; no other stream reuses either, so they count at every moment.
+    has_fused_step: the optimizer makes no copies.
+    """
+
+    num_ranks: int
+    master_bytes: int = FLOAT_BYTES
+    compute_bytes: int = 2
+    reduce_bytes: int = FLOAT_BYTES
+    tp_size: int = 1
+    frozen_layer_bytes: int | None = None
+    is_on_host: bool = False
+    gathers_tables_apart: bool = False
+    counts_every_stream: bool = False
+    has_fused_step: bool = True
+
+
+def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
+    """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
+
+    Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
+    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced; the
+    denominators m*P/N of a step that is not fused.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
+    `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> rank_state = rank_state_under_fsdp(sizes, FsdpSettings(4))  # 400 * (4 + 8) and 400 * 4
+    >>> sum(rank_state.resident.values()), rank_state.gradients
+    (4800, 1600)
+    >>> rank_state.passing, rank_state.layer_passing
+    (400, 800)
+    """
+    tp_size, compute = fsdp.tp_size, fsdp.compute_bytes
+    kept = 0 if fsdp.is_on_host else fsdp.master_bytes * ceil_div(sizes.num_trainable, fsdp.num_ranks * tp_size)
+    frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * tp_size)
+    whole = fsdp.frozen_layer_bytes
+    layer = sizes.layer_weights * compute // tp_size if whole is None else whole
+    root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // tp_size
+    pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
+    return RankState(
+        {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: 2 * kept},
+        gradients=kept,
+        kept_gradients=kept if fsdp.counts_every_stream else 0,
+        head_gradient=compute * sizes.table // tp_size,
+        passing=layer + pools + (0 if fsdp.gathers_tables_apart else root),
+        head_passing=root if fsdp.gathers_tables_apart else 0,
+        layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // tp_size,
+        step_copies=0 if fsdp.has_fused_step else kept,
+        accumulates=fsdp.counts_every_stream,
+    )
+
+
+def rank_state_under_megatron(
+    sizes: Sizes,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    expert_numel: int = 0,
+    has_distributed_optimizer: bool = True,
+) -> RankState:
+    """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
+
+    Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
+    ranks and etp (expert tensor parallel, tp unless given), their states over what is left of the stage's ranks.
+    Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
+
+    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
+    >>> rank_state = rank_state_under_megatron(sizes, tp=2, dp=4)
+    >>> sum(rank_state.resident.values())  # 800 * (2 + 4 + 12/4)
+    7200
+    """
+    dense = (sizes.num_trainable - expert_numel) // (tp * pp)
+    split = ep * (tp if etp is None else etp)
+    experts = expert_numel // (pp * split)
+    over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
+    return rank_state_of_megatron_rank(MegatronRank(dense, experts, over, over_experts))
+
+
+@dataclass(frozen=True)
+class MegatronRank:
+    """What one rank trains under Megatron-Core. dense, experts: elements outside and inside the routed experts.
+
+    over, over_experts: ranks that share the states of either. frozen: elements beside them that are not trained.
+    weight_bytes, master_bytes: of a weight in the passes, of a master weight and of each moment (2 with the precision-
+    aware optimizer). has_states: False where they live on the host.
+    """
+
+    dense: int
+    experts: int
+    over: int
+    over_experts: int
+    frozen: int = 0
+    weight_bytes: int = 2
+    master_bytes: int = FLOAT_BYTES
+    has_states: bool = True
+
+    @property
+    def num_updated(self) -> int:
+        """Elements whose states the rank keeps."""
+        return ceil_div(self.dense, self.over) + ceil_div(self.experts, self.over_experts)
+
+
+def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
+    """A Megatron-Core rank by its own elements: weights e, gradients 4 in one buffer that always lives, states 12.
+
+    Counts: e of every weight; 4 of every trained one; m of a master weight (none beside fp32 weights) and 2m of moments
+    of what the rank updates. Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py.
+    Assumes: parameters are gathered into their own buffer, so that the passes hold nothing more.
+
+    >>> rank_state = rank_state_of_megatron_rank(MegatronRank(dense=600, experts=200, over=4, over_experts=2))
+    >>> sum(rank_state.resident.values())  # 800 * (2 + 4) + (150 + 100) * 12
+    7800
+    """
+    trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
+    gradients = FLOAT_BYTES * trained
+    has_master = rank.weight_bytes < FLOAT_BYTES
+    return RankState(
+        {
+            MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
+            MemoryKind.GRADIENTS: gradients,
+            MemoryKind.MASTER_WEIGHTS: rank.master_bytes * updated * has_master,
+            MemoryKind.OPTIMIZER: 2 * rank.master_bytes * updated,
+        },
+        gradients=gradients,
+        kept_gradients=gradients,
+    )
+
+
+def rank_state_under_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = True) -> RankState:
+    """A DeepSpeed rank. has_fused_step: DeepSpeed's own Adam, which it takes for type `Adam` and `AdamW`; an optimizer
+    object of torch's, or `torch_adam`, is not.
+
+    Counts: `ZeroStates`; in stages 1 and 2 the bucket and its flat copy in the passes; in stage 3 gathered weights and
+    the gradients of a layer (or of the vocabulary table) before they are reduced; where the step is not fused its
+    denominators beside the gradients in the master's type (`unfused_step_bytes`).
+    Source: stage_1_and_2.py (`average_tensor` copies what it reduces), stage3.py (`__add_grad_to_ipg_bucket`).
+    """
+    settings = states.settings
+    resident = states.after_step().device
+    own = settings.weight_bytes * max(sizes.layer, sizes.table)
+    if settings.stage == 3:
+        passing = states.gathered_bytes(sizes.layer_weights) + 2 * own
+        head = 0
+    else:
+        passing = 2 * states.bucket_bytes() if settings.stage else 0
+        head = settings.weight_bytes * sizes.table
+    on_device = not settings.offloads_optimizer
+    end = states.backward_gradient_bytes() if on_device else 0
+    return RankState(
+        resident,
+        gradients=end,
+        kept_gradients=states.kept_gradient_bytes() if on_device else 0,
+        head_gradient=head,
+        layer_gradient=settings.gradient_bytes * sizes.layer if settings.stage < 2 else 0,
+        passing=passing,
+        step_copies=states.step_copy_bytes() if has_fused_step else unfused_step_bytes(states),
+    )
+
+
+def unfused_step_bytes(states: ZeroStates) -> int:
+    """Bytes of the copies inside a DeepSpeed step whose optimizer is torch's multi-tensor Adam, of the part it steps at
+    once.
+
+    Counts: gradients in the master's type m, which are still there, and the denominators m (`step_copy_bytes` of
+    optimizers.py); the conversion before it, g + m, where that is larger.
+
+    >>> from rlplan.memory.trainers.zero import ZeroSettings
+    >>> unfused_step_bytes(ZeroStates(ZeroSettings(1, 2), (Parameter("a", (1000,)),)))  # 500 * (4 + 4), over 500 * 6
+    4000
+    """
+    settings, converted = states.settings, states.step_copy_bytes()
+    if settings.offloads_optimizer:
+        return 0
+    part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
+    stepped = step_copy_bytes(settings.optimizer, [part], settings.master_bytes)
+    same = settings.gradient_bytes == settings.master_bytes
+    gradients = converted if same or not converted else settings.master_bytes * part
+    return max(converted, gradients + stepped)
+
+
+def _is_in_layer(parameter: Parameter) -> bool:
+    return any(part.isdigit() for part in parameter.name.split("."))

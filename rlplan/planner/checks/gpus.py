@@ -1,0 +1,146 @@
+"""Checks of a job on GPUs against its models and GPUs: what an engine or a trainer would refuse is refused here.
+
+In: a SettledJob and its setting. Out: nothing, or a SpecError. Left out: what one part of the spec knows by itself.
+"""
+
+from collections.abc import Iterator
+
+from rlplan.dataflow.placements import GENERATION
+from rlplan.errors import SpecError
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.planner.checks import targets
+from rlplan.planner.checks.targets import Problem
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.parts.lengths import ConstantLengths
+from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.resolved import SettledJob
+from rlplan.units import format_bytes
+from rlplan.vocabulary import Dtype
+
+
+def check_job(job: SettledJob, setting: GpuSetting) -> None:
+    """Raises: SpecError for the first thing that could not run."""
+    for find in (_lengths, _types, _sizes, _adapters, _placement, _engine, *targets.CHECKS):
+        for what, where, rule, way_out in find(job, setting):
+            raise SpecError(what, where=where, rule=rule, way_out=way_out)
+
+
+def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    length, limit = job.workload.max_seq_len, setting.policy.max_position_embeddings
+    if length > limit:
+        yield (
+            f"prompt and response may reach {length:,} tokens, the model's limit is {limit:,}",
+            "workload.max_prompt_len + workload.max_response_len",
+            "at most max_position_embeddings of the model's config.json: vLLM refuses more",
+            f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or another model",
+        )
+    lengths, longest = job.workload.response_lengths, job.workload.max_response_len
+    if lengths != ConstantLengths() and lengths.quantile(0.0) > longest:
+        yield (
+            f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
+            "workload.response_lengths",
+            "some responses are shorter than max_response_len",
+            "raise workload.max_response_len, or lower the lengths",
+        )
+
+
+def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    generates = setting.pool(GENERATION).gpu
+    for key, dtype, gpu in (
+        ("training.dtype", job.training.dtype, setting.gpu),
+        ("rollout.dtype", job.rollout.dtype, generates),
+    ):
+        if dtype is Dtype.BFLOAT16 and ComputeDtype.BFLOAT16 not in gpu.dense_flops_per_s and gpu.dense_flops_per_s:
+            yield (
+                f"{key} is bfloat16, which a {gpu.name} does not compute",
+                key,
+                f"rates of the profile: {', '.join(gpu.dense_flops_per_s)}",
+                "training.dtype=float16 rollout.dtype=float16",
+            )
+    uses_fp8 = job.rollout.kv_dtype == "fp8" or job.rollout.quantization.startswith("fp8")
+    if uses_fp8 and generates.kind == "cuda" and float(generates.architecture) < 8.0:
+        yield (
+            f"fp8 on a {generates.name} (compute capability {generates.architecture})",
+            "rollout.kv_dtype, rollout.quantization",
+            "vLLM's fp8 kernels need compute capability 8.0 or more",
+            "leave both out, or take another GPU",
+        )
+
+
+def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
+    if ulysses > setting.pools[0].num_gpus:
+        yield (
+            f"training.ulysses is {ulysses}, there are {setting.pools[0].num_gpus} GPUs",
+            "training.ulysses",
+            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
+            "fewer ranks, or more GPUs",
+        )
+    if heads % ulysses:
+        yield (
+            f"training.ulysses is {ulysses}, the model has {heads} attention heads",
+            "training.ulysses",
+            "Ulysses ranks take whole attention heads",
+            "a number that divides the heads",
+        )
+    largest = max((pool.gpu for pool in setting.pools), key=lambda gpu: gpu.memory.value)
+    if job.hardware.memory is not None and job.hardware.memory > largest.memory.value:
+        total = format_bytes(largest.memory.value)
+        yield (
+            f"hardware.memory is {format_bytes(job.hardware.memory)}, a {largest.name} has {total}",
+            "hardware.memory",
+            "at most what the driver reports",
+            "leave it out, or name a larger GPU",
+        )
+
+
+def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    lora = job.training.lora
+    if lora is not None and lora.target_modules:
+        try:
+            lora_parameters(setting.policy, lora.rank, lora.target_modules)
+        except SpecError as error:
+            yield error.what, f"training.lora.{error.where}", error.rule, error.way_out
+    if lora is not None and not lora.target_modules:
+        yield (
+            "training.lora.target_modules is empty",
+            "training.lora.target_modules",
+            "all-linear, or names of the model's linear layers",
+            "leave it out",
+        )
+
+
+def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    if job.placement.placement != "auto" and not job.algorithm.declaration.has_rollouts:
+        yield (
+            f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
+            "placement.placement",
+            "a placement says where training and generation run; preference data is given, so nothing is generated",
+            "placement.placement=auto",
+        )
+
+
+def _engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    rollout, placement = job.rollout, job.placement.placement
+    capacity = setting.pool(GENERATION).capacity
+    if rollout.kv_cache_memory != "auto" and rollout.kv_cache_memory > capacity:
+        yield (
+            f"rollout.kv_cache_memory is {format_bytes(rollout.kv_cache_memory)}, a GPU has {format_bytes(capacity)}",
+            "rollout.kv_cache_memory",
+            "bytes of one GPU, at most what it has",
+            "rollout.kv_cache_memory=auto",
+        )
+    if rollout.tp != "auto":
+        try:
+            engine_weight_bytes(setting.policy, engine_layout(int(rollout.tp)), 2)
+        except SpecError as error:
+            yield error.what, "rollout.tp", error.rule, "rollout.tp=auto, or another number"
+    if rollout.sleep_level not in ("auto", 0) and placement not in ("auto", "colocated"):
+        yield (
+            f"rollout.sleep_level {rollout.sleep_level} with placement {placement}",
+            "rollout.sleep_level",
+            "the engine sleeps where it time-shares devices: colocated (in hybrid it stays awake)",
+            "placement.placement=colocated, or rollout.sleep_level=auto",
+        )

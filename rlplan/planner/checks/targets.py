@@ -1,0 +1,322 @@
+"""Checks of what a target can run, and of who may lie where: combinations that contradict each other are refused.
+
+In: a SettledJob and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
+Left out: what is left open, of which only what can run is offered (gpu/axes.py); sizes and types (gpus.py).
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from rlplan.dataflow.placements import GENERATION
+from rlplan.errors import SpecError
+from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.job_parts import Target
+from rlplan.spec.model import Layout, ModelSpec
+from rlplan.spec.parts.training import given_ranks, sharing_refusals
+from rlplan.spec.resolved import SettledJob
+from rlplan.vocabulary import SyncContent, Transport
+
+Problem = tuple[str, str, str, str]
+"""What, where, rule, way out."""
+
+AXES: dict[Target, tuple[str, ...]] = {
+    "rlplan": ("ulysses", "tp"),
+    "fsdp2": ("ulysses", "tp", "cp"),
+    "megatron": ("tp", "pp", "cp", "ep"),
+}
+"""Parallel axes that each target has."""
+NAMES: dict[Target, str] = {"rlplan": "rlplan's own runtime (DeepSpeed)", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
+STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
+"""Values of training.zero_stage that each target has: full shard is 3, Megatron's distributed optimizer 1."""
+
+
+def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
+    training, target = job.training, job.target
+    for axis in ("ulysses", "tp", "pp", "cp", "ep"):
+        num_ranks = given_ranks(getattr(training, axis))
+        if num_ranks > 1 and axis not in AXES[target]:
+            others = [name for name in AXES if axis in AXES[name]]
+            yield (
+                f"training.{axis} is {num_ranks}, which {NAMES[target]} does not have",
+                f"training.{axis}",
+                f"target {target} has {', '.join(AXES[target])}",
+                f"training.{axis}=1, or target={' or '.join(others)}",
+            )
+    sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
+    ranks = prod(sizes.values())
+    if ranks > setting.pools[0].num_gpus:
+        words = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        yield (
+            f"one micro-batch takes {ranks} GPUs ({words}), there are {setting.pools[0].num_gpus} that train",
+            "training.tp, training.pp, training.cp, training.ulysses",
+            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
+            "fewer ranks, or more GPUs",
+        )
+    yield from _tensor_parallel(job, setting.policy)
+    yield from _pipeline_and_experts(job, setting)
+
+
+def losses(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """A loss that only rlplan's own runtime takes."""
+    if job.training.logits == "by_rows" and job.target != "rlplan":
+        yield (
+            f"training.logits is by_rows, which {NAMES[job.target]} does not have",
+            "training.logits",
+            "by_rows is how rlplan's own runtime takes its loss",
+            "training.logits=auto, or target=rlplan",
+        )
+
+
+def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+    tp = given_ranks(job.training.tp)
+    if tp == 1:
+        return
+    try:
+        model.held_tensors(Layout(tp=tp), range(0))
+    except SpecError as error:
+        yield error.what, "training.tp", error.rule, "training.tp=auto, or another number"
+    if job.target == "rlplan" and model.experts is not None:
+        yield (
+            f"training.tp is {tp} with a model with {model.experts.num_experts} experts a layer",
+            "training.tp",
+            "DeepSpeed's AutoTP cuts linear layers; stacked experts are none and would stay whole on every rank",
+            "training.tp=1, or target=megatron",
+        )
+
+
+def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """What rlplan's own runtime does not combine, of what is fixed."""
+    if job.target != "rlplan":
+        return
+    asked = job.training.combination()
+    trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
+    sharing = (one for model in trained for one in sharing_refusals(model, asked.ulysses, asked.tp))
+    for one in (*asked.contradictions(), *sharing):
+        yield (
+            one.what,
+            one.where,
+            one.rule,
+            one.way_out + (", or target=megatron" if one.where == "training.tp" else ""),
+        )
+
+
+def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    training, model = job.training, setting.policy
+    pp, ep, tp = (given_ranks(num_ranks) for num_ranks in (training.pp, training.ep, training.tp))
+    if pp > model.num_layers:
+        yield (
+            f"training.pp is {pp}, the model has {model.num_layers} layers",
+            "training.pp",
+            "every pipeline stage has a layer",
+            f"training.pp of at most {model.num_layers}",
+        )
+    if ep == 1:
+        return
+    if model.experts is None:
+        yield (
+            f"training.ep is {ep}, the model has no experts",
+            "training.ep",
+            "expert parallel ranks share the experts of a layer",
+            "training.ep=1, or a mixture of experts",
+        )
+    elif model.experts.num_experts % ep:
+        yield (
+            f"training.ep is {ep}, a layer has {model.experts.num_experts} experts",
+            "training.ep",
+            "every rank holds as many whole experts",
+            "a number that divides the experts",
+        )
+    gpus = setting.pools[0].num_gpus
+    if gpus < pp * max(ep, tp):
+        yield (
+            f"training.ep is {ep} in each of {pp} pipeline stages, there are {gpus} GPUs that train",
+            "training.ep",
+            "expert parallel ranks are ranks of one pipeline stage",
+            "fewer ranks, or more GPUs",
+        )
+
+
+def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """ZeRO stages and offload that the target does not have."""
+    training, target = job.training, job.target
+    name, other = NAMES[target], "target=rlplan"
+    if training.zero_stage != "auto" and training.zero_stage not in STAGES[target]:
+        allowed = " or ".join(map(str, STAGES[target]))
+        rule = "shards everything: 3" if target == "fsdp2" else "shards the optimizer's states (1) or nothing (0)"
+        yield (
+            f"training.zero_stage is {training.zero_stage}, target is {target}",
+            "training.zero_stage",
+            f"{name} {rule}",
+            f"training.zero_stage=auto or {allowed}, or {other}",
+        )
+    if target == "rlplan":
+        return
+    refused = (
+        ("training.optimizer", training.optimizer != "adamw", training.optimizer, "adamw"),
+        ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
+        ("training.lora.base_dtype", training.has_packed_base, "nf4", "auto"),
+    )
+    for where, holds, value, instead in refused:
+        if holds:
+            yield (
+                f"{where} is {value}, target is {target}",
+                where,
+                f"planned for {name}: {instead}",
+                f"{where}={instead}, or {other}",
+            )
+    if target == "megatron" and training.zero_stage == 0 and training.offloads_optimizer is True:
+        yield (
+            "training.offloads_optimizer with zero_stage 0, target is megatron",
+            "training.offloads_optimizer",
+            "Megatron's offloaded optimizer is planned with the distributed optimizer: zero_stage 1",
+            "training.zero_stage=1",
+        )
+    if target == "megatron" and training.offloads_parameters is True:
+        yield (
+            "training.offloads_parameters, target is megatron",
+            "training.offloads_parameters",
+            "Megatron-Core offloads the optimizer's states; weights stay on the GPU",
+            f"training.offloads_parameters=false, or {other}",
+        )
+    both = {training.offloads_optimizer, training.offloads_parameters}
+    if target == "fsdp2" and both == {True, False}:
+        yield (
+            "training.offloads_optimizer and training.offloads_parameters differ, target is fsdp2",
+            "training.offloads_optimizer, training.offloads_parameters",
+            "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
+            "both true, both false, or one of them auto",
+        )
+    if target == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
+        yield (
+            f"training.ulysses is {training.ulysses} and training.cp {training.cp}",
+            "training.ulysses, training.cp",
+            "both share a sequence: one of the two",
+            "training.ulysses=1, or training.cp=1",
+        )
+
+
+def placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Who shares devices with whom, and what follows from it."""
+    wanted, spec = job.placement.placement, job.placement
+    shares = wanted in ("colocated", "hybrid")
+    apart = "placement.placement=disaggregated"
+    if setting.has_pools and shares:
+        yield (
+            f"placement.placement is {wanted} on two groups of GPUs ({setting.words})",
+            "placement.placement, hardware",
+            "GPUs of two groups share no devices: the first trains, the second generates",
+            f"{apart}, or one group of GPUs",
+        )
+    if setting.has_pools and not job.algorithm.declaration.has_rollouts:
+        yield (
+            f"{job.algorithm.name} generates nothing, and hardware names two groups ({setting.words})",
+            "hardware, algorithm",
+            "the second group generates",
+            "one group of GPUs",
+        )
+    given, second = spec.num_generation_devices, job.hardware.generation
+    if given != "auto" and second is not None and given != second.num_devices:
+        yield (
+            f"placement.num_generation_devices is {given}, and {second.num_devices} GPUs generate",
+            "placement.num_generation_devices, hardware.generation",
+            "of two groups of GPUs the second generates",
+            "placement.num_generation_devices=auto",
+        )
+    alone = 0 if spec.num_scoring_devices == "auto" else spec.num_scoring_devices
+    if alone and (shares or not job.frozen_roles):
+        why = f"placement {wanted}" if shares else "no frozen role"
+        yield (
+            f"placement.num_scoring_devices is {alone} with {why}",
+            "placement.num_scoring_devices",
+            "frozen roles have GPUs of their own where generation has them too: disaggregated",
+            "placement.num_scoring_devices=auto",
+        )
+    if spec.max_staleness and (shares or not job.algorithm.declaration.has_rollouts):
+        why = f"placement {wanted}" if shares else f"{job.algorithm.name}, which generates nothing"
+        yield (
+            f"placement.max_staleness is {spec.max_staleness} with {why}",
+            "placement.max_staleness",
+            "generation runs beside training where it has GPUs of its own",
+            f"placement.max_staleness=0{f', or {apart}' if shares else ''}",
+        )
+    if wanted == "colocated" and not setting.gpu.supports_sleep and job.rollout.sleep_level in (1, 2):
+        yield (
+            f"rollout.sleep_level is {job.rollout.sleep_level} on a {setting.gpu.name}",
+            "rollout.sleep_level",
+            "vLLM cannot put an engine to sleep there (supports_sleep of the profile)",
+            "placement.placement=hybrid, or disaggregated",
+        )
+
+
+def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Transports that the placement does not have."""
+    place, wanted = job.placement, job.placement.placement
+    shares = wanted in ("colocated", "hybrid")
+    apart = wanted == "disaggregated" or setting.has_pools
+    rules = (
+        (Transport.CUDA_IPC, apart, "a handle is opened on the same GPU", "nccl or disk"),
+        (Transport.NCCL, shares, "NCCL refuses two ranks of one communicator on a GPU", "cuda_ipc"),
+        (Transport.SHARED_MEMORY, True, "shared memory and gloo are a CPU host's", "auto"),
+        (Transport.GLOO, True, "shared memory and gloo are a CPU host's", "auto"),
+    )
+    for transport_name, holds, rule, instead in rules:
+        if holds and place.transport == transport_name:
+            yield (
+                f"placement.transport is {transport_name} with placement {wanted} on GPUs",
+                "placement.transport",
+                rule,
+                f"placement.transport={instead}",
+            )
+    if place.sync_content is SyncContent.DELTA and shares:
+        yield (
+            f"placement.sync_content is delta with placement {wanted}",
+            "placement.sync_content",
+            "on the same GPU whole weights are handed over without a copy",
+            "placement.sync_content=full",
+        )
+    if place.sync_content is SyncContent.ADAPTER and not job.training.trains_adapters:
+        yield (
+            "placement.sync_content is adapter without training.lora",
+            "placement.sync_content",
+            "only adapters are sent: training.lora",
+            "placement.sync_content=auto",
+        )
+
+
+def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Expert parallel engines of models that have no experts, or that do not divide."""
+    rollout, model = job.rollout, setting.policy
+    if rollout.has_expert_parallel is not True:
+        return
+    if model.experts is None:
+        yield (
+            "rollout.has_expert_parallel, and the model has no experts",
+            "rollout.has_expert_parallel",
+            "whole experts lie on an engine's ranks",
+            "rollout.has_expert_parallel=false",
+        )
+    elif rollout.tp != "auto":
+        try:
+            engine_weight_bytes(model, engine_layout(int(rollout.tp), ep=int(rollout.tp)), 2)
+        except SpecError as error:
+            yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
+
+
+def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """Several hosts of which nobody knows how they are joined."""
+    for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
+        if pool.num_hosts > 1 and pool.node is None:
+            hosts = f"{pool.num_hosts} hosts of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
+            yield (
+                f"{hosts}, and no node profile has the network of hosts with this GPU",
+                "hardware.profile, hardware.num_hosts",
+                "predicting a step across hosts needs the network bandwidth of a node profile with this GPU",
+                "name a node, as in 2xdgx-h100, add one (hardware_profiles/README.md), or leave hardware.num_hosts out",
+            )
+            return
+
+
+CHECKS = (axes, deepspeed, losses, trainer, placement, transport, engine, links)
+"""All of them, in order."""

@@ -1,0 +1,269 @@
+"""Launch: run a bundle from the first process to the last, and leave a readable run folder however it ends.
+
+In: a plan or a bundle, and a run folder. Out: the run folder; RunError, HostError or InterruptedRunError when it
+failed. What can be refused is refused before anything is written (`ready_to_run`).
+Events for a display go to a listener; this module prints nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rlplan.emit.bundle import read_bundle, write_bundle
+from rlplan.emit.execution import ExecutionSpec, execution_spec
+from rlplan.emit.flags import check_keys
+from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
+from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
+from rlplan.planner.plan import Plan, dump_plan, read_plan
+from rlplan.runtime.checkpoints.finding import find_checkpoint
+from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.checkpoints.manifest import checkpoints_of
+from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.data.facts import data_facts
+from rlplan.runtime.driver.controller import Controller
+from rlplan.runtime.driver.events import Listener, RunEvent
+from rlplan.runtime.driver.player import Player, Task
+from rlplan.runtime.driver.preflight import check_host, check_plan, load_prompts
+from rlplan.runtime.driver.rehearsal import MisfitError
+from rlplan.runtime.driver.steps import ActionRunner
+from rlplan.runtime.fault_tolerance.resuming import (
+    check_resumable,
+    go_back,
+    has_checkpoint,
+    lost_group,
+    prepare_resume,
+    resumable,
+    take_along,
+)
+from rlplan.runtime.fault_tolerance.supervision import LostGroupError
+from rlplan.runtime.host.devices import check_devices
+from rlplan.runtime.processes.interrupts import interruptible, listen_for_signals, uninterrupted
+from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.rewards.reward_pool import RewardPool
+from rlplan.runtime.run_folder.disk_errors import disk_error, reporting_disk_errors
+from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.runtime.run_folder.run_files import replace_whole
+from rlplan.runtime.sandbox.choice import AUTO, NONE
+from rlplan.runtime.sinks.followers import Followers
+from rlplan.spec.base import writing
+
+
+@contextmanager
+def ready_to_run(
+    what: Plan | Path, address: str | None = None, sandbox: str = AUTO, earlier: Path | None = None
+) -> Iterator[Task]:
+    """A run that nothing speaks against, for the block, with its rewards' processes up: nothing is written yet.
+
+    what: a plan, or a bundle's folder. address: of a running Ray cluster, None to start Ray here. sandbox: for programs
+    in responses. earlier: the run folder from whose last checkpoint it goes on.
+    Raises: SpecError, EmitError, HostError.
+    """
+    if isinstance(what, Plan):
+        spec, plan = execution_spec(what), what
+        check_keys(spec)
+    else:
+        spec, plan = read_bundle(what), read_plan(what / "plan.json")
+    job = spec.job
+    check_devices(job, address)
+    check_plan(plan)
+    check_host(spec, plan.ledger)
+    prompts = load_prompts(job)
+    identity = identity_of(job) if earlier or job.checkpoints.every else None
+    found = None
+    if earlier is not None:
+        found = find_checkpoint(earlier, identity)
+        check_resumable(job, found, is_async=spec.schedule.async_rollouts is not None)
+    reward_pool = RewardPool(job, sandbox)
+    try:
+        reward_pool.start(prompts.columns)
+        yield Task(spec, plan, prompts, address, reward_pool, resumption=found, identity=identity)
+    finally:
+        reward_pool.close()
+
+
+def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> Task:
+    """Write what a run begins with into a run folder of its own (run_lock.py): the checkpoint that it goes on from, and
+    its bundle where none stands elsewhere (keeps_bundle).
+
+    Returns: the task as it was written. Raises: SpecError, EmitError; then nothing of it stays.
+    """
+    bundle = run_folder / "bundle"
+    try:
+        if keeps_bundle:
+            write_bundle(task.plan, bundle)
+            task = replace(task, spec=read_bundle(bundle), plan=read_plan(bundle / "plan.json"))
+        if task.resumption is not None:
+            task = replace(task, resumption=take_along(task.resumption, run_folder))
+    except BaseException:
+        for written in (bundle, checkpoints_of(run_folder)):
+            shutil.rmtree(written, ignore_errors=True)
+        raise
+    return task
+
+
+def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
+    """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
+    recorder, followers = _open_records(task, run_folder), None
+    try:
+        with reporting_disk_errors(run_folder):
+            with interruptible():
+                followers = _begin(task, recorder, listener)
+                _run_to_the_end(replace(task, followers=followers), recorder, listener)
+            recorder.sync()
+            recorder.write_status("finished", 0)
+    except RlplanError as failure:
+        error = resumable(failure, run_folder)
+        state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
+        recorder.write_status(state, error.exit_code, str(error))
+        if error is failure:
+            raise
+        raise error from failure
+    except BaseException as error:
+        recorder.write_status("failed", EXIT_BUG, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        recorder.close()
+        if followers is not None:
+            followers.close()
+
+
+def _open_records(task: Task, run_folder: Path) -> Recorder:
+    """The run folder's files, open. Raises: SpecError, RunError; that of a run that is resumed says how to do so."""
+    after = task.resumption.step if task.resumption else None
+    try:
+        with writing(run_folder), reporting_disk_errors(run_folder):
+            (run_folder / "logs").mkdir(parents=True, exist_ok=True)
+            replace_whole(run_folder / "plan.json", _plan_for(task.plan, run_folder))
+            return Recorder(run_folder, dict(task.spec.schedule.processes), after)
+    except RunError as error:
+        raise resumable(error, run_folder) from error
+
+
+def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
+    """Put on record what is known before any process starts."""
+    job, resumption = task.spec.job, task.resumption
+    _announce_sandbox(task.reward_pool, recorder, listener)
+    recorder.write_status("running", None)
+    for line in task.prompts.said:
+        listener(RunEvent("phase", 0, line))
+    recorder.write_data(data_facts(task.prompts))
+    if resumption is not None:
+        prepare_resume(resumption, recorder, listener)
+    return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
+
+
+def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder, listener: Listener) -> None:
+    """Where programs of responses run; that nothing protects from them does not go unseen."""
+    if reward_pool.sandbox is None:
+        return
+    recorder.facts["sandbox"] = reward_pool.sandbox.name
+    if reward_pool.sandbox.name == NONE:
+        text = "programs in responses run without a sandbox (--sandbox none): with all rights of this user"
+        recorder.write_alarm(0, "sandbox", text)
+        listener(RunEvent("alarm", 0, text))
+
+
+def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
+    """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
+    num_losses = 0
+    while True:
+        try:
+            return _run(task, recorder, listener)
+        except MisfitError as error:
+            task = _next_fallback(task, error, recorder, listener)
+        except LostGroupError as error:
+            if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
+                raise
+            num_losses += 1
+            task = replace(task, resumption=go_back(error, task.identity, recorder, listener))
+
+
+def _next_fallback(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:
+    """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
+    step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
+    if step is None:
+        raise error.after(list(task.changes)) from None
+    change, plan = step
+    text = f"{error.what}; going on with {change}"
+    recorder.write_alarm(0, "change", text, change=change)
+    listener(RunEvent("alarm", 0, text))
+    write_bundle(plan, recorder.folder / "bundle")
+    replace_whole(recorder.folder / "plan.json", _plan_for(plan, recorder.folder))
+    recorder.begin_again()
+    return replace(task, plan=plan, spec=execution_spec(plan), changes=(*task.changes, change))
+
+
+def _plan_for(plan: Plan, folder: Path) -> bytes:
+    return (dump_plan(plan, folder) + "\n").encode()
+
+
+def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
+    spec = task.spec
+    listener(
+        RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
+    )
+    model_folder = _start_checkpoint(spec, recorder.folder)
+    runner: ActionRunner | None = None
+    worker_group = WorkerGroup(spec, recorder.folder / "logs", task.address)
+    try:
+        worker_group.start()
+        listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
+        play = Player(recorder, worker_group, listener, task)
+        resumption = task.resumption
+        runner = play.runner = ActionRunner(
+            spec, worker_group, recorder, task.prompts, model_folder, play.announce, task.reward_pool, resumption
+        )
+        if resumption is not None and runner.resumed:
+            recorder.write_alarm(resumption.step, "resume", runner.resumed)
+            listener(RunEvent("alarm", resumption.step, runner.resumed))
+        runner.listen = runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
+        first_step = resumption.step + 1 if resumption else 1
+        controller = Controller(spec.schedule, play.perform, runner.deadline_s)
+        controller.run(spec.job.workload.num_steps, play.finish_step, first_step=first_step)
+    except (RunError, InterruptedRunError) as error:
+        if runner is not None:
+            with uninterrupted():
+                runner.checkpoints.settle()
+        lost = lost_group(error, worker_group)
+        if lost is error:
+            raise
+        raise lost from error
+    finally:
+        with uninterrupted():
+            worker_group.close()
+            if runner is not None:
+                runner.close()
+                # What ends the run is told, not that the lengths could not be written either.
+                with nullcontext() if sys.exception() is None else suppress(RunError):
+                    recorder.write_lengths(runner.collector.lengths.as_json())
+
+
+def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
+    """The folder that every process loads: the policy's own, or start weights drawn now in a child process."""
+    if spec.job.policy.init == "checkpoint":
+        return Path(spec.job.policy.path)
+    folder = run_folder / "start_policy"
+    start = "rlplan.runtime.models.start_checkpoint"
+    command = module_command(start, spec.job.policy.path, str(folder), str(spec.job.seed))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
+        try:
+            subprocess.run(
+                command, check=True, stdout=log, stderr=log, env=environment, timeout=spec.job.limits.start_timeout_s
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            code = getattr(error, "returncode", 0)
+            if failure := disk_error(OSError(code, "", str(folder)), folder):
+                raise failure from error
+            raise RunError(
+                f"the start weights were not made: {error}",
+                where=log.name,
+                rule="a config that transformers can build",
+                way_out="read the log",
+            ) from error
+    return folder

@@ -1,0 +1,137 @@
+"""Player: joins what performs actions with what records them and with the display.
+
+In: a Task, and the controller's calls. Out: lines in the run folder, events for the listener.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.planner.plan import Plan
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.driver.events import Listener, RunEvent
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
+from rlplan.runtime.driver.steps import ActionRunner
+from rlplan.runtime.fault_tolerance.supervision import FREEING, Restart, check_freed
+from rlplan.runtime.measure.leaks import LeakWatch
+from rlplan.runtime.rewards.reward_pool import RewardPool
+from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.runtime.sinks.followers import Followers
+from rlplan.vocabulary import ActionKind
+
+REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
+
+SAMPLES_PER_STEP = 2
+"""Rollouts of each step that are written out to be read."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What runs, what it is compared with, on what it trains, and where."""
+
+    spec: ExecutionSpec
+    """What the bundle says."""
+
+    plan: Plan
+    """With the prediction that measurements are compared with."""
+
+    prompts: PromptSets
+    """Training and held-out ones."""
+
+    address: str | None
+    """HOST:PORT of a running Ray cluster; None starts Ray here."""
+
+    reward_pool: RewardPool
+    """Judges responses."""
+
+    followers: Followers | None = None
+    """Processes that hand metrics on to loggers; None without any."""
+
+    changes: tuple[str, ...] = ()
+    """To the job since it was asked for, a line each."""
+
+    resumption: Resumption | None = None
+    """The checkpoint that the run goes on from; None for a new run."""
+
+    identity: Mapping[str, str] | None = None
+    """By which its checkpoints are known; None where it neither saves nor resumes any."""
+
+
+class Player:
+    """See the module docstring. runner: set before the first action."""
+
+    runner: ActionRunner
+
+    def __init__(self, recorder: Recorder, worker_group: WorkerGroup, listener: Listener, task: Task) -> None:
+        self.recorder, self.worker_group, self.listener, self.task = recorder, worker_group, listener, task
+        self.ledger = task.plan.ledger
+        self.leaks = LeakWatch()
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action. Raises: RunError where memory that it should free is still held."""
+        self.listener(RunEvent("action", step, action.id))
+        before = self.recorder.held()
+        self.runner.perform(action, step)
+        check_freed(self.ledger, action, step, before, self.recorder.held())
+
+    def announce(self, restart: Restart) -> None:
+        """A process is about to be restarted."""
+        self.leaks.forget(restart.process)
+        self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
+        self.listener(RunEvent("alarm", restart.step, restart.text()))
+
+    def rehearse(self) -> None:
+        """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
+        schedule, changes = self.task.spec.schedule, list(self.task.changes)
+        if not self.task.spec.job.preflight.rehearses:
+            return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
+        if any(action.kind.value in FREEING for action in schedule.step):
+            return self.recorder.write_preflight(as_json((), changes, "phases time-share memory: step 1 shows it"))
+        self.listener(RunEvent("action", 0, "rehearse"))
+        actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
+        rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
+        self.recorder.write_preflight(as_json(rehearsed, changes))
+        return check_fits(self.ledger, rehearsed, self.recorder.resident)
+
+    def finish_step(self, step: int) -> None:
+        """Write down what a step was like; step 0 is the run's start, and -1 its end."""
+        self.recorder.record_host(step, self.worker_group.system_bytes())
+        if step == 0 and self.task.resumption is not None:
+            self.runner.metrics.take_rows(step)  # the run's start is on record
+            return
+        if step == 0:
+            self.rehearse()
+        learning, timings = self.runner.metrics.take_rows(step)
+        for leak in self.leaks.observe(step, self.recorder.resident):
+            self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
+            self.listener(RunEvent("alarm", step, leak.text()))
+        for line in self.task.followers.take_dead() if self.task.followers else ():
+            self.recorder.write_alarm(step, "sink", line)
+            self.listener(RunEvent("alarm", step, line))
+        timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
+        timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
+        if len(learning) > 1:
+            self.recorder.write_metrics(learning)
+        self.recorder.write_timings(timings)
+        if step > 0:
+            self._write_samples(step)
+        self.runner.finish_step(step)
+        self.listener(RunEvent("step", step, "", learning, timings))
+
+    def _write_samples(self, step: int) -> None:
+        rollouts = self.runner.collector.rollouts
+        by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
+        self.recorder.write_prompts(step, [*by_group.values()])
+        for rollout in rollouts[:SAMPLES_PER_STEP]:
+            self.recorder.write_sample(
+                {
+                    "step": step,
+                    "prompt": rollout.prompt.text,
+                    "response": rollout.text,
+                    "reward": rollout.reward,
+                    "answer": rollout.prompt.answer,
+                }
+            )

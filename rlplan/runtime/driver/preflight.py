@@ -1,0 +1,227 @@
+"""Preflight: what can be checked before anything starts, so that a run that cannot work says so at once.
+
+In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or HostError.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import HostError, SpecError
+from rlplan.memory.ledger import MemoryLedger
+from rlplan.planner.plan import Plan
+from rlplan.runtime.data.layouts import printable
+from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
+from rlplan.runtime.data.tokenizing import tokenize_file
+from rlplan.runtime.environments.pool import check_environment
+from rlplan.runtime.host.doctor import missing_packages
+from rlplan.runtime.losses.registry import check_algorithm
+from rlplan.runtime.rollout.experience import Prompt
+from rlplan.spec.base import shorten
+from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
+from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.models.headers import read_index
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import format_bytes
+
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""(limit, use) of this process's memory control group, versions 2 and 1."""
+
+
+@dataclass(frozen=True)
+class PromptSets:
+    """Training and held-out prompts, tokenized."""
+
+    train: tuple[Prompt, ...]
+    """In the file's order."""
+
+    heldout: tuple[Prompt, ...]
+    """In the file's order."""
+
+    said: tuple[str, ...] = ()
+    """A line about each file that was read."""
+
+    columns: frozenset[str] = frozenset()
+    """That every row has whose responses are judged; empty where no reward function asks for any."""
+
+
+def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
+    """Packages and memory. Raises: HostError."""
+    _check_packages(spec.job)
+    _check_memory(ledger)
+    _check_policy_files(spec.job)
+    if spec.job.has_turns:
+        check_environment(spec.job.rollout.environment)
+    check_role_tokenizers(spec.job)
+    check_algorithm(spec.job.algorithm)
+
+
+def check_plan(plan: Plan) -> None:
+    """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
+    policy = plan.job.policy.path
+    if not Path(policy).exists():
+        raise SpecError(
+            f"the policy's folder {policy} does not exist",
+            where=f"{policy} (policy.path, as the plan or the bundle has it)",
+            rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
+            way_out="put the model or the run folder back where it was, or plan the job again",
+        )
+    if plan.fingerprints is None:
+        return
+    if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
+        raise SpecError(
+            f"the plan was made for another revision of the model in {policy}",
+            where=f"{policy}: config.json, tokenizer.json, generation_config.json, *.safetensors",
+            rule="a plan is run with the files that it was made from",
+            way_out="plan the job again, or put the files back",
+        )
+    found = profile_fingerprint(find_profile(plan.job.hardware.profile, where="hardware.profile"))
+    if found != plan.fingerprints.profile:
+        raise SpecError(
+            f"the plan was made with other values of the hardware profile '{plan.job.hardware.profile}' "
+            f"({plan.fingerprints.profile}, now {found})",
+            where="hardware.profile",
+            rule="a plan is run on the machine whose profile it was made with",
+            way_out="plan the job again on this machine",
+        )
+
+
+def load_prompts(job: ResolvedJob) -> PromptSets:
+    """Read and tokenize both prompt files. Raises: SpecError that lists bad rows and prompts over the limit."""
+    from tokenizers import Tokenizer
+
+    path = Path(job.policy.path) / "tokenizer.json"
+    if not path.is_file():
+        raise SpecError(
+            "the policy has no tokenizer",
+            where=str(path),
+            rule="a Hugging Face folder with tokenizer.json",
+            way_out="copy the model's tokenizer there",
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise SpecError(
+            f"the policy's tokenizer cannot be read: {printable(str(error))}",
+            where=str(path),
+            rule="a tokenizer.json of the tokenizers library",
+            way_out="copy the model's tokenizer there again",
+        ) from None
+    pairs = not job.algorithm.declaration.has_rollouts
+    trained = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
+    heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
+    _check_sets(trained.prompts, heldout.prompts, job)
+    columns = heldout.columns if pairs else trained.columns & heldout.columns
+    used = heldout.prompts[: job.workload.num_heldout_prompts]
+    return PromptSets(trained.prompts, used, (trained.said, heldout.said), columns)
+
+
+def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:
+    """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
+    if len(train) < job.workload.num_prompts_per_step:
+        raise SpecError(
+            f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step",
+            where=job.needed_data.prompts,
+            rule="at least workload.num_prompts_per_step prompts",
+            way_out="add prompts or take fewer a step",
+        )
+    shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
+    if shared:
+        raise SpecError(
+            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
+            where=job.needed_data.heldout,
+            rule="held-out prompts are not trained on",
+            way_out="remove them from one",
+        )
+
+
+def _check_packages(job: ResolvedJob) -> None:
+    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
+    if missing:
+        raise HostError(
+            f"packages are missing: {', '.join(missing)}",
+            where="this Python environment",
+            rule="a run needs torch, vLLM, DeepSpeed and Ray",
+            way_out="run `make setup` in a checkout; `rlplan doctor` says more",
+        )
+
+
+def free_memory() -> int:
+    """Bytes that a new process could take: what the system has free, or less where a control group allows less."""
+    import psutil
+
+    free = [int(psutil.virtual_memory().available)]
+    for limit, used in CGROUP_FILES:
+        try:
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _file_cache(Path(used).parent))
+        except (OSError, ValueError):
+            continue  # not there, or `max`: no limit
+    return min(free)
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes that a control group counts as used and gives back when asked: file pages left alone lately."""
+    lines = (group / "memory.stat").read_text().splitlines() if (group / "memory.stat").is_file() else []
+    counts = dict(line.split() for line in lines)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+
+
+def _check_memory(ledger: MemoryLedger) -> None:
+    """The predicted peak against what the host has free now."""
+    peak, available = ledger.host_peak(ledger.hosts[0]), free_memory()
+    if peak.num_bytes > available:
+        raise HostError(
+            f"the plan needs {format_bytes(peak.num_bytes)} of memory, {format_bytes(available)} is free on this host",
+            where=f"the peak is in {peak.action_id}",
+            rule="the predicted host peak must be free before the start",
+            way_out="free memory, use a larger host, or lower hardware.memory and plan again",
+        )
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        raise HostError(
+            "the peak of a process cannot be measured",
+            where="/proc/self/clear_refs",
+            rule="Linux with a writable /proc",
+            way_out="run outside a sandbox that mounts /proc read-only",
+        )
+    shared = shutil.disk_usage("/dev/shm").free
+    staging = max((row.peak_bytes for row in ledger.rows if row.kind == "sync_staging"), default=0)
+    if ledger.shares_host_memory and staging > shared:
+        raise HostError(
+            f"weight sync stages {format_bytes(staging)}, /dev/shm has {format_bytes(shared)} free",
+            where="/dev/shm",
+            rule="the staging memory fits into /dev/shm",
+            way_out="enlarge /dev/shm or lower placement.sync_bucket",
+        )
+
+
+def _has_weights(folder: str) -> bool:
+    """Whether safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
+    index = Path(folder) / "model.safetensors.index.json"
+    if (Path(folder) / "model.safetensors").is_file():
+        return True
+    return index.is_file() and all((Path(folder) / name).is_file() for name in set(read_index(index).values()))
+
+
+def _check_policy_files(job: ResolvedJob) -> None:
+    weights = Path(job.policy.path) / "model.safetensors"
+    if job.policy.init == "checkpoint" and not _has_weights(job.policy.path):
+        raise SpecError(
+            "the policy has no weights",
+            where=str(weights),
+            rule="init: checkpoint reads model.safetensors, or all parts that model.safetensors.index.json names",
+            way_out="put the file there, or set policy.init to random",
+        )
+    for role, path in job.roles.paths.items():
+        if not _has_weights(path):
+            raise SpecError(
+                f"the {role} has no weights",
+                where=str(Path(path) / "model.safetensors"),
+                rule="a role with a folder of its own reads its model.safetensors",
+                way_out=f"put the file there, or leave roles.{role}.path out",
+            )

@@ -1,0 +1,111 @@
+"""Starter: what a run begins with, from processes without a library to models that are ready; and the rehearsal.
+
+In: the start actions of a schedule. Out: measurements; to the recorder, what a process holds before it holds a model.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.runtime.checkpoints.checkpointer import Checkpointer
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.driver.switches import Switches
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.vocabulary import ActionKind, Role
+
+
+@dataclass(frozen=True)
+class Starter:
+    """See the module docstring."""
+
+    spec: ExecutionSpec
+    """What the bundle says."""
+
+    dispatcher: ActionDispatcher
+    """To the workers."""
+
+    recorder: Recorder
+    """Of metrics and memory."""
+
+    fleet: Fleet
+    """The engines."""
+
+    weight_sync: WeightSync
+    """Of weights to the engines."""
+
+    switches: Switches
+    """Between training and generation."""
+
+    checkpoints: Checkpointer
+    """Loads the one that the run goes on from."""
+
+    model_folder: Path
+    """The start checkpoint."""
+
+    resumption: Resumption | None
+    """The checkpoint that the run goes on from; None for a new run."""
+
+    def start_trainer(self, action: Action, step: int) -> list[Measurement]:
+        imported = self._import_libraries(action)
+        asked = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
+        address, port = self.dispatcher.rendezvous(action, asked)
+        world, folder = len(action.processes), self.folder_of(action.role)
+        started = self.dispatcher.everywhere(action, lambda rank: ("start", rank, world, port, folder, address))[1]
+        prepared = self.checkpoints.prepare(action, self.resumption, self.dispatcher.deadline_s(action))
+        return imported + started + prepared + self._prepare_weights(action)
+
+    def start_engine(self, action: Action, step: int) -> list[Measurement]:
+        """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
+        self.weight_sync.forget()
+        imported = self._import_libraries(action) if step == 0 else []
+        folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
+        self.switches.check_saved(action.processes, self.weight_sync.version)
+        return imported + self.fleet.start(folder, self.weight_sync.version, self.dispatcher.deadline_s(action))
+
+    def start_scorer(self, action: Action, step: int) -> list[Measurement]:
+        imported, folder = self._import_libraries(action), self.folder_of(action.role)
+        if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
+            return imported + self.dispatcher.everywhere(action, lambda rank: ("start", folder))[1]
+        address, config = self.dispatcher.rendezvous(action, 0), self.spec.deepspeed[action.role]
+        world = len(action.processes)
+        share = (world, address, folder, config)
+        return imported + self.dispatcher.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
+
+    def rehearse(self) -> dict[str, int]:
+        """The largest step that the plan allows for, on every trainer, and back to the start: each process's peak."""
+        peaks = {}
+        for action in self.spec.schedule.start:
+            if action.kind is ActionKind.START_TRAINER:
+                for measurement in self.dispatcher.everywhere(action, lambda rank: ("rehearse",))[1]:
+                    device = measurement.device
+                    peaks[measurement.process] = device.peak if device else measurement.peak_bytes
+                folder = self.folder_of(action.role)
+                self.dispatcher.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
+        return peaks
+
+    def folder_of(self, role: Role) -> str:
+        """Where a role's model is loaded from: its own folder, or the start checkpoint."""
+        return self.spec.job.roles.paths.get(role, str(self.model_folder))
+
+    def _prepare_weights(self, action: Action) -> list[Measurement]:
+        """Of a resumed run, for engines that are started from a folder, and not handed weights over before step 1."""
+        hands_over = any(other.kind is ActionKind.SYNC_WEIGHTS for other in self.spec.schedule.start)
+        if self.resumption is None or action.role is not Role.POLICY:
+            return []
+        if hands_over:
+            self.weight_sync.version -= 1  # the weight sync that follows makes it the saved one
+            return []
+        saving = next((a for a in self.spec.schedule.step if a.kind is ActionKind.SAVE_WEIGHTS), action)
+        return self.switches.save_weights(saving, self.weight_sync.version, self.spec.job.policy.path)
+
+    def _import_libraries(self, action: Action) -> list[Measurement]:
+        """Measure what each process holds before it holds a model: the import baseline."""
+        _, measurements = self.dispatcher.everywhere(action, lambda rank: ("import_libraries",))
+        for measurement in measurements:
+            self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
+        return measurements

@@ -1,0 +1,232 @@
+"""ActionRunner: what each kind of action means on a worker group. The Schedule says when; this says who does it.
+
+In: an action and the step it belongs to. Out: measurements for the recorder. Left out: how a run's processes start
+(starter.py), where a step's rollouts come from (collector.py), what is learned from them (learner.py), how the policy
+reaches the engines (weight_sync_driver.py), and who comes and goes between phases (switches.py).
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.runtime.checkpoints.checkpointer import Checkpointer
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.checkpoints.manifest import RunState
+from rlplan.runtime.checkpoints.run_state import give_state, take_state
+from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.driver.starter import Starter
+from rlplan.runtime.driver.switches import Switches
+from rlplan.runtime.fault_tolerance.recovery import Recovery
+from rlplan.runtime.fault_tolerance.supervision import Handler, Restart, Supervisor
+from rlplan.runtime.learning.learner import Learner
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.rewards.reward_pool import RewardPool
+from rlplan.runtime.rollout.collector import Collector
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.runtime.weight_sync.weight_verification import check_fresh
+from rlplan.vocabulary import ActionKind, Role
+
+
+class ActionRunner:
+    """Performs actions on a worker group. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
+
+    def __init__(
+        self,
+        spec: ExecutionSpec,
+        worker_group: WorkerGroup,
+        recorder: Recorder,
+        prompts: PromptSets,
+        model_folder: Path,
+        announce: Callable[[Restart], None],
+        reward_pool: RewardPool,
+        resumption: Resumption | None = None,
+    ) -> None:
+        """announce: called before a process is restarted. reward_pool: computes rewards; whoever opened it closes it.
+
+        resumption: the checkpoint that the run goes on from.
+        """
+        self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
+        self.listen: Callable[[int, str], None] = lambda step, text: None
+        self.metrics = StepMetrics(spec.job)
+        self.weight_sync = WeightSync(spec, worker_group)
+        self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
+        self.switches = Switches(worker_group, recorder.folder, spec.job)
+        self.checkpoints = Checkpointer(spec, worker_group, recorder)
+        dispatcher = ActionDispatcher(worker_group, spec.job.limits)
+        self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
+        self.starter = Starter(
+            spec,
+            dispatcher,
+            recorder,
+            self.fleet,
+            self.weight_sync,
+            self.switches,
+            self.checkpoints,
+            model_folder,
+            resumption,
+        )
+        self.collector = Collector(
+            spec, dispatcher, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
+        )
+        self.learner = Learner(spec, dispatcher, self.metrics)
+        self.recovery = Recovery(
+            spec, worker_group, self.fleet, self.weight_sync, self.switches, self.starter.folder_of
+        )
+        self.supervisor = self._supervisor(worker_group, announce)
+        self.stream = self.collector.stream
+        if self.stream is not None:
+            self.stream.watch = self._watch_stream
+        self.resumed = give_state(resumption, self.weight_sync, self.fleet, self.stream) if resumption else ""
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action and record it. Async rollouts go on until all steps are done."""
+        if self.stream is not None and action == self.spec.schedule.async_action:
+            return self.collector.async_rollouts()
+        if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
+            return None  # the run has its first evaluation already
+        handler = self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
+        start_s = time.time()
+        with self.metrics.timing(action.id):
+            measurements, attempt = self.supervisor.perform(self._alone(handler, action), action, step)
+        self.recorder.record(action, step, measurements, attempt)
+        if not action.processes:
+            self.recorder.record_own(action, step, start_s, time.time())
+        return None
+
+    def _handlers(self) -> dict[ActionKind, Handler]:
+        """Who does what; every other kind is a switch."""
+        starter, collector = self.starter, self.collector
+        return {
+            ActionKind.START_TRAINER: starter.start_trainer,
+            ActionKind.START_ENGINE: starter.start_engine,
+            ActionKind.START_SCORER: starter.start_scorer,
+            ActionKind.GENERATE: collector.generate,
+            ActionKind.TAKE_ROLLOUTS: self._take_rollouts,
+            ActionKind.SAVE_WEIGHTS: self._save_weights,
+            ActionKind.VERIFY: collector.verify,
+            ActionKind.SCORE: self._score,
+            ActionKind.COMPUTE_ADVANTAGES: self._compute_advantages,
+            ActionKind.TRAIN_FORWARD_BACKWARD: self._train_forward_backward,
+            ActionKind.OPTIMIZER_STEP: self._optimizer_step,
+            ActionKind.SYNC_WEIGHTS: self._sync_weights,
+            ActionKind.EVALUATE: collector.evaluate,
+            ActionKind.SAVE_STATES: self._save_states,
+            ActionKind.WRITE_STATES: self._save_states,
+            ActionKind.CHECKPOINT: self._checkpoint,
+        }
+
+    def _supervisor(self, worker_group: WorkerGroup, announce: Callable[[Restart], None]) -> Supervisor:
+        max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
+        supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
+        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self._num_open
+        return supervisor
+
+    def _watch_stream(self, call: Callable[[], Any]) -> Any:
+        async_action = self.spec.schedule.async_action
+        assert async_action is not None, "rollouts are async"
+        return self.supervisor.watch(call, async_action, self.weight_sync.version)
+
+    def _num_open(self, process: str) -> int:
+        return self.fleet.num_open(process) if process in self.fleet.processes else 0
+
+    def _alone(self, handler: Handler, action: Action) -> Handler:
+        """The same, while nobody beside the steps asks the trainers: their ranks must hear everything in one order."""
+        is_trainers = any("_trainer/" in process for process in action.processes)
+        if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
+            return handler
+
+        def alone(action: Action, step: int) -> list[Measurement]:
+            with self.recovery.trainers:
+                return handler(action, step)
+
+        return alone
+
+    def finish_step(self, step: int) -> None:
+        """What was saved in a step becomes a checkpoint, now that the step has ended."""
+        if step > 0:
+            self.checkpoints.commit(step, lambda: self._state(step))
+        elif step < 0:
+            self.checkpoints.settle(self.job.limits.action_timeout_s)
+
+    def _state(self, step: int) -> tuple[RunState, Any]:
+        state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
+        more = {"num_replaced": self.collector.num_replaced, "response_lengths": self.collector.lengths.counts()}
+        return state.model_copy(update=more), buffer
+
+    def close(self) -> None:
+        """Let the collector end; remove what weight sync may have left behind."""
+        self.collector.close()
+        self.weight_sync.close()
+
+    def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
+        """What the engine did meanwhile counts as the async action."""
+        self.collector.take_rollouts(step)
+        if self.stream is None:
+            return []
+        self.metrics.add_staleness(self.collector.rollouts, self.weight_sync.version)
+        self.metrics.add_begun_anew(self.fleet.num_begun_anew)
+        self.fleet.num_begun_anew = 0
+        async_action = self.spec.schedule.async_action
+        if async_action is not None:
+            self.recorder.record(async_action, step, self.stream.take_measurements())
+        return []
+
+    def _score(self, action: Action, step: int) -> list[Measurement]:
+        baselines = self.collector.baselines if action.role is Role.REWARD else []
+        return self.learner.score(action, [*self.collector.rollouts, *baselines])
+
+    def _compute_advantages(self, action: Action, step: int) -> list[Measurement]:
+        self.collector.finish_rewards(step)
+        self.learner.compute_advantages(self.collector.rollouts, step)
+        return []
+
+    def _train_forward_backward(self, action: Action, step: int) -> list[Measurement]:
+        rollouts, held = self.collector.rollouts, self._engine_held_the_policy(step)
+        if held and action.role is Role.POLICY and not action.mini_batch:
+            sampled = {span.version for rollout in rollouts for span in rollout.completion.spans}
+            check_fresh(self.weight_sync.is_behind, self.weight_sync.version, sampled, step)
+        measurements = self.learner.train_forward_backward(action, step, rollouts, held)
+        if (alarm := self.learner.take_alarm()) is not None:
+            self.recorder.write_alarm(step, "numerics", alarm)
+            self.listen(step, alarm)
+        return measurements
+
+    def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
+        if action.role is Role.POLICY:
+            self.weight_sync.is_behind = True
+        return self.learner.optimizer_step(action, step)
+
+    def _engine_held_the_policy(self, step: int) -> bool:
+        """Whether these rollouts were made by the weights that are trained now."""
+        generates = self.job.algorithm.declaration.has_rollouts
+        return generates and step - 1 != self.job.controls.skip_sync_after_step and self.stream is None
+
+    def _sync_weights(self, action: Action, step: int) -> list[Measurement]:
+        """Hand the policy over, unless the job leaves this step's sync out on purpose."""
+        if step and step == self.job.controls.skip_sync_after_step:
+            return []
+        if self.stream is None or not step:  # the first weight sync comes before anything is begun
+            return self.weight_sync.sync(action)
+        with self.stream.handing_over(), self.recovery.trainers:
+            return self.weight_sync.sync(action)
+
+    def _save_weights(self, action: Action, step: int) -> list[Measurement]:
+        self.weight_sync.version += 1
+        self.weight_sync.is_behind = False
+        return self.switches.save_weights(action, self.weight_sync.version, self.job.policy.path)
+
+    def _save_states(self, action: Action, step: int) -> list[Measurement]:
+        return self.checkpoints.save(action, step, self.deadline_s(action))
+
+    def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
+        """The trained policy, in Hugging Face layout, beside the run's other files."""
+        folder = self.recorder.folder / "policy"
+        return self.dispatcher.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]

@@ -1,0 +1,132 @@
+"""Learner: what a step makes of its rollouts: scores, advantages, gradients, one optimizer step after the other.
+
+In: rollouts that have their rewards. Out: measurements; numbers of what was learned, to the step's metrics.
+Left out: where rollouts come from (collector.py).
+"""
+
+import math
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
+from rlplan.runtime.data.role_tokenizers import RoleReaders
+from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
+from rlplan.runtime.learning.mini_batch import deal_out, train_sample
+from rlplan.runtime.losses.registry import find_advantage
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.rollout.experience import Rollout
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Role
+
+
+class Learner:
+    """See the module docstring."""
+
+    def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, metrics: StepMetrics) -> None:
+        self.job, self.dispatcher, self.metrics = spec.job, dispatcher, metrics
+        self._layouts = spec.schedule.layouts
+        self._readers = RoleReaders(spec.job)
+        self._alarm: str | None = None
+
+    def score(self, action: Action, wanted: list[Rollout]) -> list[Measurement]:
+        """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
+        ranks_per_pass = self._ranks_per_pass(action)
+        shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
+
+        def call(rank: int) -> tuple[Any, ...]:
+            return (
+                "score",
+                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ranks_per_pass]],
+                action.role.value,
+            )
+
+        results, measurements = self.dispatcher.everywhere(action, call)
+        for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
+            for rollout, score in zip(share, scores, strict=True):
+                rollout.scores[action.role] = score
+        return measurements
+
+    def compute_advantages(self, rollouts: list[Rollout], step: int) -> None:
+        """What each rollout's tokens are worth."""
+        _check_any(rollouts, self.job, step)
+        self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
+        compute = find_advantage(self.job.algorithm)
+        for rollout, judged in zip(rollouts, compute(rollouts, self.job.algorithm), strict=True):
+            rollout.advantage, rollout.advantages, rollout.returns = judged.whole, judged.advantages, judged.returns
+        self.metrics.add_rewards(rollouts)
+
+    def train_forward_backward(
+        self, action: Action, step: int, rollouts: list[Rollout], engine_held_the_policy: bool
+    ) -> list[Measurement]:
+        """Deal the mini-batch out over the ranks by length and pack it into passes.
+
+        engine_held_the_policy: whether the rollouts were made by the weights that the first mini-batch trains.
+        """
+        size = self.job.workload.mini_batch_size
+        batch = [train_sample(rollout) for rollout in rollouts[(action.mini_batch or 0) * size :][:size]]
+        ranks_per_pass = self._ranks_per_pass(action)
+        shares = deal_out(batch, self.job, len(action.processes) // ranks_per_pass)
+
+        def call(rank: int) -> tuple[Any, ...]:
+            mine = shares[rank // ranks_per_pass]
+            return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
+
+        results, measurements = self.dispatcher.everywhere(action, call)
+        results = results[::ranks_per_pass]  # ranks that share a pass all give the numbers of the whole
+        if action.role is not Role.POLICY:
+            self.metrics.add_value_training(results)
+            return measurements
+        _check_finite([result["loss"] for result in results], step)
+        self.metrics.add_training(results, is_first=not action.mini_batch)
+        if not action.mini_batch and engine_held_the_policy:
+            self._alarm = check_logprob_mismatch(differences_of(results), self.job, step)
+        return measurements
+
+    def take_alarm(self) -> str | None:
+        """How engine and trainer were apart in the last mini-batch, where that is corrected for; said once."""
+        alarm, self._alarm = self._alarm, None
+        return alarm
+
+    def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
+        """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
+        results, measurements = self.dispatcher.everywhere(action, lambda rank: ("optimizer_step",))
+        if not results[0].get("is_skipped"):
+            _check_finite([results[0]["grad_norm"]], step)
+        self.metrics.add_optimizer_step(results[0], action.role)
+        return measurements
+
+    def _ranks_per_pass(self, action: Action) -> int:
+        """How many neighbours among an action's processes compute each pass together."""
+        return max(la.num_ranks_per_pass if action.processes[0] == la.processes[0][0] else 1 for la in self._layouts)
+
+
+def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
+    """Raises: RunError when nothing is left to learn from."""
+    failed = [rollout.failure for rollout in rollouts if rollout.has_failed]
+    if len(failed) == len(rollouts):
+        raise RunError(
+            f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
+            where=f"step {step}, " + ("rollout.environment" if job.has_turns else "rewards"),
+            rule="a step needs at least one rollout with an environment answer and a reward",
+            way_out="read logs/environment.log and failures.jsonl in the run folder",
+        )
+
+
+def _check_finite(values: list[float], step: int) -> None:
+    """Raises: RunError for a loss or a gradient that is no number: one such step, and the policy is none either."""
+    for value in values:
+        if not math.isfinite(value):
+            raise RunError(
+                f"the loss or its gradient is {value}",
+                where=f"step {step}, training",
+                rule="losses and gradients are finite numbers",
+                way_out="lower algorithm.learning_rate, or train in float32; then go on from a checkpoint before it",
+            )
+
+
+def _contiguous(rollouts: list[Rollout], num_shares: int) -> list[list[Rollout]]:
+    size = -(-len(rollouts) // num_shares)
+    return [rollouts[index * size : (index + 1) * size] for index in range(num_shares)]

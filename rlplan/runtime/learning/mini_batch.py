@@ -1,0 +1,86 @@
+"""A mini-batch: which rollouts it has, what each of their tokens counts, and which of them share a pass.
+
+In: a step's rollouts. Out: samples for each rank, pass by pass, and the weight of a token in each.
+"""
+
+from collections.abc import Sequence
+
+from rlplan.runtime.learning.packing import pack_shares
+from rlplan.runtime.rollout.experience import Rollout, TrainSample
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Role
+
+Pass = tuple[list[TrainSample], list[float]]
+"""Samples of one pass, and what a token of each counts."""
+
+
+def train_sample(rollout: Rollout) -> TrainSample:
+    """What a trainer needs of a rollout."""
+    return TrainSample(
+        prompt_tokens=rollout.prompt.tokens,
+        response_tokens=rollout.completion.tokens,
+        logprobs=rollout.completion.logprobs,
+        reference_logprobs=rollout.scores.get(Role.REFERENCE, ()),
+        advantages=rollout.advantages,
+        teacher_logprobs=rollout.scores.get(Role.TEACHER, ()),
+        values=rollout.scores.get(Role.VALUE, ()),
+        returns=rollout.returns,
+        num_ignored=len(rollout.completion.logprobs) - rollout.num_learned,
+        observed=rollout.completion.observed,
+        old_logprobs=rollout.scores.get(Role.POLICY, ()),
+        group=rollout.group,
+        advantage=rollout.advantage,
+    )
+
+
+def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[float]:
+    """What each token of each sample counts in the loss.
+
+    sequence: every sequence the same, 1 / (R n_i). token: every token the same, 1 / sum of n_i (DAPO, equation 12).
+    constant: 1 / (R max_response_len) (Dr.GRPO). R: sequences of the mini-batch, n_i: tokens learned from. Of pairs
+    each one the same, half of it each answer.
+
+    >>> from rlplan.spec.parts.algorithm import AlgorithmSpec
+    >>> class MicroBatchShape: max_response_len = 5
+    >>> class Job: workload, algorithm = MicroBatchShape, AlgorithmSpec(token_weights="token")
+    >>> token_weights([TrainSample((), (1,) * n, (0.0,) * n, (), ()) for n in (1, 3)], Job)
+    [0.25, 0.25]
+    """
+    if job.algorithm.declaration.trains_pairs:
+        num_answers = sum(sample.advantage != 0 for sample in samples)
+        return [
+            1 / (num_answers * max(1, sample.num_learned)) if sample.advantage and num_answers else 0.0
+            for sample in samples
+        ]
+    if job.algorithm.token_weights == "token":
+        return [1 / max(1, sum(sample.num_learned for sample in samples))] * len(samples)
+    if job.algorithm.token_weights == "constant":
+        return [1 / (len(samples) * job.workload.max_response_len)] * len(samples)
+    return [1 / (len(samples) * max(1, sample.num_learned)) for sample in samples]
+
+
+def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
+    """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
+    weights = token_weights(samples, job)
+    units = _units(samples) if job.algorithm.declaration.trains_pairs else [[index] for index in range(len(samples))]
+    lengths = [sum(_length(samples[index]) for index in unit) for unit in units]
+
+    def filled(pack: list[int]) -> Pass:
+        indices = sorted((i for unit in pack for i in units[unit]), key=lambda i: (_length(samples[i]), i))
+        return [samples[index] for index in indices], [weights[index] for index in indices]
+
+    shares = pack_shares(lengths, num_ranks, job.max_tokens_per_micro_batch)
+    return [[filled(pack) for pack in packs] for packs in shares]
+
+
+def _units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """The pair of each group; what is in no pair gives no gradient and is left out."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        if sample.advantage:
+            groups.setdefault(sample.group, []).append(index)
+    return list(groups.values())
+
+
+def _length(sample: TrainSample) -> int:
+    return len(sample.prompt_tokens) + len(sample.response_tokens)

@@ -1,0 +1,169 @@
+"""MemoryMeter: what a process holds, read from the kernel and from live tensors.
+
+In: nothing, or tensors. Out: bytes. Linux only: `/proc/self/clear_refs` resets the peak,
+so that each action has its own.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlplan.runtime.measure.device_memory import DeviceBytes
+
+if TYPE_CHECKING:
+    import torch
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one process held in one action."""
+
+    process: str
+    """Its name."""
+
+    start_s: float
+    """In seconds since 1970."""
+
+    end_s: float
+    """In seconds since 1970."""
+
+    peak_bytes: int
+    """The most that was resident inside the action."""
+
+    resident_bytes: int
+    """At its end."""
+
+    components: dict[tuple[str, str], int]
+    """Bytes at its end by (role, kind)."""
+
+    loaded_components: dict[tuple[str, str], int]
+    """Those that the process repacked inside the action, as they were before; bytes by (role, kind)."""
+
+    device: DeviceBytes | None = None
+    """What its GPU holds; None where it has none."""
+
+
+def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """One measurement a process: of several calls that are one action, from the first to the last."""
+    whole: dict[str, Measurement] = {}
+    for one in measurements:
+        before = whole.get(one.process, one)
+        whole[one.process] = replace(
+            one,
+            start_s=min(before.start_s, one.start_s),
+            peak_bytes=max(before.peak_bytes, one.peak_bytes),
+            loaded_components=before.loaded_components | one.loaded_components,
+        )
+    return list(whole.values())
+
+
+def reset_peak() -> None:
+    """Make the kernel's peak resident size start again from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes() -> int:
+    """Largest resident size since `reset_peak`, as the kernel saw it."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM line")
+
+
+@dataclass(eq=False)
+class Peak:
+    """The largest resident size seen so far inside a `with peak_inside()` block."""
+
+    num_bytes: int = 0
+
+
+_peaks_lock = threading.Lock()
+_open_peaks: list[Peak] = []
+
+
+@contextmanager
+def peak_inside() -> Iterator[Peak]:
+    """Watch the peak inside the block. Blocks of several threads may overlap: the kernel has one peak for all."""
+    peak = Peak()
+    with _peaks_lock:
+        _note_peak()
+        reset_peak()
+        _open_peaks.append(peak)
+    try:
+        yield peak
+    finally:
+        with _peaks_lock:
+            _note_peak()
+            _open_peaks.remove(peak)
+
+
+def _note_peak() -> None:
+    seen = peak_bytes() if _open_peaks else 0
+    for peak in _open_peaks:
+        peak.num_bytes = max(peak.num_bytes, seen)
+
+
+def trim_heap() -> None:
+    """Give the free pages of glibc's heap back to the system: what stays resident is what is held."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Resident size of this process now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+
+
+def touched_length(address: int, num_bytes: int) -> int:
+    """Bytes of a piece of memory up to the end of its last resident page: what lies behind was never written to.
+
+    Raises: OSError.
+    """
+    first = address // _PAGE
+    seen = _residency(first, -(-(address + num_bytes) // _PAGE))
+    last = max((index for index, page in enumerate(seen) if page & 1), default=-1)
+    return max(0, min(num_bytes, (first + last + 1) * _PAGE - address))
+
+
+def touched_bytes(address: int, num_bytes: int) -> int:
+    """Bytes of a piece of memory whose pages are resident: memory that nobody has written to is none.
+
+    Only pages that lie wholly inside count, and the parts of pages at both ends do if one of those does: the page where
+    glibc notes the size of a mapping is touched when the mapping is made. Raises: OSError.
+    """
+    first, end = -(-address // _PAGE), (address + num_bytes) // _PAGE
+    if end <= first:
+        return num_bytes
+    count = sum(page & 1 for page in _residency(first, end))
+    ends = num_bytes - (end - first) * _PAGE
+    return count * _PAGE + (ends if count else 0)
+
+
+def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
+    """mincore's byte for each page from `first` up to `end`."""
+    seen = (ctypes.c_ubyte * (end - first))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(first * _PAGE), ctypes.c_size_t((end - first) * _PAGE), seen):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return seen
+
+
+def give_memory_back() -> None:
+    """Have glibc return its free pages to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
+    """Bytes of the distinct storages behind the tensors: views of one storage count once."""
+    storages = {}
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

@@ -1,0 +1,367 @@
+"""Microbenchmarks: what this machine reaches, as rates: matmuls, memory, copies, launches, collectives, disk.
+
+In: a device and how long each benchmark may take. Out: Measurements with median and spread.
+Left out: other hosts (a network needs several), clocks and power, and what else runs meanwhile.
+
+Each benchmark warms up, then repeats until it has enough samples or its seconds are over; a size that would not fit
+into a quarter of the free memory is passed over. The paths for CUDA are written like those for the CPU and have not yet
+been run on a GPU by us.
+"""
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from rlplan.errors import InterruptedRunError
+from rlplan.runtime.host.detect import read_host
+from rlplan.runtime.measure.microbench_ranks import CollectiveTimes, measure_collectives
+from rlplan.runtime.processes.interrupts import interruptible
+from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.units import MIB
+
+MIN_SAMPLES, MAX_SAMPLES = 3, 50
+SHARE_OF_MEMORY = 0.25
+LAUNCHES = 200
+"""Small operations in one sample of the launch benchmark."""
+DISK_BLOCK = 16 * MIB
+FRESH_BYTES = 4 * MIB
+_M_MMAP_THRESHOLD = -3
+"""glibc's malloc.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    seconds: float
+    """Of one benchmark, beside its warm-up and one sample."""
+
+    cpu_matrices: tuple[int, ...]
+    """Rows of the square matrices that a CPU multiplies."""
+
+    gpu_matrices: tuple[int, ...]
+    """Rows of the square matrices that a GPU multiplies."""
+
+    copy_bytes: int
+    """Of one copy in memory, or between host and GPU."""
+
+    disk_bytes: int
+    """Of the file that is written."""
+
+    collective_bytes: int
+    """Of the tensor that processes reduce or gather."""
+
+
+QUICK = Effort(0.4, (512, 1024), (4096,), 256 * MIB, 128 * MIB, 16 * MIB)
+WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * MIB, 2048 * MIB, 128 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One rate or duration."""
+
+    name: str
+    """What was measured, such as `memory_copy`."""
+
+    value: float
+    """The median, in `unit`."""
+
+    low: float
+    """The lower quartile of the samples, or the least of few."""
+
+    high: float
+    """The upper quartile of the samples, or the largest of few."""
+
+    unit: str
+    """`FLOP/s`, `B/s` or `s`."""
+
+    num_samples: int
+    """Repetitions."""
+
+    what: str
+    """The size, for people."""
+
+    @property
+    def spread(self) -> float:
+        """(high - low) / value."""
+        return (self.high - self.low) / self.value
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on a machine."""
+
+    device: str
+    """`cpu` or `cuda`."""
+
+    processor: str
+    """The CPU's own name."""
+
+    num_cores: int
+    """That this process may use."""
+
+    memory_bytes: int
+    """Of the host, that this process may use."""
+
+    torch_version: str
+    """That did the work."""
+
+    measurements: tuple[Measurement, ...]
+    """One for each name."""
+
+    remarks: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+    def find(self, name: str) -> Measurement | None:
+        """The measurement of that name; None where it was left out."""
+        return next((each for each in self.measurements if each.name == name), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"schema_version": 1} | asdict(self)
+
+
+def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lambda name: None) -> Measured:
+    """Everything that this machine has, one after the other. folder: on the disk that is measured.
+
+    Raises: RunError where a rank of a collective fails or hangs.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    remarks: list[str] = []
+    found: list[Measurement] = []
+    for name, benchmark in _benchmarks(device, effort, folder, remarks):
+        progress(name)
+        found += benchmark()
+    host = read_host()
+    processor, version = processor_name(), torch.__version__
+    return Measured(device, processor, host.num_cores, host.memory_bytes, version, tuple(found), tuple(remarks))
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside the block Ctrl-C and SIGTERM end the measuring, with its processes. Raises: InterruptedRunError."""
+    try:
+        with interruptible():
+            yield
+    except InterruptedRunError as error:
+        stopped = InterruptedRunError(
+            error.what,
+            where="rlplan profiles measure",
+            rule="a profile is written when everything is measured",
+            way_out="measure again: nothing was written, and nothing is left running",
+        )
+        stopped.exit_code = error.exit_code
+        raise stopped from None
+
+
+def _benchmarks(
+    device: str, effort: Effort, folder: Path, remarks: list[str]
+) -> Iterator[tuple[str, Callable[[], list[Measurement]]]]:
+    sizes = effort.gpu_matrices if device == "cuda" else effort.cpu_matrices
+    for dtype in (ComputeDtype.FLOAT32, ComputeDtype.BFLOAT16):
+        yield f"matmuls, {dtype}", partial(measure_matmul, device, dtype, sizes, effort, remarks)
+    yield "copies in memory", lambda: measure_copy(device, effort, remarks)
+    yield "launches", lambda: measure_launch(device, effort)
+    if device == "cpu":
+        yield "fresh memory", lambda: measure_fresh_memory(effort)
+    if device == "cuda":
+        yield "copies from and to the host", lambda: measure_host_link(effort)
+    ranks = torch.cuda.device_count() if device == "cuda" else 2
+    if ranks > 1:
+        yield f"collectives of {ranks} processes", lambda: _collectives(device, ranks, effort)
+    else:
+        remarks.append("no collective was measured: there is one GPU")
+    yield "disk", lambda: measure_disk(folder, effort, remarks)
+
+
+def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1) -> list[float]:
+    """Seconds of each of several calls: at least MIN_SAMPLES, then until `seconds` are over."""
+    for _ in range(warm_ups):
+        call()
+    taken: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(taken) < MIN_SAMPLES or (len(taken) < MAX_SAMPLES and time.perf_counter() < deadline):
+        start = time.perf_counter()
+        call()
+        taken.append(max(time.perf_counter() - start, 1e-9))
+    return taken
+
+
+def rate(name: str, amount: float, seconds: list[float], unit: str, what: str) -> Measurement:
+    """`amount` over the median of the seconds.
+
+    >>> rate("copy", 8.0, [1.0, 2.0, 4.0], "B/s", "").value
+    4.0
+    """
+    low, high = quartiles(seconds)
+    return Measurement(name, amount / median(seconds), amount / high, amount / low, unit, len(seconds), what)
+
+
+def duration(name: str, seconds: list[float], what: str) -> Measurement:
+    """The median of the seconds themselves."""
+    return Measurement(name, median(seconds), *quartiles(seconds), "s", len(seconds), what)
+
+
+def quartiles(values: list[float]) -> tuple[float, float]:
+    """A quarter of the values lies below the first, a quarter above the second; of few values the ends.
+
+    >>> quartiles([5.0, 1.0, 2.0, 3.0, 4.0])
+    (2.0, 4.0)
+    """
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return ordered[cut], ordered[-1 - cut]
+
+
+def measure_matmul(
+    device: str, dtype: ComputeDtype, sizes: tuple[int, ...], effort: Effort, remarks: list[str]
+) -> list[Measurement]:
+    """Square matmuls, 2 n^3 FLOP each; the fastest size counts: small ones do not fill the machine."""
+    kind = getattr(torch, dtype.value)
+    found = []
+    for size in sizes:
+        if 3 * size * size * kind.itemsize > SHARE_OF_MEMORY * _free_bytes(device):
+            remarks.append(f"no matmul of {size} x {size}: too little free memory")
+            continue
+        left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(kind) for _ in range(2))
+        out = torch.empty(size, size, device=device, dtype=kind)
+
+        def multiply(left: Any = left, right: Any = right, out: Any = out) -> None:
+            torch.mm(left, right, out=out)
+            _wait(device)
+
+        seconds = sample(multiply, effort.seconds)
+        found.append(rate(f"matmul_{dtype}", 2.0 * size**3, seconds, "FLOP/s", f"{size} x {size} x {size}"))
+    return [max(found, key=lambda each: each.value)] if found else []
+
+
+def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Measurement]:
+    """A copy within memory: each byte is read and written, and counts twice."""
+    num_bytes = _fitting(effort.copy_bytes, 2, device)
+    if num_bytes < effort.copy_bytes:
+        remarks.append(f"copies of {num_bytes // MIB} MiB instead of {effort.copy_bytes // MIB}: little free memory")
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source).fill_(1)
+
+    def copy() -> None:
+        target.copy_(source)
+        _wait(device)
+
+    return [rate("memory_copy", 2.0 * num_bytes, sample(copy, effort.seconds), "B/s", f"{num_bytes // MIB} MiB")]
+
+
+def measure_launch(device: str, effort: Effort) -> list[Measurement]:
+    """One small operation in a row of many, as a decode step without graphs makes them."""
+    value = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        for _ in range(LAUNCHES):
+            value.add_(1)
+        _wait(device)
+
+    seconds = [each / LAUNCHES for each in sample(launch, effort.seconds)]
+    return [duration("launch", seconds, "an in-place addition to one element")]
+
+
+def measure_fresh_memory(effort: Effort) -> list[Measurement]:
+    """Results of one thread in memory that glibc maps anew and gives back each time, as it does in workers
+    with tensors of 32 MiB and more.
+
+    From here on this process's allocator stays so: nothing later in the measuring allocates while it is timed.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, FRESH_BYTES // 32)
+    left, right = torch.ones(FRESH_BYTES // 4), torch.ones(FRESH_BYTES // 4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = sample(lambda: left * right, effort.seconds)
+    finally:
+        torch.set_num_threads(threads)
+    return [rate("fresh_memory", float(FRESH_BYTES), seconds, "B/s", f"{FRESH_BYTES // MIB} MiB, mapped anew")]
+
+
+def measure_host_link(effort: Effort) -> list[Measurement]:
+    """Between pinned host memory and a GPU, each direction by itself."""
+    num_bytes = _fitting(effort.copy_bytes, 1, "cpu")
+    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
+    found = []
+    for name, target, source in (("host_to_device", device, host), ("device_to_host", host, device)):
+
+        def copy(target: Any = target, source: Any = source) -> None:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+
+        found.append(
+            rate(name, float(num_bytes), sample(copy, effort.seconds), "B/s", f"{num_bytes // MIB} MiB pinned")
+        )
+    return found
+
+
+def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Measurement]:
+    """Written in blocks and flushed to the device (fsync). The file has no name, so that nothing can stay behind."""
+    if shutil.disk_usage(folder).free < 2 * effort.disk_bytes:
+        remarks.append(f"no disk was measured: less than {2 * effort.disk_bytes // MIB} MiB are free in {folder}")
+        return []
+    block = os.urandom(DISK_BLOCK)
+
+    def write() -> None:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(effort.disk_bytes // DISK_BLOCK):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+
+    seconds = sample(write, effort.seconds, warm_ups=0)
+    return [rate("disk_write", float(effort.disk_bytes), seconds, "B/s", f"{effort.disk_bytes // MIB} MiB and fsync")]
+
+
+def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Measurement]:
+    times: CollectiveTimes = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
+    size, sent = f"{effort.collective_bytes // MIB} MiB, {num_ranks} processes", (num_ranks - 1) / num_ranks
+    return [
+        rate("all_reduce", 2 * sent * effort.collective_bytes, times.all_reduce_s, "B/s", f"{size}; bytes each sends"),
+        rate("all_gather", sent * effort.collective_bytes, times.all_gather_s, "B/s", f"{size}; bytes each sends"),
+        duration("small_all_reduce", times.small_all_reduce_s, f"4 bytes, {num_ranks} processes"),
+    ]
+
+
+def processor_name() -> str:
+    """The CPU's name as the kernel shows it, else its architecture."""
+    try:
+        found = re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.machine()
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(free, read_host().memory_bytes)
+
+
+def _fitting(num_bytes: int, copies: int, device: str) -> int:
+    """`num_bytes`, or as many MiB as the share of free memory allows, at least 16."""
+    allowed = int(SHARE_OF_MEMORY * _free_bytes(device) / copies)
+    return max(16 * MIB, min(num_bytes, allowed // MIB * MIB))

@@ -1,0 +1,157 @@
+"""Collectives between processes of this host: gloo on the CPU, NCCL on GPUs.
+
+In: a number of ranks and bytes. Out: seconds of each repetition on rank 0. Left out: other hosts.
+
+Each rank is this module run as a program. They meet through a file, so no port is asked for. A rank ends itself when
+its standard input closes, so that none outlives whoever started it, however that ended. Not yet run on GPUs.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import RunError
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.runtime.processes.safe_path import module_command
+
+START_S = 90.0
+"""To import torch and meet; ENDING_S: to end. Both scaled by the machine's slowdown."""
+ENDING_S = 5.0
+SAMPLES = (3, 30)
+"""Least and most repetitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """Seconds of each repetition."""
+
+    all_reduce_s: list[float]
+    all_gather_s: list[float]
+    small_all_reduce_s: list[float]
+
+
+def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: float) -> CollectiveTimes:
+    """Runs the ranks and reads what the first one says. Raises: RunError where one fails or takes too long."""
+    with tempfile.TemporaryDirectory(prefix="rlplan-collective-") as folder:
+        arguments = {"device": device, "num_ranks": num_ranks, "num_bytes": num_bytes, "seconds": seconds}
+        errors = Path(folder) / "errors"
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            with errors.open("wb") as log:
+                for rank in range(num_ranks):
+                    ranks.append(_start(arguments | {"rank": rank, "folder": folder}, log))
+            _wait(ranks, scaled(START_S + 20 * seconds), errors)
+            answer = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
+        finally:
+            _end(ranks)
+    return CollectiveTimes(**answer)
+
+
+def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
+    command = module_command("rlplan.runtime.measure.microbench_ranks", json.dumps(arguments))
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = str(max(1, (os.cpu_count() or 1) // arguments["num_ranks"]))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+
+
+def _wait(ranks: list["subprocess.Popen[bytes]"], seconds: float, errors: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while any(rank.poll() is None for rank in ranks):
+        failed = next((rank for rank in ranks if rank.poll()), None)
+        if failed is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            continue
+        break
+    if any(rank.poll() != 0 for rank in ranks):
+        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        late = time.monotonic() >= deadline
+        raise RunError(
+            f"a process of the collective benchmark {'was not ready in time' if late else 'failed'}: "
+            + (said[-1][:200] if said else "it said nothing"),
+            where="rlplan profiles measure",
+            rule=f"all processes end within {seconds:.0f} s",
+            way_out="see that the machine is idle; on GPUs, that NCCL works between them (`nvidia-smi topo -m`)",
+        )
+
+
+def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
+    """Closes each rank's input, upon which it ends itself; what still runs after a while is killed by its id."""
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            if rank.stdin:
+                rank.stdin.close()
+    for rank in ranks:
+        try:
+            rank.wait(scaled(ENDING_S))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+def _end_with_input() -> None:
+    with contextlib.suppress(OSError):
+        os.read(0, 1)  # not sys.stdin: its lock would stop the interpreter from ending
+    os._exit(1)
+
+
+def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: int, folder: str) -> None:
+    """One rank: meets the others, repeats each collective, and rank 0 writes the seconds."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    import torch
+    import torch.distributed as dist
+
+    place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=num_ranks
+    )
+    elements = num_bytes // 4 // num_ranks * num_ranks
+    whole, part = torch.ones(elements, device=place), torch.ones(elements // num_ranks, device=place)
+    small = torch.ones(1, device=place)
+    calls = {
+        "all_reduce_s": lambda: dist.all_reduce(whole),
+        "all_gather_s": lambda: dist.all_gather_into_tensor(whole, part),
+        "small_all_reduce_s": lambda: dist.all_reduce(small),
+    }
+    answer = {name: _repeat(call, seconds, small) for name, call in calls.items()}
+    if rank == 0:
+        (Path(folder) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
+    """Seconds of each repetition; all ranks stop after as many as rank 0's first one allows for."""
+    import torch
+    import torch.distributed as dist
+
+    def once() -> float:
+        flag.zero_()
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        if flag.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    once()
+    count = torch.tensor([min(SAMPLES[1], max(SAMPLES[0], int(seconds / max(once(), 1e-6))))], device=flag.device)
+    dist.broadcast(count, 0)
+    return [max(once(), 1e-9) for _ in range(int(count.item()))]
+
+
+if __name__ == "__main__":
+    run_rank(**json.loads(sys.argv[1]))

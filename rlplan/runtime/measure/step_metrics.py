@@ -1,0 +1,233 @@
+"""StepMetrics: the numbers of one step under the names that people's dashboards know.
+
+In: rollouts, sums from the trainer ranks, seconds. Out: one row of learning metrics and one of timings.
+Learning metrics hold nothing that depends on the clock, so that two seeded runs give the same rows bit for bit.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, differences_of
+from rlplan.runtime.rollout.experience import Rollout
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Dtype, Role
+
+
+class StepMetrics:
+    """Collects during a step; `take_rows` gives what was collected and restarts."""
+
+    def __init__(self, job: ResolvedJob) -> None:
+        self.job = job
+        self._begin()
+
+    def _begin(self) -> None:
+        self.learning: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        self.num_tokens = 0
+        self.training: dict[str, float] = defaultdict(float)
+        self.value_training: dict[str, float] = defaultdict(float)
+        self.grad_norms: dict[Role, list[float]] = defaultdict(list)
+        self.started = time.monotonic()
+
+    @contextmanager
+    def timing(self, action_id: str) -> Iterator[None]:
+        """Time one action."""
+        start = time.monotonic()
+        yield
+        self.seconds[action_id] = time.monotonic() - start
+
+    def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
+        """Lengths and how rollouts ended."""
+        lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+        self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
+        self.learning["response_len/mean"] = sum(lengths) / len(lengths)
+        self.learning["response_len/max"] = max(lengths)
+        truncated = sum(rollout.completion.finish_reason == "length" for rollout in rollouts)
+        self.learning["response_len/truncated_fraction"] = truncated / len(rollouts)
+        if self.job.has_turns:
+            self._add_turns(rollouts)
+
+    def _add_turns(self, rollouts: Sequence[Rollout]) -> None:
+        """How often the policy spoke, how much it was told, and how often nobody answered."""
+        all_of_them = [rollout.completion for rollout in rollouts]
+        count = len(all_of_them)
+        self.learning["environment/turns_mean"] = sum(each.num_turns for each in all_of_them) / count
+        observed = sum(len(each.tokens) - len(each.logprobs) for each in all_of_them)
+        self.learning["environment/observed_tokens_mean"] = observed / count
+        self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
+
+    def add_replaced(self, num_groups: int) -> None:
+        """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""
+        if self.job.max_refills:
+            self.learning["group_replaced"] = num_groups
+
+    def add_staleness(self, rollouts: Sequence[Rollout], version: int) -> None:
+        """How many versions old the tokens are that will be trained now; which rollouts were made under several."""
+        spans = [span for rollout in rollouts for span in rollout.completion.spans]
+        ages = [(version - span.version, span.end - span.start) for span in spans]
+        total = sum(count for _, count in ages)
+        self.learning["staleness/mean"] = sum(age * count for age, count in ages) / max(1, total)
+        self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
+        partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
+        self.learning["staleness/partial_fraction"] = partial / len(rollouts)
+
+    def add_begun_anew(self, num_requests: int) -> None:
+        """Requests that a lost engine had begun; a row only where there were any."""
+        if num_requests:
+            self.learning["rollouts/begun_anew"] = num_requests
+
+    def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
+        """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
+        rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
+        self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
+        if not rollouts:
+            return
+        rewards = [rollout.reward for rollout in rollouts]
+        mean = math.fsum(rewards) / len(rewards)
+        self.learning["reward/mean"] = mean
+        self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
+        self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)
+        for name in rollouts[0].rewards:
+            values = [rollout.rewards[name] for rollout in rollouts]
+            self.learning[f"reward/{name}/mean"] = math.fsum(values) / len(values)
+        groups: dict[int, set[float]] = defaultdict(set)
+        for rollout in rollouts:
+            groups[rollout.group].add(rollout.reward)
+        self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
+
+    def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
+        """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
+        for note, count in sorted(notes.items()):
+            self.learning[f"reward/{note}_fraction"] = count / num_judged
+
+    def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
+        """Sums and maxima over the ranks of one mini-batch.
+
+        The difference between the engine's and the trainer's log-probs is only meaningful before the first optimizer
+        step on these rollouts: afterwards the policy has moved on purpose.
+        """
+        self.add_value_training([_of_value(sums) for sums in ranks])
+        for sums in ranks:
+            for key, value in sums.items():
+                if key.startswith(_VALUE):
+                    continue
+                if key.startswith(DIFFERENCE) and not is_first:
+                    continue
+                if key.endswith("_max"):  # of an estimate of KL it may be below 0
+                    self.training[key] = max(self.training.get(key, value), value)
+                else:
+                    self.training[key] += value
+
+    def add_value_training(self, ranks: Sequence[dict[str, float]]) -> None:
+        """Sums over the ranks of one mini-batch of the value model."""
+        for sums in ranks:
+            for key, value in sums.items():
+                self.value_training[key] += value
+
+    def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
+        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        is_skipped = result.get("is_skipped", 0.0)
+        if not is_skipped:
+            self.grad_norms[role].append(result["grad_norm"])
+        if self.job.training.dtype is Dtype.FLOAT16:
+            name = f"{role}/skipped_steps"
+            self.learning[name] = self.learning.get(name, 0.0) + is_skipped
+
+    def add_cut_sequences(self, num_cut: int | None, num_rollouts: int) -> None:
+        """Sequences that a reward model with its own tokenizer read without their beginning."""
+        if num_cut is not None:
+            self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
+
+    def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
+        """Greedy results on the held-out prompts, by reward; none where all of them failed, which is not a 0."""
+        judged = [rollout for rollout in rollouts if not rollout.has_failed]
+        if not judged:
+            return
+        for one in self.job.evaluations:
+            self.learning[one.metric] = math.fsum(rollout.rewards[one.reward] for rollout in judged) / len(judged)
+
+    def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(learning row, timing row) of the step that ends now."""
+        seconds = time.monotonic() - self.started
+        learning = {"step": step, **self.learning, **self._training_row(), **self._value_row()}
+        timings = {"step": step, "step_s": round(seconds, 6)}
+        if self.num_tokens:
+            timings["throughput/tokens_per_sec"] = round(self.num_tokens / seconds, 3)
+        timings |= {f"seconds/{name}": round(value, 6) for name, value in self.seconds.items()}
+        self._begin()
+        return learning, timings
+
+    def _training_row(self) -> dict[str, float]:
+        """What is a mean or a maximum over tokens that are learned from is left out where there is none."""
+        sums = self.training
+        if not sums:
+            return {}
+        row = {
+            "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
+            **_of_tokens(sums),
+            **_of_differences(sums),
+        }
+        for name in ("importance", "is_corrected", "is_ranked_right"):
+            if sums.get(f"{name}_count"):
+                row[_LOGGED[name]] = sums[f"{name}_sum"] / sums[f"{name}_count"]
+        return row | self._norm_row(Role.POLICY)
+
+    def _norm_row(self, role: Role) -> dict[str, float]:
+        norms = self.grad_norms[role]
+        return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
+
+    def _value_row(self) -> dict[str, float]:
+        """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
+        sums, tokens = self.value_training, self.value_training.get("num_tokens", 0.0)
+        if not tokens:
+            return {}
+        variance = sums["squared_return_sum"] / tokens - (sums["return_sum"] / tokens) ** 2
+        error = sums["squared_error_sum"] / tokens
+        return {
+            "value/loss": sums["loss"] / self.job.workload.num_mini_batches,
+            "value/mean": sums["value_sum"] / tokens,
+            "value/clip_fraction": sums["is_clipped_sum"] / tokens,
+            "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
+            **self._norm_row(Role.VALUE),
+        }
+
+
+def _of_differences(sums: Mapping[str, float]) -> dict[str, float]:
+    """How far engine and trainer were apart in the step's first mini-batch."""
+    found = differences_of([sums])
+    values = {"mean": found.mean, "p99": found.p99, "max": found.largest}
+    return {f"sync/{DIFFERENCE}_{name}": value for name, value in values.items()}
+
+
+def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
+    """Of the tokens that are learned from; nothing where there is none."""
+    tokens = sums.get("num_tokens")
+    if not tokens:
+        return {}
+    row = {
+        "policy/entropy": sums["entropy_sum"] / tokens,
+        "policy/clip_fraction": sums["is_clipped_sum"] / tokens,
+        "policy/ratio_max": sums["ratio_max"],
+    }
+    if "kl_sum" in sums:
+        row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
+    if "teacher_kl_sum" in sums:
+        row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
+    return row
+
+
+_LOGGED = {
+    "importance": "importance/mean",
+    "is_corrected": "importance/corrected_fraction",
+    "is_ranked_right": "policy/ranked_right_fraction",
+}
+_VALUE = "value_"
+
+
+def _of_value(sums: dict[str, float]) -> dict[str, float]:
+    """What a policy's trainer says of a value head on its backbone."""
+    return {key.removeprefix(_VALUE): value for key, value in sums.items() if key.startswith(_VALUE)}

@@ -1,0 +1,229 @@
+"""A causal language model that gives log-probs of the response tokens instead of logits.
+
+In: token ids of sequences, packed into one row. Out: log-prob and entropy of every response token.
+Sequences stand one after the other without padding; positions restart with each, and none sees another
+(packed_attention.py). The head runs on response positions only and a few rows at a time, in both passes, so that the
+logits never exist whole.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.runtime.learning.packing import pack_best_fit
+from rlplan.runtime.models.sequence_parallel import Sharing
+from rlplan.runtime.rollout.experience import SequencePair, TrainSample, chosen_indices
+
+Entropies = Literal["none", "seen", "learned"]
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences one after the other in one row of T tokens; the policy chose C of them."""
+
+    input_ids: torch.Tensor
+    """Token ids, [1, T]."""
+
+    position_ids: torch.Tensor
+    """Positions, from 0 in each sequence, [1, T]."""
+
+    sequence_lens: tuple[int, ...]
+    """Tokens of each sequence, T together."""
+
+    positions: torch.Tensor
+    """Indices into T whose hidden state predicts a chosen token, [C]."""
+
+    targets: torch.Tensor
+    """Ids of the chosen tokens, [C]."""
+
+    lengths: tuple[int, ...]
+    """Chosen tokens of each sequence, C together."""
+
+
+def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
+    """Put sequences one after the other. Without any, a dummy of one token and no response."""
+    tokens: list[int] = []
+    places: list[int] = []
+    positions, targets, lengths = [], [], []
+    for sequence in sequences:
+        first = len(tokens) + len(sequence.prompt_tokens) - 1
+        asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
+        length = len(sequence.prompt_tokens) + len(sequence.response_tokens)
+        tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
+        places += range(length)
+        positions += [first + index for index in asked]
+        targets += [sequence.response_tokens[index] for index in asked]
+        lengths.append(len(asked))
+    lens = tuple(len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences)
+    return TokenBatch(
+        input_ids=torch.tensor([tokens or [0]]),
+        position_ids=torch.tensor([places or [0]]),
+        sequence_lens=lens or (1,),
+        positions=torch.tensor(positions, dtype=torch.long),
+        targets=torch.tensor(targets, dtype=torch.long),
+        lengths=tuple(lengths),
+    )
+
+
+def score_packed(
+    pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
+) -> list[tuple[float, ...]]:
+    """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
+    lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
+    judged: dict[int, tuple[float, ...]] = {}
+    for pack in pack_best_fit(lengths, max_tokens):
+        batch = make_batch([pairs[index] for index in pack])
+        for index, part in zip(pack, judge(batch).split(batch.lengths), strict=True):
+            judged[index] = tuple(part.tolist())
+    return [judged[index] for index in range(len(pairs))]
+
+
+def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
+    """Hidden states that predict response tokens, [tokens, hidden]. sharing: `batch` is this rank's part of a pack."""
+    output = language_model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        sequence_lens=batch.sequence_lens,
+        sharing=sharing,
+        use_cache=False,
+    )
+    states: torch.Tensor = output.last_hidden_state[0][batch.positions]
+    return states
+
+
+class LogprobModel(nn.Module):
+    """Wraps a Hugging Face causal LM. `forward` gives (log-probs, entropies), both fp32 of shape [tokens].
+
+    entropies: `none` takes them not at all, `seen` without gradient, `learned` with one.
+
+    The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
+    bring parameters along (ZeRO-3) still can.
+
+    sharing: ranks that compute a pass together. Every one gets the whole pack and gives the numbers of all its tokens.
+    """
+
+    def __init__(
+        self, language_model: nn.Module, temperature: float, *, entropies: Entropies, sharing: Sharing | None = None
+    ) -> None:
+        super().__init__()
+        self.language_model: Any = language_model
+        self.sharing = sharing
+        head: Any = self.language_model.lm_head
+        head.forward = partial(_head_forward, head, temperature=temperature, entropies=entropies)
+
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
+        """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
+        part, states = self.own_states(batch)
+        logprobs, entropies = self.language_model.lm_head(states, part.targets)
+        return self.of_all(logprobs, batch), self.of_all(entropies, batch)
+
+    def own_states(self, batch: TokenBatch) -> tuple[TokenBatch, torch.Tensor]:
+        """(this rank's part of a pack, the hidden states that predict its response tokens)."""
+        part = batch if self.sharing is None else self.sharing.own_part(batch)
+        return part, predicting_states(self.language_model, part, self.sharing)
+
+    def of_all(self, numbers: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Numbers of all response tokens of a pack, where this rank has those of its part."""
+        return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
+
+
+def _head_forward(
+    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows_at_once = ROWS_ON_GPU if hidden.is_cuda else ROWS_AT_ONCE
+    result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
+        hidden, head.weight, targets, temperature, entropies, rows_at_once
+    )
+    return result
+
+
+class HeadLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
+
+    The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
+    g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        entropy: Entropies,
+        rows_at_once: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows = len(targets)
+        logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
+        entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
+        work = _Workspace(hidden, weight, rows_at_once)
+        weights = torch.empty_like(work.logits)
+        for rows in work.slices:
+            logits = work.logits_of(rows, temperature)
+            largest = logits.amax(-1, keepdim=True)
+            part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
+            total = part.sum(-1)
+            normalizer[rows] = largest.squeeze(-1) + total.log()
+            logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
+            if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
+                mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
+                entropies[rows] = normalizer[rows] - mean
+        ctx.temperature, ctx.rows_at_once = temperature, rows_at_once
+        ctx.learns_entropy = entropy == "learned"
+        ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
+        if not ctx.learns_entropy:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, targets, normalizer, *entropies = ctx.saved_tensors
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        scale = (gradient / ctx.temperature).unsqueeze(-1)
+        work = _Workspace(hidden, weight, ctx.rows_at_once)
+        factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
+        for rows in work.slices:
+            logits = work.logits_of(rows, ctx.temperature).sub_(normalizer[rows].unsqueeze(-1))
+            if factors is None:
+                logits.exp_().mul_(-scale[rows])
+            else:
+                factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
+                factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                logits.exp_().mul_(factor.neg_())
+            logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
+            part = work.rounded(len(logits))
+            torch.mm(part, weight, out=hidden_gradient[rows])
+            if weight_gradient is not None:
+                weight_gradient.addmm_(part.T, hidden[rows])
+        return hidden_gradient, weight_gradient, None, None, None, None
+
+
+class _Workspace:
+    """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int) -> None:
+        self.hidden, self.weight = hidden, weight
+        self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
+        shape = (min(len(hidden), rows_at_once), weight.shape[0])
+        self.buffer = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        is_whole = hidden.dtype is torch.float32
+        self.logits = self.buffer if is_whole else torch.empty(shape, device=hidden.device)
+
+    def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
+        """Logits of some rows in fp32, over the temperature."""
+        hidden = self.hidden[rows]
+        buffer, logits = self.buffer[: len(hidden)], self.logits[: len(hidden)]
+        torch.mm(hidden, self.weight.T, out=buffer)
+        return logits.copy_(buffer).div_(temperature)
+
+    def rounded(self, num_rows: int) -> torch.Tensor:
+        """What now lies in place of the logits, in the model's type."""
+        part = self.buffer[:num_rows]
+        return part if self.buffer is self.logits else part.copy_(self.logits[:num_rows])

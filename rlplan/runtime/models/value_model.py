@@ -1,0 +1,54 @@
+"""A decoder with a scalar head: a value for every response token, or a reward for a whole sequence.
+
+In: a TokenBatch. Out: one number for each of its response tokens: what the state before that token is worth.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, predicting_states
+from rlplan.runtime.models.sequence_parallel import Sharing
+from rlplan.runtime.rollout.experience import SequencePair
+
+
+class ValueModel(nn.Module):
+    """Wraps a Hugging Face sequence classifier with one label. `forward` gives values, fp32 of shape [tokens]."""
+
+    def __init__(self, language_model: nn.Module, sharing: Sharing | None = None) -> None:
+        super().__init__()
+        self.language_model: Any = language_model
+        self.sharing = sharing
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        """The head on the hidden states that predict response tokens."""
+        part = batch if self.sharing is None else self.sharing.own_part(batch)
+        values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, part, self.sharing))
+        values = values.squeeze(-1).float()
+        return values if self.sharing is None or not len(batch.positions) else self.sharing.gather(values, batch)
+
+
+class PolicyValueModel(LogprobModel):
+    """A policy with a value head on its backbone. `forward` gives (log-probs, entropies, values), each [tokens]."""
+
+    def __init__(
+        self, language_model: Any, temperature: float, entropies: Entropies = "seen", sharing: Sharing | None = None
+    ) -> None:
+        super().__init__(language_model, temperature, entropies=entropies, sharing=sharing)
+        weight = language_model.get_input_embeddings().weight
+        self.value_head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
+        """Both heads on the same hidden states."""
+        part, rows = self.own_states(batch)
+        logprobs, entropies = self.language_model.lm_head(rows, part.targets)
+        numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()
+        return tuple(self.of_all(each, batch) for each in numbers)
+
+
+def whole_sequences(pairs: Sequence[SequencePair]) -> list[SequencePair]:
+    """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
+    return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

@@ -1,0 +1,233 @@
+"""Collector: a step's rollouts, from prompts to rewards; and the held-out prompts' answers.
+
+In: actions that generate, take, verify and evaluate. Out: the step's rollouts in the order of its prompts; numbers of
+them, to the step's metrics. Rollouts are judged while others are still being generated.
+Left out: what is learned from them (learner.py).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.data.facts import ResponseLengths
+from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
+from rlplan.runtime.environments.pool import EnvironmentPool
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.rewards.judge import Response
+from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
+from rlplan.runtime.rewards.total import add_environment, finish_rewards
+from rlplan.runtime.rollout.buffer import BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.experience import FinishedRequest, Rollout, RolloutRequest
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, gather
+from rlplan.runtime.rollout.requests import RequestMaker
+from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
+from rlplan.runtime.rollout.sample_watch import SampleWatch
+from rlplan.runtime.run_folder.recorder import Recorder
+
+
+class Collector:
+    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead."""
+
+    def __init__(
+        self,
+        spec: ExecutionSpec,
+        dispatcher: ActionDispatcher,
+        recorder: Recorder,
+        metrics: StepMetrics,
+        fleet: Fleet,
+        prompts: PromptSets,
+        reward_pool: RewardPool,
+        resumption: Resumption | None,
+    ) -> None:
+        """reward_pool: computes rewards; whoever opened it closes it."""
+        self.spec, self.job, self.dispatcher, self.recorder, self.metrics = (
+            spec,
+            spec.job,
+            dispatcher,
+            recorder,
+            metrics,
+        )
+        self.fleet, self.prompts, self.reward_pool = fleet, prompts, reward_pool
+        self.rollouts: list[Rollout] = []
+        self.baselines: list[Rollout] = []
+        self.requests = RequestMaker(spec.job, prompts)
+        ends = end_tokens(Path(spec.job.policy.path))
+        self.groups = GroupMaker(spec.job, self.requests.prompt, ends, self.requests.name)
+        self.generation = self._with_environment() if spec.job.has_turns else fleet
+        self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
+        self.reward_pool.forget()
+        self._watch = SampleWatch(fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
+        self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
+        self.num_replaced = resumption.state.num_replaced if resumption else 0
+
+    def generate(self, action: Action, step: int) -> list[Measurement]:
+        """New prompts' rollouts; where the job says so, zero-variance groups are replaced by the next prompts' (dynamic
+        sampling).
+        """
+        first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
+        measurements: list[Measurement] = []
+
+        def more(count: int) -> list[Group]:
+            nonlocal first
+            numbers, first = range(first, first + count), first + count
+            with self._judging_early():
+                completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
+            measurements.extend(measured)
+            return self._made(zip(numbers, completions, strict=True))
+
+        self._keep(more)
+        return measurements
+
+    def take_rollouts(self, step: int) -> None:
+        """The oldest complete groups of the stream; where nothing is generated, what the data say."""
+        if self.stream is None:
+            count = self.job.workload.num_prompts_per_step
+            self._keep(lambda _: [self.requests.answers(n) for n in range((step - 1) * count, step * count)])
+            return
+        stream = self.stream
+
+        def more(count: int) -> list[Group]:
+            return self._made((number, finished.completions) for number, finished in stream.take(count))
+
+        self._keep(more, stream.replace)
+        if step == self.job.workload.num_steps:
+            stream.finish()
+
+    def verify(self, action: Action, step: int) -> list[Measurement]:
+        """Have judged what is not yet judged. Raises: RunError when too many could not be."""
+        everything = (*self.rollouts, *self.baselines)
+        self.reward_pool.judge(everything)
+        self.metrics.add_reward_notes(*self.reward_pool.take_notes())
+        self.recorder.write_failures(failures_of(everything, step))
+        span = self.reward_pool.take_span()
+        if span is not None:
+            self.recorder.record_verifiers(action, step, *span)
+        self.reward_pool.check_failures(everything, step)
+        return []
+
+    def finish_rewards(self, step: int) -> None:
+        """Now that environment and reward model have spoken. Raises: RunError when too many rewards have failed."""
+        self._watch_environment(step)
+        failed = finish_rewards(self.rollouts, self.baselines, self.job, step)
+        if failed:
+            self.recorder.write_failures(failures_of(failed, step))
+            self.reward_pool.check_failures([each for each in self.rollouts if not each.completion.failure], step)
+
+    def _watch_environment(self, step: int) -> None:
+        """Note what its processes hold. Masked rollouts must not go unseen."""
+        if isinstance(self.generation, Conversations):
+            self.recorder.record_beside("environment", step, self.generation.pool.resident_bytes())
+        unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
+        if unanswered:
+            text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
+            self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
+
+    def evaluate(self, action: Action, step: int) -> list[Measurement]:
+        """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
+        if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
+            return []
+        requests = self.requests.evaluation()
+        with self._judging_early():
+            groups, measurements = self._complete(action, requests)
+        rollouts = [
+            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].chosen), id=f"evaluate/{index}/0")
+            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+        ]
+        self.reward_pool.judge(rollouts)
+        self.reward_pool.take_notes()  # they are of training rollouts
+        self.reward_pool.take_span()
+        self.recorder.write_failures(failures_of(rollouts, step))
+        self.reward_pool.check_failures(rollouts, step)
+        add_environment(rollouts, self.job)
+        self.metrics.add_evaluation(rollouts)
+        return measurements
+
+    def async_rollouts(self) -> None:
+        """Generate ahead of the steps, until the last one's rollouts are there."""
+        assert self.stream is not None, "rollouts are async"
+        with self._judging_early():
+            self.stream.run()
+
+    def close(self) -> None:
+        """Let the stream and the environment end."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream.buffer.close()
+        if isinstance(self.generation, Conversations):
+            self.generation.close()
+
+    def _stream(self) -> RolloutStream:
+        async_rollouts, work, place = self.spec.schedule.async_rollouts, self.job.workload, self.job.placement
+        assert async_rollouts is not None, "rollouts are async"
+        folder = self.recorder.folder / "buffer"
+        limits = BufferLimits(place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory, folder)
+        return RolloutStream(
+            self.generation,
+            self.requests.rollouts,
+            async_rollouts,
+            StreamSettings(
+                work.num_prompts_per_step,
+                work.num_steps,
+                self.job.limits.action_timeout_s,
+                can_replace=self.job.max_refills > 0,
+            ),
+            ExperienceBuffer(limits),
+        )
+
+    def _with_environment(self) -> Conversations:
+        """The engines, and between the policy's turns the job's environment."""
+        environment = self.job.rollout.environment
+        words = TextTokenizer(str(Path(self.job.policy.path) / "tokenizer.json"))
+        pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
+        self.dispatcher.worker_group.pids_outside_ray = lambda: pool.pids
+        return Conversations(self.fleet, pool, environment, words, self.requests.named)
+
+    def _made(self, finished: Iterable[Finished]) -> list[Group]:
+        """Groups of finished completions, rewarded where it must be known which have variance."""
+        groups = [self.groups.make(each) for each in finished]
+        if self.job.max_refills:
+            self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts])
+        return groups
+
+    def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
+        """Make this step's rollouts of new groups."""
+        num_replaced: list[int] = []
+
+        def note(num_groups: int) -> None:
+            num_replaced.append(num_groups)
+            replaced(num_groups)
+
+        groups = gather(self.job.workload.num_prompts_per_step, more, self.job.max_refills, note)
+        self.num_replaced += sum(num_replaced)
+        for index, group in enumerate(groups):
+            group.place(index)
+        self.rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.baselines = [rollout for group in groups for rollout in group.baselines]
+        self.metrics.add_rollouts(self.rollouts)
+        self.metrics.add_replaced(sum(num_replaced))
+        for rollout in self.rollouts:
+            self.lengths.add(len(rollout.completion.tokens))
+
+    def _judging_early(self) -> AbstractContextManager[None]:
+        """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
+        is_early = self.reward_pool.is_early and not self.job.has_turns
+        return self._watch.watching() if is_early else nullcontext()
+
+    def _begin_to_judge(self, sample: FinishedRequest) -> None:
+        prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
+        is_rollout = sample.id.startswith("generate/")
+        text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
+        self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))
+
+    def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
+        finished, measurements = self.generation.generate(requests, self.dispatcher.deadline_s(action))
+        return [list(done.completions) for done in finished], measurements

@@ -1,0 +1,101 @@
+"""RequestMaker: what the engine is asked for: which prompt is the n-th, with which seed, and of what length.
+
+In: a job and its prompts. Out: requests, the same for the same job whoever asks and in whatever order.
+"""
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, RolloutRequest
+from rlplan.runtime.rollout.groups import Group
+from rlplan.spec.parts.lengths import cut_lengths
+from rlplan.spec.resolved import ResolvedJob
+
+SEED_STRIDE = 1 << 20
+"""How far seeds of one step lie from the next one's; the engine adds the sample's index to its prompt's seed."""
+
+
+class RequestMaker:
+    """Prompts are numbered through all steps, from 0: epochs of the training set, each in its own seeded order."""
+
+    def __init__(self, job: ResolvedJob, prompts: PromptSets) -> None:
+        self.job, self.prompts = job, prompts
+
+    def prompt(self, number: int) -> Prompt:
+        """The n-th prompt of the run."""
+        epoch, index = divmod(number, len(self.prompts.train))
+        return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
+
+    def name(self, number: int) -> str:
+        """The id of the request for the n-th prompt's rollouts."""
+        step, index = divmod(number, self.job.workload.num_prompts_per_step)
+        return f"generate/{step + 1}/{index}"
+
+    def named(self, request_id: str) -> Prompt:
+        """The prompt of a request. Raises: ValueError for an id that is none of ours."""
+        kind, *place = request_id.split("/")
+        if kind == "evaluate":
+            return self.prompts.heldout[int(place[0])]
+        step, index = map(int, place)
+        return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
+
+    def rollouts(self, number: int) -> RolloutRequest:
+        """The rollouts of the n-th prompt."""
+        work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
+        step, index = divmod(number, work.num_prompts_per_step)
+        request = self._request(
+            self.name(number),
+            self.prompt(number),
+            num_samples=work.num_samples_per_prompt + num_greedy,
+            temperature=work.temperature,
+            seed=(step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
+            lengths=self._forced_lengths(number),
+        )
+        return replace(request, num_greedy=num_greedy)
+
+    def answers(self, number: int) -> Group:
+        """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
+        prompt = self.prompt(number)
+        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in prompt.answers]
+        chosen, rejected = (Rollout(prompt, 0, completion) for completion in completions)
+        chosen.reward = 1.0
+        return Group(number, [chosen, rejected], [])
+
+    def evaluation(self) -> list[RolloutRequest]:
+        """One greedy response of each held-out prompt."""
+        return [
+            self._request(f"evaluate/{index}", prompt, num_samples=1, temperature=0.0, seed=index, lengths=())
+            for index, prompt in enumerate(self.prompts.heldout)
+        ]
+
+    def _request(
+        self, name: str, prompt: Prompt, *, num_samples: int, temperature: float, seed: int, lengths: tuple[int, ...]
+    ) -> RolloutRequest:
+        return RolloutRequest(
+            id=name,
+            prompt=prompt.tokens,
+            num_samples=num_samples,
+            temperature=temperature,
+            seed=(self.job.seed * 7919 + seed) % (1 << 62),
+            max_tokens=self.job.workload.max_response_len,
+            lengths=lengths,
+        )
+
+    def _forced_lengths(self, number: int) -> tuple[int, ...]:
+        """Lengths drawn for a prompt's rollouts, where the job forces them: independent of each other."""
+        work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
+        if not self.job.controls.forces_lengths:
+            return ()
+        lengths = cut_lengths(work.response_lengths, work.max_response_len)
+        draw = random.Random(f"{self.job.seed}/lengths/{number}").random
+        return tuple(max(1, round(lengths.quantile(draw()))) for _ in range(work.num_samples_per_prompt + num_greedy))
+
+
+@lru_cache(maxsize=2)
+def order_of(seed: int, epoch: int, num_prompts: int) -> list[int]:
+    """The order of the training prompts in one epoch."""
+    order = list(range(num_prompts))
+    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
+    return order

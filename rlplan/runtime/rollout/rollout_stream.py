@@ -1,0 +1,215 @@
+"""RolloutStream: async generation, and the groups that it has finished, until a step takes them.
+
+In: how to ask for the n-th prompt's rollouts, and AsyncRollouts. Out: the oldest complete groups, and measurements.
+Left out: what becomes of them (collector.py). Which may be begun and which must be waited for is a rule of
+simulate/staleness.py, so that a run does what was simulated.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rlplan.dataflow.graph import AsyncRollouts
+from rlplan.errors import RunError
+from rlplan.runtime.checkpoints.manifest import StreamState
+from rlplan.runtime.environments.conversations import Conversations
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
+from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
+from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.simulate.staleness import must_be_waited_for, num_allowed
+
+COLLECT_S = 0.05
+"""How long an engine waits for completions before it answers with none: new prompts are sent at least as often."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What a stream has to generate."""
+
+    num_prompts: int
+    """That one step takes."""
+
+    num_steps: int
+    """That will come."""
+
+    deadline_s: float
+    """Of each call and each wait."""
+
+    can_replace: bool = False
+    """Whether more prompts may be asked for than the steps take."""
+
+
+class RolloutStream:
+    """See the module docstring. `run` is one thread's; `take` and `handing_over` are another's.
+
+    watch: makes a call to the engines, again when one was lost and is there again.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet | Conversations,
+        request_of: Callable[[int], RolloutRequest],
+        async_rollouts: AsyncRollouts,
+        settings: StreamSettings,
+        buffer: ExperienceBuffer,
+    ) -> None:
+        self.fleet, self.request_of, self.async_rollouts, self.settings = fleet, request_of, async_rollouts, settings
+        self.version = 0
+        self._num_begun = self._num_replaced = 0
+        self._again: list[int] = []
+        self._open: dict[str, tuple[int, int]] = {}
+        self.buffer = buffer
+        self._measurements: list[Measurement] = []
+        self._is_held = self._is_closed = False
+        self._is_finished = not settings.can_replace
+        self.watch: Callable[[Callable[[], Any]], Any] = lambda call: call()
+        self._changed = threading.Condition()
+        self._submitting = threading.Lock()
+
+    def run(self) -> None:
+        """Begin and collect until every step's prompts are complete, or the stream is closed."""
+        while True:
+            self._begin()
+            with self._changed:
+                if self._is_closed or (self._has_begun_all and not self._open and self._is_finished):
+                    return
+                if not self._open:  # something may still have to be replaced, or room to be made
+                    self._changed.wait(COLLECT_S)
+                    continue
+            at_least = max(1, self.settings.num_prompts // 4)
+            collect = partial(self.fleet.collect, COLLECT_S, at_least, self.settings.deadline_s)
+            collected, measurements = self.watch(collect)
+            with self._changed:
+                for finished in collected:
+                    number, version = self._open.pop(finished.id)
+                    self.buffer.add(BufferedGroup(number, version, finished))
+                self._measurements += measurements
+                self._changed.notify_all()
+
+    def take(self, count: int) -> list[tuple[int, FinishedRequest]]:
+        """The `count` oldest complete groups by number, once none is left out that would become too old."""
+        self._wait(lambda: self._is_ready(count), f"{count} complete groups")
+        with self._changed:
+            taken = [(group.number, group.finished) for group in self.buffer.take(count)]
+            self._changed.notify_all()
+            return taken
+
+    def replace(self, num_groups: int) -> None:
+        """So many of the groups taken have zero variance: as many more are begun and taken."""
+        with self._changed:
+            self._num_replaced += num_groups
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Nothing will be replaced any more."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
+    @property
+    def _num_wanted(self) -> int:
+        return self.settings.num_prompts * self.settings.num_steps + self._num_replaced
+
+    @property
+    def _has_begun_all(self) -> bool:
+        return not self._again and self._num_begun >= self._num_wanted
+
+    def state(self) -> tuple[StreamState, dict[str, Any]]:
+        """What a resumed run needs: which prompts no step has taken yet, and the buffer with those that are whole."""
+        with self._changed:
+            again = sorted(number for number, _ in self._open.values())
+            state = StreamState(
+                num_begun=self._num_begun,
+                num_replaced=self._num_replaced,
+                again=(*self._again, *again),
+            )
+            return state, self.buffer.state()
+
+    def begin_at(self, step: int, num_replaced: int) -> None:
+        """Go on after a run whose steps each generated their own rollouts, and so many more."""
+        self.version, self._num_begun = step, step * self.settings.num_prompts + num_replaced
+        self._num_replaced = num_replaced
+
+    def restore(self, state: StreamState, buffer: dict[str, Any], version: int) -> None:
+        """Go on where another run was, `version` weight syncs in: what was under way there is begun anew.
+
+        So is what would become older than this run allows, which may be less than that one did.
+        """
+        self.version, self._num_begun, self._num_replaced = version, state.num_begun, state.num_replaced
+        self.buffer.restore(buffer)
+        late = self.buffer.evict_late(version, self.settings.num_prompts, state.again)
+        self._again = sorted([*state.again, *late])
+
+    def take_measurements(self) -> list[Measurement]:
+        """Of the engine, since the last time."""
+        with self._changed:
+            taken, self._measurements = self._measurements, []
+            return taken
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Nothing is begun inside the block. Without interruption it begins when nothing is under way any more."""
+        with self._changed:
+            self._is_held = True
+        with self._submitting:  # what is just being sent arrives first
+            pass
+        if not self.async_rollouts.interrupts:
+            self._wait(lambda: not self._open, "the end of what is under way")
+        with self.fleet.paused(self.settings.deadline_s):
+            yield
+        with self._changed:
+            self.version += 1
+            self._is_held = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let `run` end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        with self._submitting:
+            with self._changed:
+                requests = [] if self._is_held else self._next_requests()
+            if requests:
+                self.watch(lambda: self.fleet.submit(requests, self.settings.deadline_s))
+
+    def _next_requests(self) -> Sequence[RolloutRequest]:
+        settings = self.settings
+        allowed = num_allowed(self.version, self.async_rollouts.max_staleness, settings.num_prompts)
+        last = min(allowed + self._num_replaced, self._num_wanted)
+        requests: list[RolloutRequest] = []
+        while (self._again or self._num_begun < last) and not self.buffer.is_full_with(len(self._open)):
+            number = self._again.pop(0) if self._again else self._num_begun
+            request = self.request_of(number)
+            self._open[request.id] = (number, self.version)
+            requests.append(request)
+            self._num_begun = max(self._num_begun, number + 1)
+        return requests
+
+    def _is_ready(self, count: int) -> bool:
+        begun = [*(version for _, version in self._open.values()), *self.buffer.versions_after(count)]
+        late = must_be_waited_for(begun, self.version, self.async_rollouts.max_staleness, self.settings.num_prompts)
+        return len(self.buffer) >= count and not late
+
+    def _wait(self, is_over: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.settings.deadline_s
+        with self._changed:
+            while not is_over():
+                if self._is_closed or not self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
+                    self._give_up(deadline, what)
+
+    def _give_up(self, deadline: float, what: str) -> None:
+        if self._is_closed or time.monotonic() > deadline:
+            raise RunError(
+                f"{what} did not come" + ("" if self._is_closed else f" within {self.settings.deadline_s:.0f} s"),
+                where=", ".join(self.fleet.processes),
+                rule="generation goes on beside the steps; every wait has a deadline (limits.action_timeout_s)",
+                way_out="read the engine's log; raise the limit if rollouts are really that long",
+            )

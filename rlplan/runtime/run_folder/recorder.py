@@ -1,0 +1,280 @@
+"""Recorder: writes a run folder while the run goes on, so that what happened survives whatever happens next.
+
+    trace.jsonl     spans and memory, line by line
+    metrics.jsonl   learning only: two seeded runs agree bit for bit
+    timings.jsonl   seconds, tokens/s and memory of each step
+    samples.jsonl   some rollouts of each step, to read
+    prompts.jsonl   the prompts that each step was trained on
+    failures.jsonl  rollouts that have no reward, and why
+    alarms.jsonl    what went wrong while the run went on: leaks, restarts, changes after a preflight
+    status.json     how the run stands; written atomically
+
+In: measurements and metrics. Out: files, and the latest values for a display.
+"""
+
+import calendar
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action
+from rlplan.errors import RunError
+from rlplan.runtime.measure.device_memory import DeviceBytes
+from rlplan.runtime.measure.memory_meter import Measurement, resident_bytes
+from rlplan.runtime.run_folder.disk_errors import writing_file
+from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over
+from rlplan.trace import MemorySample, Span, Trace, record_line
+from rlplan.vocabulary import Role
+
+LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prompts.jsonl", "failures.jsonl")
+"""Files of lines that each belong to a step."""
+
+
+class Recorder:
+    """One run folder. All methods are called from the driver, also from several threads; every line is flushed.
+
+    Raises: RunError where the disk does not take what is written.
+    """
+
+    def __init__(self, folder: Path, devices: dict[str, str], after_step: int | None = None) -> None:
+        """devices: device of each process. after_step: the last step that an earlier run in this folder did."""
+        self.folder, self.devices = folder, devices
+        self.origin_s = time.time() if after_step is None else _started_s(folder)
+        self.num_starts = 0
+        self.resident: dict[str, int] = {}
+        self.on_device: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.facts: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+        mode = "w" if after_step is None else "a"
+        self._open("alarms.jsonl", mode)
+        if after_step is None:
+            self.begin_again()
+        else:
+            self.go_back(after_step)
+
+    def begin_again(self) -> None:
+        """Nothing was measured yet: the processes start once more, under another plan."""
+        self.resident.clear()
+        for name in LINES:
+            self._open(name)
+        for line in Trace(origin="measured").lines():
+            self._write("trace.jsonl", line)
+
+    def go_back(self, step: int) -> None:
+        """Keep the lines up to a step: those that come after are written again by the run that goes on from there."""
+        self.resident.clear()
+        for name in LINES:
+            _keep_steps(self.folder / name, step)
+            self._open(name, "a")
+        self.num_starts = _last_start(self.folder / "trace.jsonl")
+        if not (self.folder / "trace.jsonl").stat().st_size:
+            for line in Trace(origin="measured").lines():
+                self._write("trace.jsonl", line)
+
+    def sync(self) -> None:
+        """Wait until the disk has every line."""
+        with self._lock:
+            for name, file in self._files.items():
+                with writing_file(self.folder / name):
+                    if not file.closed:
+                        file.flush()
+                        os.fsync(file.fileno())
+
+    def _open(self, name: str, mode: str = "w") -> None:
+        with writing_file(self.folder / name):
+            if name in self._files:
+                self._files[name].close()
+            self._files[name] = (self.folder / name).open(mode, encoding="utf-8", buffering=1)
+
+    def held(self) -> dict[str, int]:
+        """What each process holds where its models lie: on its GPU, or in the host's memory where it has none."""
+        return self.resident | self.on_device
+
+    def record(self, action: Action, step: int, measurements: list[Measurement], attempt: int = 1) -> None:
+        """Record one action, at the attempt that succeeded.
+
+        Several calls on one process are merged into one span and one sample a kind.
+        """
+        if step == 0:
+            attempt += self.num_starts  # processes start once more where a run is resumed
+        by_process: dict[str, list[Measurement]] = defaultdict(list)
+        for measurement in measurements:
+            by_process[measurement.process].append(measurement)
+        for process, parts in by_process.items():
+            self._record_process(action, step, process, parts, attempt)
+
+    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement], attempt: int) -> None:
+        device = self.devices.get(process, HOST_DEVICE)
+        start = min(part.start_s for part in parts) - self.origin_s
+        end = max(part.end_s for part in parts) - self.origin_s
+        self._write(
+            "trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6), attempt))
+        )
+        last = max(parts, key=lambda part: part.end_s)
+        self.resident[process] = last.resident_bytes
+        totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
+        samples = [(role, kind, "resident", size) for (role, kind), size in last.components.items()]
+        samples += [
+            (role, kind, "loaded", size) for part in parts for (role, kind), size in part.loaded_components.items()
+        ]
+        samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
+        if last.device is not None:
+            self.on_device[process] = last.device.held
+            samples += _device_samples(action.role.value, last.device)
+        for role, kind, statistic, size in samples:
+            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
+            self._write("trace.jsonl", record_line(sample))
+
+    def record_own(self, action: Action, step: int, start_s: float, end_s: float) -> None:
+        """Record an action that the driver does itself. Times: seconds since 1970."""
+        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, DRIVER_PROCESS, HOST_DEVICE, start, end)))
+
+    def record_verifiers(self, action: Action, step: int, start_s: float, end_s: float) -> None:
+        """When the rewards' own processes were at work, which may have begun before the action did."""
+        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, VERIFIER_PROCESS, HOST_DEVICE, start, end)))
+
+    def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
+        """Record what a process holds once its libraries are imported and before it holds a model."""
+        at = round(time.time() - self.origin_s, 6)
+        device = self.devices.get(process, HOST_DEVICE)
+        sample = MemorySample(action_id, 0, process, device, role, "process", "resident", num_bytes, at)
+        self._write("trace.jsonl", record_line(sample))
+
+    def record_host(self, step: int, system_bytes: int | None) -> None:
+        """Record the driver's own memory and that of Ray's processes, where they are the run's, once a step."""
+        for process, size in ((DRIVER_PROCESS, resident_bytes()), ("ray_system", system_bytes)):
+            if size is not None:
+                self.record_beside(process, step, size)
+
+    def record_beside(self, process: str, step: int, num_bytes: int) -> None:
+        """Record what a process holds that runs beside the workers."""
+        at = round(time.time() - self.origin_s, 6)
+        self.resident[process] = num_bytes
+        role = Role.VERIFIER.value
+        sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", num_bytes, at)
+        self._write("trace.jsonl", record_line(sample))
+
+    def write_metrics(self, row: dict[str, float | int]) -> None:
+        """One step's learning metrics."""
+        self._write("metrics.jsonl", json.dumps(row))
+
+    def write_timings(self, row: dict[str, float | int]) -> None:
+        """One step's seconds, rates and bytes."""
+        self._write("timings.jsonl", json.dumps(row))
+
+    def write_sample(self, row: dict[str, Any]) -> None:
+        """One rollout to read."""
+        self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
+
+    def write_prompts(self, step: int, ids: Sequence[str]) -> None:
+        """Which prompts a step was trained on, by their ids and in order."""
+        self._write("prompts.jsonl", json.dumps({"step": step, "prompts": [*ids]}, ensure_ascii=False))
+
+    def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Rollouts without a reward."""
+        for row in rows:
+            self._write("failures.jsonl", json.dumps(row))
+
+    def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
+        """Something that the run survives and that must not go unseen."""
+        at = round(time.time() - self.origin_s, 3)
+        self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
+
+    def write_preflight(self, comparison: dict[str, Any]) -> None:
+        """What was rehearsed before step 1."""
+        write_json(self.folder / "preflight.json", comparison)
+
+    def write_data(self, facts: Mapping[str, object]) -> None:
+        """What was read, and how long the prompts are."""
+        write_json(self.folder / "data.json", facts)
+
+    def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
+        """How long responses were, as a job says it: another plan or a simulation can start from them."""
+        if lengths is not None:
+            write_json(self.folder / "lengths.json", lengths)
+
+    def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
+        """How the run stands. state: running | finished | interrupted | failed.
+
+        The last two are also written where the disk takes nothing more: over what stands in the file.
+        """
+        status = {
+            "schema_version": 1,
+            "state": state,
+            "exit_code": exit_code,
+            "message": message,
+            **self.facts,
+            "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin_s)),
+            "seconds": round(time.time() - self.origin_s, 3),
+        }
+        try:
+            write_json(self.folder / "status.json", status)
+        except RunError:
+            if state not in ("interrupted", "failed"):
+                raise
+            with suppress(OSError):  # of a disk that does not work at all; the run's own error is told anyway
+                write_over(self.folder / "status.json", status)
+
+    def close(self) -> None:
+        """Close the files. What could not be written was said when it was."""
+        for file in self._files.values():
+            with suppress(OSError):
+                file.close()
+
+    def _write(self, name: str, line: str) -> None:
+        with self._lock, writing_file(self.folder / name, len(line) + 1):
+            self._files[name].write(line + "\n")
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines of a file; none where it is missing. A run that was killed may have left half a line."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Leave out the lines of later steps and of the end. Lines without a step stay."""
+    kept = [line for line in _lines(path) if 0 <= _step_of(line) <= last]
+    replace_whole(path, "".join(kept).encode())
+
+
+def _last_start(path: Path) -> int:
+    """The highest attempt on record of what is done once, before step 1: also of a start that was killed half-way."""
+    rows = [json.loads(line) for line in _lines(path)]
+    return max((row["attempt"] for row in rows if row["type"] == "span" and row["step"] == 0), default=0)
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line).get("step", 0))
+    except (ValueError, TypeError, AttributeError):
+        return -1  # a line that nobody can read
+
+
+def _started_s(folder: Path) -> float:
+    """When the run in a folder began, by its status."""
+    try:
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return time.time()
+
+
+def _device_samples(role: str, device: DeviceBytes) -> list[tuple[str, str, str, int]]:
+    """What a process's GPU holds, beside what the process holds of the host."""
+    return [
+        (role, "device_allocated", "resident", device.allocated),
+        (role, "device_allocated", "peak", device.peak_allocated),
+        (role, "device_reserved", "resident", device.reserved),
+        (role, "device_process", "resident", device.process),
+        (role, "device_total", "resident", device.total),
+    ]

@@ -1,0 +1,1 @@
+"""What packets hold: every weight, what has changed, or an adapter."""

@@ -1,0 +1,187 @@
+"""Delta content: only the elements that have changed since the last update, bit for bit.
+
+In: a packet's weights and a copy of what was sent last. Out: bytes; and on the other side the same copy, brought up to
+date. Whole elements are compared as integers of 16 or 32 bits, so that nothing depends on how floats compare.
+
+A payload is a table, a word of 8 bytes for each chunk (at most 2^20 elements of one tensor), then the chunks' bodies.
+A chunk is coded in the shortest of three ways: gaps (the new elements, then a byte for each: how far it lies behind the
+one before; where that is more than 255, elements that have not changed are sent in between), a bit for each element, or
+all elements. A payload that would be longer than the packet itself is not sent: the whole packet is.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, layer_of
+from rlplan.memory.weight_sync.packets import Packet
+from rlplan.runtime.weight_sync.channel import Encoding
+from rlplan.runtime.weight_sync.contents.full import fill, view
+from rlplan.units import round_up
+
+CHUNK = 1 << 20
+_WORDS = {2: torch.int16, 4: torch.int32}
+_WORD = 8
+_LONGEST_GAP = 255
+
+
+class _Coding(IntEnum):
+    """Encoding of a chunk."""
+
+    UNCHANGED = 0
+    GAPS = 1
+    BITS = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A coded chunk. count: elements that are sent."""
+
+    coding: _Coding
+    count: int
+    parts: tuple[Any, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(round_up(part.nbytes, _WORD) for part in self.parts)
+
+
+class SentWeights:
+    """The policy as it was last sent, in the packets' own form. serial: of that update; 0 while it is not known."""
+
+    def __init__(self, packets: Sequence[Packet], dtype: torch.dtype) -> None:
+        self.packets, self.dtype, self.serial = packets, dtype, 0
+        self.copies = [torch.zeros(packet.bucket.num_bytes, dtype=torch.uint8) for packet in packets]
+        self.num_bytes = sum(copy.numel() for copy in self.copies)
+
+    def put(self, index: int, buffer: torch.Tensor, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Keep a packet's weights, and copy all of them into the buffer."""
+        fill(self.copies[index], self.packets[index].bucket, tensors, self.dtype)
+        buffer.copy_(self.copies[index])
+
+    def encode(
+        self, index: int, buffer: torch.Tensor, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> tuple[Encoding, int]:
+        """Write what differs from the copy into the buffer, and keep the new weights.
+
+        Returns: how the packet is coded, and its bytes, a multiple of 64.
+        """
+        bucket, copy = self.packets[index].bucket, self.copies[index]
+        table, end = [], _table_bytes(bucket)
+        for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
+            old = _old_words(copy, entry, self.dtype, part)
+            body = _code(new, old)
+            table.append(body.count << 2 | body.coding)
+            if end + body.num_bytes <= buffer.numel():
+                _write(buffer, end, body.parts)
+            end += body.num_bytes
+            if body.count:
+                old[:] = new
+        if round_up(end, 64) > buffer.numel():
+            buffer.copy_(copy)
+            return Encoding.FULL, buffer.numel()
+        _write(buffer, 0, (np.array(table, dtype=np.int64),))
+        buffer[end : round_up(end, 64)] = 0
+        return Encoding.DELTA, round_up(end, 64)
+
+    def take(self, index: int, payload: torch.Tensor) -> None:
+        """Keep a whole packet."""
+        self.copies[index].copy_(payload)
+
+    def apply(self, index: int, payload: torch.Tensor) -> list[BucketEntry]:
+        """Lay a delta over the copy. Returns: the tensors of every layer in which anything came."""
+        bucket, data = self.packets[index].bucket, payload.numpy()
+        chunks = list(_chunks(bucket))
+        table = data[: _WORD * len(chunks)].view(np.int64)
+        end, touched = _table_bytes(bucket), set()
+        for (entry, part), word in zip(chunks, table.tolist(), strict=True):
+            if word:
+                touched.add(layer_of(entry.name))
+                end = _decode(
+                    data, end, _Coding(word & 3), word >> 2, _old_words(self.copies[index], entry, self.dtype, part)
+                )
+        return [entry for entry in bucket.entries if layer_of(entry.name) in touched]
+
+
+def _table_bytes(bucket: Bucket) -> int:
+    return round_up(_WORD * sum(1 for _ in _chunks(bucket)), 64)
+
+
+def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
+    for entry in bucket.entries:
+        numel = torch.Size(entry.shape).numel()
+        for first in range(0, numel, CHUNK):
+            yield entry, slice(first, min(numel, first + CHUNK))
+
+
+def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
+    """New elements, chunk by chunk, as integers."""
+    for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
+        if name != entry.name or tuple(tensor.shape) != entry.shape:
+            raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")
+        flat = tensor.reshape(-1)
+        for first in range(0, flat.numel(), CHUNK):
+            part = flat[first : first + CHUNK].to(device="cpu", dtype=dtype)
+            yield part.contiguous().view(_WORDS[dtype.itemsize]).numpy()
+
+
+def _old_words(copy: torch.Tensor, entry: BucketEntry, dtype: torch.dtype, part: slice) -> Any:
+    return view(copy, entry, dtype).reshape(-1)[part].view(_WORDS[dtype.itemsize]).numpy()
+
+
+def _code(new: Any, old: Any) -> _Body:
+    mask = new != old
+    count = int(np.count_nonzero(mask))
+    if not count:
+        return _Body(_Coding.UNCHANGED, 0)
+    if count * 2 >= new.size:  # gaps take at least a byte more an element, bits an eighth of all
+        return _Body(_Coding.ALL, new.size, (new,))
+    places = np.flatnonzero(mask)
+    gaps = _short_gaps(places)
+    by_gaps = _Body(_Coding.GAPS, gaps.size, (new[np.cumsum(gaps, dtype=np.int64) - 1], gaps))
+    if by_gaps.num_bytes <= round_up(count * new.itemsize, _WORD) + new.size // 8:
+        return by_gaps
+    return min(
+        (_Body(_Coding.BITS, count, (new[places], np.packbits(mask))), _Body(_Coding.ALL, new.size, (new,))),
+        key=lambda body: body.num_bytes,
+    )
+
+
+def _short_gaps(places: Any) -> Any:
+    """How far each place lies behind the one before it (the first behind -1), with steps of 255 where that is more."""
+    gaps = np.diff(places, prepend=-1)
+    extra = (gaps - 1) // _LONGEST_GAP
+    steps = np.full(places.size + int(extra.sum()), _LONGEST_GAP, dtype=np.uint8)
+    steps[np.cumsum(extra + 1) - 1] = gaps - _LONGEST_GAP * extra
+    return steps
+
+
+def _write(buffer: torch.Tensor, start: int, parts: Iterable[Any]) -> None:
+    data = buffer.numpy()
+    for part in parts:
+        size = part.nbytes
+        data[start : start + size] = part.view(np.uint8)
+        data[start + size : start + round_up(size, _WORD)] = 0
+        start += round_up(size, _WORD)
+
+
+def _decode(data: Any, start: int, coding: _Coding, count: int, old: Any) -> int:
+    """Lay a chunk's body over the old elements. Returns: where the next body starts."""
+    size = count * old.itemsize
+    values = data[start : start + size].view(old.dtype)
+    start += round_up(size, _WORD)
+    if coding is _Coding.ALL:
+        old[:] = values
+    elif coding is _Coding.GAPS:
+        old[np.cumsum(data[start : start + count], dtype=np.int64) - 1] = values
+        start += round_up(count, _WORD)
+    else:
+        size = -(-old.size // 8)
+        old[np.unpackbits(data[start : start + size], count=old.size).view(bool)] = values
+        start += round_up(size, _WORD)
+    return start

@@ -1,0 +1,1 @@
+"""How packets travel: one file a transport, found by name."""

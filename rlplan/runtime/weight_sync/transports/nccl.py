@@ -1,0 +1,138 @@
+"""The NCCL transport: broadcast between GPUs, from the sending rank to every engine process.
+
+In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers go over vLLM's stateless group
+(TCP), payloads over a communicator of our own: a second NCCL group made by torch fails beside vLLM's.
+Left out: several sending ranks, sharded tensors. **Not yet run on a GPU.** Written against vLLM 0.32.
+
+NCCL cannot be interrupted: a broadcast that does not end in time fails the update, and the communicator with it.
+"""
+
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlplan.memory.weight_sync.packets import Packet, arena_bytes
+from rlplan.runtime.weight_sync.channel import Deadline, Endpoint, Header, Update, packet_view, sync_error
+
+
+class NcclSide:
+    """A member of the group, with an arena of its own on its device."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        self.endpoint, self.packets = endpoint, packets
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.arena = torch.zeros(arena_bytes(packets), dtype=torch.uint8, device=self.device)
+        self.num_bytes = self.arena.numel()
+        self.group: Any = None
+        self.communicator: Any = None
+        self.stream = torch.cuda.Stream(self.device)
+        self.deadline = Deadline(0.0)
+
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        if self.communicator is None:
+            raise sync_error("the group was given up after a failure")
+        self.deadline = Deadline(update.timeout_s)
+
+    def abort(self) -> None:
+        """Leave the group; it cannot be used again."""
+        communicator, self.communicator, self.group = self.communicator, None, None
+        if communicator is not None:
+            communicator.destroy()
+
+    def close(self) -> None:
+        """Leave the group and let go of the arena."""
+        self.abort()
+        self.arena = self.arena[:0]
+
+    def _join(self, rank: int) -> None:
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        endpoint = self.endpoint
+        self.group = StatelessProcessGroup.create(endpoint.host, endpoint.port, rank, endpoint.num_readers + 1)
+        with _free_nccl_settings():
+            self.communicator = PyNcclCommunicator(self.group, device=self.device)
+
+    def _broadcast(self, header: Header | None, index: int) -> tuple[Header, torch.Tensor, torch.cuda.Event]:
+        """Send (rank 0) or receive a packet: its header, its bytes, and the event after which they are there."""
+        if self.group is None:
+            raise sync_error("the group was given up")
+        header = Header(*self.group.broadcast_obj(None if header is None else header.words(), src=0))
+        payload = packet_view(self.arena, self.packets[index])[: header.num_bytes]
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        self.communicator.broadcast(payload, src=0, stream=self.stream)
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        return header, payload, event
+
+
+class NcclOutlet(NcclSide):
+    """The trainer's side. See `channel.Outlet`."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        """Choose a port; the store itself listens when the channel is opened."""
+        with socket.socket() as probe:
+            probe.bind((endpoint.host, 0))
+            port = probe.getsockname()[1]
+        super().__init__(replace(endpoint, port=port), packets)
+        self._sent: list[torch.cuda.Event] = []
+
+    def open(self) -> None:
+        """Wait for every reader."""
+        self._join(0)
+
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        super().begin(update)
+        self._sent = []
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """The packet's memory, once the packets that lie there have been sent."""
+        for position in range(self.packets[index].after):
+            self.deadline.wait(self._sent[position].query, f"sending of packet {position}")
+        return packet_view(self.arena, self.packets[index])
+
+    def publish(self, header: Header) -> None:
+        """Send the packet; returns at once."""
+        self._sent.append(self._broadcast(header, header.index)[2])
+
+    def finish(self) -> None:
+        """Wait until everything has been read."""
+        for position, event in enumerate(self._sent):
+            self.deadline.wait(event.query, f"sending of packet {position}")
+        self.group.barrier(timeout=self.deadline.left_s())
+
+
+class NcclInlet(NcclSide):
+    """A reader's side. See `channel.Inlet`."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
+        super().__init__(endpoint, packets)
+        self._join(reader + 1)
+
+    def take(self, index: int) -> tuple[Header, torch.Tensor]:
+        """Wait for a packet."""
+        header, payload, event = self._broadcast(None, index)
+        self.deadline.wait(event.query, f"arrival of packet {index}")
+        return header, payload
+
+    def release(self, index: int) -> None:
+        """The packet has been read; after the last one the sender hears of it."""
+        torch.cuda.current_stream(self.device).synchronize()
+        if index + 1 == len(self.packets):
+            self.group.barrier(timeout=self.deadline.left_s())
+
+
+def _free_nccl_settings() -> AbstractContextManager[Any]:
+    """NCCL_CUMEM_ENABLE must be the same on both sides; from vLLM 0.28 it pins it, but for this."""
+    try:
+        from vllm.utils.nccl import unpinned_nccl_env
+    except ImportError:
+        return nullcontext()
+    context: AbstractContextManager[Any] = unpinned_nccl_env()
+    return context

@@ -1,0 +1,32 @@
+"""The transports by name. In: an endpoint. Out: the sender's or a reader's side of it. Each is one file beside this."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+from rlplan.memory.weight_sync.packets import Packet
+from rlplan.runtime.weight_sync.channel import Endpoint, Inlet, Outlet
+from rlplan.vocabulary import Transport
+
+_MODULES = {
+    Transport.SHARED_MEMORY: ("shared_memory", "SharedMemory"),
+    Transport.GLOO: ("gloo", "Gloo"),
+    Transport.DISK: ("disk", "Disk"),
+    Transport.CUDA_IPC: ("cuda_ipc", "CudaIpc"),
+    Transport.NCCL: ("nccl", "Nccl"),
+}
+
+
+def make_outlet(endpoint: Endpoint, packets: Sequence[Packet]) -> Outlet:
+    """The sender's side, with what readers open (a file, a port, device memory) in its own endpoint."""
+    return cast(Outlet, _side(endpoint, "Outlet")(endpoint, packets))
+
+
+def open_inlet(endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> Inlet:
+    """A reader's side. reader: its number among all processes of all engines."""
+    return cast(Inlet, _side(endpoint, "Inlet")(endpoint, packets, reader))
+
+
+def _side(endpoint: Endpoint, side: str) -> Any:
+    module, prefix = _MODULES[endpoint.transport]
+    return getattr(importlib.import_module(f"rlplan.runtime.weight_sync.transports.{module}"), prefix + side)

@@ -1,0 +1,140 @@
+"""The shared-memory transport: the trainer writes packets into /dev/shm, the engines read them where they lie.
+
+In: packets. Out: payloads that are views of the shared pages: one copy in all. Left out: anything between hosts.
+"""
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rlplan.memory.weight_sync.packets import Packet, arena_bytes
+from rlplan.runtime.weight_sync.channel import (
+    HEADER_WORDS,
+    Deadline,
+    Endpoint,
+    GivenUpError,
+    Header,
+    Update,
+    packet_view,
+    sync_error,
+)
+from rlplan.runtime.weight_sync.transports.arena import (
+    MAX_READERS,
+    SHARED_FOLDER,
+    ControlPage,
+    control_bytes,
+    create_arena,
+)
+
+
+class SharedPages:
+    """The pages as either side maps them."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        self.endpoint, self.packets = endpoint, packets
+        self.control = ControlPage(endpoint.path, len(packets))
+        self.arena = self._memory()
+        self.num_bytes = self.arena.numel()
+        self.serial = 0
+        self.deadline = Deadline(0.0)
+
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        self.serial, self.deadline = update.serial, Deadline(update.timeout_s)
+
+    def abort(self) -> None:
+        """The other sides stop waiting."""
+        self.control.fail(self.serial)
+
+    def close(self) -> None:
+        """Unmap, once. The views handed out must be gone."""
+        if not self.control.is_closed:
+            del self.arena
+            self.control.close()  # tensors handed out keep their pages until they go
+
+    def _memory(self) -> torch.Tensor:
+        """Where payloads lie: behind the control pages."""
+        return torch.frombuffer(self.control.map, dtype=torch.uint8, offset=control_bytes(self.packets))
+
+    def _stop_if_failed(self) -> None:
+        if self.control.has_failed(self.serial):
+            raise sync_error(f"the other side has given up update {self.serial}", GivenUpError)
+
+
+class SharedMemoryOutlet(SharedPages):
+    """The trainer's side. See `channel.Outlet`."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
+        if endpoint.num_readers > MAX_READERS:
+            raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
+        path = Path(SHARED_FOLDER) / f"rlplan-{os.getpid()}-{uuid.uuid4().hex}"
+        create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
+        super().__init__(replace(endpoint, path=str(path)), packets)
+
+    @staticmethod
+    def payload_bytes(packets: Sequence[Packet]) -> int:
+        """Bytes behind the control pages."""
+        return arena_bytes(packets)
+
+    def open(self) -> None:
+        """Nothing to wait for."""
+
+    def begin(self, update: Update) -> None:
+        """An update follows."""
+        super().begin(update)
+        Path(self.endpoint.path).unlink(missing_ok=True)
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """The packet's memory, once the packets that lie there have been read."""
+        packet = self.packets[index]
+        self._wait_for(packet.after, f"reading of packet {packet.after - 1}")
+        return packet_view(self.arena, packet)
+
+    def publish(self, header: Header) -> None:
+        """Let the readers have the packet."""
+        self.control.publish(header.serial, header.index, header.words())
+
+    def finish(self) -> None:
+        """Wait until everything has been read."""
+        self._wait_for(len(self.packets), "reading of the last packet")
+
+    def close(self) -> None:
+        """Unmap, and remove the file where nobody has opened it yet."""
+        super().close()
+        Path(self.endpoint.path).unlink(missing_ok=True)
+
+    def _wait_for(self, num_packets: int, what: str) -> None:
+        def is_read() -> bool:
+            self._stop_if_failed()
+            readers = self.endpoint.num_readers
+            return num_packets == 0 or self.control.num_read_by_all(self.serial, readers) >= num_packets
+
+        self.deadline.wait(is_read, what)
+
+
+class SharedMemoryInlet(SharedPages):
+    """A reader's side. See `channel.Inlet`."""
+
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
+        super().__init__(endpoint, packets)
+        self.reader = reader
+
+    def take(self, index: int) -> tuple[Header, torch.Tensor]:
+        """Wait for a packet and view it."""
+
+        def is_published() -> bool:
+            self._stop_if_failed()
+            return self.control.is_published(self.serial, index)
+
+        self.deadline.wait(is_published, f"arrival of packet {index}")
+        header = Header(*self.control.header(index)[:HEADER_WORDS])
+        return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
+
+    def release(self, index: int) -> None:
+        """The packet has been read."""
+        self.control.read(self.serial, self.reader, index + 1)

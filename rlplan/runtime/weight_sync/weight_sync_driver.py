@@ -1,0 +1,192 @@
+"""WeightSync: the driver's side of weight sync: who takes part, when the channel is opened, what a failure leads to.
+
+In: a sync action. Out: measurements, and figures for the log. The driver asks each side once for a whole update.
+Left out: what passes between the sides (weight_sync/).
+"""
+
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.dataflow.schedule import Action
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
+from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.fault_tolerance.supervision import LostProcessError
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
+from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER
+from rlplan.runtime.weight_sync.weight_verification import check_weights, mismatch_error
+from rlplan.vocabulary import SyncContent
+
+REASON_S = 2.0
+"""How long a side that has given up may take to say why, when another one has said that it did."""
+
+
+class WeightSync:
+    """Weight sync from the trainer to the engines. version: of the weights that the engines hold, 0 at first.
+
+    is_behind: whether the trainer has stepped since.
+    """
+
+    def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup) -> None:
+        self.spec, self.worker_group = spec, worker_group
+        self.endpoints: list[Endpoint] = []
+        self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
+        self.is_open = self.is_behind = False
+        self.version = self.serial = self.num_resends = 0
+        self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
+        self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
+        self.channels = self._channels()
+
+    def sync(self, action: Action) -> list[Measurement]:
+        """Give the engines the trainer's weights. What fails once is tried once more, with a new channel and in full.
+
+        Raises: RunError when that fails too; the engines then refuse to generate.
+        """
+        self.version += 1
+        try:
+            if self._hands_adapters_over:
+                measurements = self._hand_adapter_over(action.processes, self.engines)
+            else:
+                measurements = self._send(action.processes)
+            self.is_behind = False
+            return measurements
+        except LostProcessError:
+            self.version -= 1  # it will be tried again when everybody is there
+            raise
+
+    def _send(self, processes: Sequence[str]) -> list[Measurement]:
+        measurements = [] if self.is_open else self._open()
+        try:
+            measurements += self._update(processes, is_full=self.serial == 0)
+        except LostProcessError:
+            raise  # nobody is there to send to
+        except RunError:
+            self.num_resends += 1
+            measurements += self._send_again(processes)
+        return measurements
+
+    def _send_again(self, processes: Sequence[str]) -> list[Measurement]:
+        """Everything, over a new channel. Raises: RunError: of a mismatch, where what others say follows from it."""
+        try:
+            return self._open() + self._update(processes, is_full=True)
+        except LostProcessError:
+            raise
+        except RunError:
+            engines = [process for process in processes if process in self.engines]
+            reports = [self.worker_group.submit(process, "sync_report") for process in engines]
+            for process, report in zip(engines, self.worker_group.gather(reports, self._timeout_s), strict=True):
+                if report.mismatch:
+                    raise mismatch_error(f"{process}: {report.mismatch}", self.version, self.spec.job) from None
+            raise
+
+    def forget(self) -> None:
+        """An engine was restarted: the next update opens a channel of its own, and is a full one."""
+        self.is_open = False
+
+    def resend(self, recovered: Sequence[str]) -> list[Measurement]:
+        """Give the ranks of an engine that was restarted the weights of now, in full: all engines get them.
+
+        Adapters go to the revived ranks alone, and not before there are any.
+        """
+        if not self._hands_adapters_over:
+            return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+        return self._hand_adapter_over((*self.trainers, *recovered), recovered) if self.version else []
+
+    @property
+    def _hands_adapters_over(self) -> bool:
+        return self.spec.job.placement.sync_content is SyncContent.ADAPTER
+
+    def close(self) -> None:
+        """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
+        shutil.rmtree(self.adapters, ignore_errors=True)
+        for path in (Path(endpoint.path) for endpoint in self.endpoints if endpoint.path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _channels(self) -> list[tuple[str, list[str]]]:
+        """(sender, its readers): the first rank and everybody, or each rank and what lies on its device."""
+        if self.spec.job.placement.sync_senders == "one":
+            return [(self.trainers[0], self.engines)]
+        devices = dict(self.spec.schedule.processes)
+        return [(one, [other for other in self.engines if devices[other] == devices[one]]) for one in self.trainers]
+
+    def _open(self) -> list[Measurement]:
+        offers, offered = self._measured(
+            [(one, "offer_channel", self._endpoint(one, len(others))) for one, others in self.channels]
+        )
+        self.endpoints = offers
+        calls: list[tuple[Any, ...]] = []
+        for (sender, readers), offer in zip(self.channels, offers, strict=True):
+            calls.append((sender, "open_channel", offer))
+            calls += [(engine, "open_channel", offer, reader) for reader, engine in enumerate(readers)]
+        measurements = self._measured(calls)[1]
+        self.is_open, self.serial = True, 0
+        return offered + measurements
+
+    def _endpoint(self, sender: str, num_readers: int) -> Endpoint:
+        return Endpoint(
+            transport=self.spec.job.sync_transport,
+            num_readers=num_readers,
+            dtype=self.spec.job.rollout.dtype.value,
+            host=self.worker_group.addresses[sender],
+            path=str(self.worker_group.log_folder.resolve().parent / "weight_sync"),
+            timeout_s=self._timeout_s,
+        )
+
+    def _update(self, processes: Sequence[str], *, is_full: bool) -> list[Measurement]:
+        self.serial += 1
+        update = Update(self.serial, self.version, is_full, self._timeout_s)
+        calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
+        calls += [(process, "receive_weights", update) for process in processes if process in self.engines]
+        reports, measurements = self._measured(calls)
+        found = {process: report.checksums for (process, *_), report in zip(calls, reports, strict=True) if report}
+        for sender, readers in self.channels:
+            for reader in readers:
+                check_weights(found[sender], found.get(reader, {}), reader, self.version, self.spec.job)
+        return measurements
+
+    def _hand_adapter_over(self, processes: Sequence[str], engines: Sequence[str]) -> list[Measurement]:
+        """Through a folder in shared memory, which goes when every engine has its own copy. engines: who needs it."""
+        folder = str(self.adapters / f"version-{self.version:06d}")
+        calls: list[tuple[Any, ...]] = [
+            (process, "write_adapter", folder) for process in processes if process in self.trainers
+        ]
+        written, measurements = self._measured(calls)
+        (held,) = [checksums for checksums in written if checksums is not None]
+        calls = [(p, "load_adapter", folder, self.version) for p in processes if p in self.engines]
+        read, loading = self._measured(calls)
+        shutil.rmtree(folder)
+        found = {process: checksums for (process, *_), checksums in zip(calls, read, strict=True)}
+        for engine in engines:
+            check_weights(held, found.get(engine, {}), engine, self.version, self.spec.job)
+        return measurements + loading
+
+    @property
+    def _timeout_s(self) -> float:
+        """Both sides give up before the driver does, so that an update can be sent once more."""
+        return self.spec.job.limits.action_timeout_s / 2
+
+    def _measured(self, calls: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Measurement]]:
+        begun = [self.worker_group.perform(process, method, *arguments) for process, method, *arguments in calls]
+        try:
+            return self.worker_group.measured(begun, self.spec.job.limits.action_timeout_s)
+        except GivenUpError as error:
+            raise self._reason(begun) or error from None
+
+    def _reason(self, begun: Sequence[tuple[str, str, Any]]) -> RunError | None:
+        """What the side says that gave up, where a side was heard first that only noticed it."""
+        for call in begun:
+            try:
+                if self.worker_group.has_ended(call, REASON_S):
+                    self.worker_group.gather([call], REASON_S)
+            except GivenUpError:
+                continue
+            except RunError as error:
+                return error
+        return None

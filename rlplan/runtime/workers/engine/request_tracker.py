@@ -1,0 +1,99 @@
+"""RequestTracker: which samples of which requests an engine is still generating, and what has finished so far.
+
+In: requests, and finished samples one by one. Out: whole requests, to those who wait for them.
+Left out: how samples are made (rollout_engine.py).
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest
+
+
+class Outbox:
+    """Finished requests on their way out; filled by one thread and emptied by another."""
+
+    def __init__(self) -> None:
+        self._finished: list[FinishedRequest] = []
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def put(self, request: FinishedRequest) -> None:
+        """Add one."""
+        with self._changed:
+            self._finished.append(request)
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more will come: `take` raises this."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def take(self, at_least: int, max_wait_s: float | None) -> list[FinishedRequest]:
+        """All that there are, once there are so many or the time is over."""
+        deadline = None if max_wait_s is None else time.monotonic() + max_wait_s
+        with self._changed:
+            while len(self._finished) < at_least:
+                if self._failure is not None:
+                    raise self._failure
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            taken, self._finished = self._finished, []
+            return taken
+
+
+@dataclass
+class _Open:
+    request: RolloutRequest
+    outbox: Outbox
+    samples: dict[int, Completion] = field(default_factory=dict)
+
+
+class RequestTracker:
+    """Used by one thread only. passing: hears of each sample, where somebody wants to."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self.passing: Outbox | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not finished."""
+        return len(self._open)
+
+    def enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> list[tuple[str, int]]:
+        """(engine's name, index) of every sample of new requests, group by group."""
+        for request in requests:
+            assert request.id not in self._open, f"request {request.id} is already being worked on"
+            self._open[request.id] = _Open(request, outbox)
+        return [(request.id, index) for request in requests for index in range(request.num_samples)]
+
+    def finish(self, request_id: str, index: int, completion: Completion) -> None:
+        """Note one sample; with the last of its request, hand the request out."""
+        entry = self._open[request_id]
+        entry.samples[index] = completion
+        if self.passing is not None:
+            self.passing.put(FinishedRequest(f"{request_id}/{index}", (completion,)))
+        if len(entry.samples) == entry.request.num_samples:
+            del self._open[request_id]
+            entry.outbox.put(FinishedRequest(request_id, tuple(entry.samples[i] for i in sorted(entry.samples))))
+
+    def drop(self, request_ids: Sequence[str]) -> list[tuple[str, int]]:
+        """Forget requests, whoever waits for them; gives (id, index) of the samples that had not ended."""
+        left = []
+        for entry in [self._open.pop(name) for name in request_ids if name in self._open]:
+            name = entry.request.id
+            left += [(name, index) for index in range(entry.request.num_samples) if index not in entry.samples]
+            entry.outbox.fail(RuntimeError(f"request {name} was dropped"))
+        return left
+
+    def fail(self, error: BaseException) -> None:
+        """Tell everybody who waits that nothing more will come."""
+        for entry in self._open.values():
+            entry.outbox.fail(error)
+        self._open.clear()

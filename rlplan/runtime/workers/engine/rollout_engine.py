@@ -1,0 +1,366 @@
+"""RolloutEngine: the policy on vLLM, in its own process, stepped by a loop of ours.
+
+In: token ids of prompts. Out: sampled tokens with their log-probs and the weights that each came from. New weights come
+through `weight_sync/`; requests may arrive, and weights may change, between any two steps of the engine.
+With tensor parallelism each rank is such a process; rank 0 is asked, and leads the others step by step (`lock_step`).
+"""
+
+import dataclasses
+import gc
+import importlib
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+from rlplan.memory.weight_sync.packets import policy_packets
+from rlplan.runtime.host.engine_keys import check_vllm
+from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.models.start_checkpoint import warm_up
+from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
+from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
+from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, swap_adapter
+from rlplan.runtime.workers.engine.engine_thread import EngineThread
+from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
+from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
+from rlplan.runtime.workers.worker import Worker
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import MemoryKind, Role, SyncContent
+
+
+class RolloutEngine(Worker):
+    """See the module docstring. `dirty` means that a weight update failed half-way: only a full one makes it clean.
+
+    Every method runs in the engine's own thread, between two steps, but for those that wait for completions.
+    """
+
+    WAITING = ("generate", "collect", "finished_samples")
+
+    def __init__(self, process: str, job: ResolvedJob, arguments: dict[str, Any], num_threads: int) -> None:
+        super().__init__(process)
+        self.job, self.arguments, self.num_threads = job, arguments, num_threads
+        self.llm: Any = None
+        self.adapter: Any = None
+        self.dirty = False
+        self.paused = False
+        self.just_started = False
+        self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
+        self.tracker.passing = self.samples if job.has_reward_processes else None
+        self.num_steps = 0
+        self.listener: socket.socket | None = None
+        self.leader: Any = None
+        self.follower: Any = None
+        self.thread = EngineThread(process, self._work)
+
+    def invoke(self, method: str, *arguments: Any) -> Any:
+        """Call a method where it belongs."""
+        if method in self.WAITING:
+            return super().invoke(method, *arguments)
+        return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
+
+    def pulse(self) -> float:
+        """Steps of the engine while requests are open."""
+        is_at_work = self.tracker.num_open and not self.paused and not self.dirty
+        return float(self.num_steps) if is_at_work else super().pulse()
+
+    def import_libraries(self) -> None:
+        """Load the code that `start` needs, so that its memory alone can be measured."""
+        import torch
+
+        worker = "cpu_worker" if self.job.device_kind == "cpu" else "gpu_worker"
+        importlib.import_module(f"vllm.v1.worker.{worker}")
+        from vllm import LLM  # noqa: F401
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        import rlplan.runtime.weight_sync.vllm_extension  # noqa: F401
+
+        torch.set_num_threads(self.num_threads)
+        architecture = self.job.load_model().architecture
+        ModelRegistry.models[architecture].load_model_cls()
+        warm_up(architecture, backward=False)
+        check_vllm(self.arguments, "vllm/policy.json")
+
+    def open_rendezvous(self, address: str, port: int) -> int:
+        """Listen where the ranks of this engine will meet; gives the port. 0 takes any free one."""
+        self.listener = socket.socket()
+        self.listener.bind((address, port))
+        self.listener.listen()
+        return int(self.listener.getsockname()[1])
+
+    def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
+        """Load the model and allocate the KV cache; also again, after `stop`.
+
+        address: where the ranks meet, when there are several. version: that of the weights in the folder. An engine
+        that is there already goes first: whoever asks does not know.
+        """
+        from vllm import LLM
+        from vllm.config import WeightTransferConfig
+
+        from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
+        from rlplan.runtime.workers.worker_device import worker_device
+
+        worker_device(self.job)
+        self.stop()
+        arguments = dict(self.arguments)
+        arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        store = self._join(rank, address)
+        with watch_weight_packing() as packing, self._meeting(address):
+            llm = LLM(model=model_folder, **arguments)
+        self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
+        if "speculative_config" in arguments:
+            from rlplan.runtime.workers.engine.speculative_decoding import fix_temperature_expansion
+
+            fix_temperature_expansion()
+        self.llm.update_weight_version(str(version))
+        if address:
+            self._fall_into_step(rank, address, store)
+
+    def stop(self) -> None:
+        """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
+
+        Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
+        """
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        if self.llm is None:
+            return
+        assert not self.tracker.num_open, "an engine is stopped when nothing is under way"
+        if self.follower is not None:
+            self.follower.stop()
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
+        cleanup_dist_env_and_memory()
+        gc.collect()
+        give_memory_back()
+
+    def sleep(self, level: int) -> None:
+        """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.
+
+        Not yet run on a GPU; on a CPU vLLM only changes its state.
+        """
+        assert not self.tracker.num_open, "an engine sleeps when nothing is under way"
+        self.llm.sleep(level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        """CUDA: take back room for what is named, `weights` or `kv_cache`. Not yet run on a GPU."""
+        self.llm.wake_up(tags=tags)
+        if "kv_cache" in tags:
+            self.forget_keys_and_values()
+
+    def generate(self, requests: Sequence[RolloutRequest]) -> list[FinishedRequest]:
+        """Complete the requests, and wait for it. Results stand in the requests' order.
+
+        A rank that is led waits until it has taken part in all of it, and gives nothing.
+        """
+        if self.follower is not None:
+            missing = {request.id for request in requests}
+            while missing:
+                missing -= {finished.id for finished in self.outbox.take(1, None)}
+            return []
+        outbox = Outbox()
+        self.thread.run(lambda: self._enter(requests, outbox))
+        finished = {request.id: request for request in outbox.take(len(requests), None)}
+        return [finished[request.id] for request in requests]
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Begin to complete the requests, beside those that are under way; `collect` hands them out."""
+        self._enter(requests, self.outbox)
+
+    def collect(self, max_wait_s: float, at_least: int = 1) -> list[FinishedRequest]:
+        """What was submitted and has been finished since the last time; waits so long for so many."""
+        return self.outbox.take(at_least, max_wait_s)
+
+    def finished_samples(self, max_wait_s: float) -> list[FinishedRequest]:
+        """Samples that have ended since the last time, before their requests have; waits so long for the first."""
+        return self.samples.take(1, max_wait_s)
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Drop what is under way of these requests: they will be asked for again, here or elsewhere."""
+        if self.leader is not None:
+            self.leader.tell({"abandon": list(request_ids)})
+        self._drop(request_ids)
+
+    def pause(self) -> int:
+        """Take no more steps until `resume`; what is under way is kept. Gives the number of open requests."""
+        self.paused = True
+        return self.tracker.num_open
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = False
+
+    def open_channel(self, endpoint: Endpoint, reader: int) -> None:
+        """Open the channel through which weights come in; an earlier one is closed."""
+        self.just_started = False
+        packets = policy_packets(self.job, self.job.load_model())
+        takes_deltas = self.job.placement.sync_content is SyncContent.DELTA
+        channel = {"endpoint": endpoint, "packets": packets, "reader": reader, "takes_deltas": takes_deltas}
+        self.llm.init_weight_transfer_engine({"init_info": channel})
+
+    def receive_weights(self, update: Update) -> ReceiveReport:
+        """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
+        self.begin_update(update)
+        self.llm.update_weights({"update_info": {"update": update}})
+        self.finish_update(update.version)
+        return self.sync_report()
+
+    def sync_report(self) -> ReceiveReport:
+        """What the last update took here, or why it ended."""
+        report: ReceiveReport = self._transfer.receiver.report
+        return dataclasses.replace(report, applied_s=self._transfer.apply_s)
+
+    def load_adapter(self, folder: str, version: int) -> dict[str, int]:
+        """Take a version's adapters in place of those before; gives the checksums of what was read.
+
+        No request may be open: it would lose its own.
+        """
+        assert not self.tracker.num_open, "adapters are swapped when nothing is under way"
+        self.just_started = False
+        checksums = self.file_checksums(folder)
+        self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
+        self.forget_keys_and_values()
+        return checksums
+
+    def file_checksums(self, folder: str) -> dict[str, int]:
+        """Checksums of the weights in a folder, as this process reads them."""
+        from rlplan.runtime.weight_sync.checksums import of_files
+
+        return of_files(folder)
+
+    def begin_update(self, update: Update) -> None:
+        """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
+        if self.dirty and not update.is_full:
+            raise sync_error("the last update failed: only a full one makes this engine clean")
+        is_stepping = bool(self.tracker.num_open) and not self.paused
+        assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
+        self.dirty = True
+        self.llm.start_weight_update()
+
+    def finish_update(self, version: int) -> None:
+        """Close the update and stamp its version."""
+        self.llm.finish_weight_update(weight_version=str(version))
+        self.forget_keys_and_values()
+        self.dirty = False
+
+    def forget_keys_and_values(self) -> None:
+        """Drop every cached prefix, also those of open requests, which are computed anew: vLLM does not by itself."""
+        if not self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its prefix cache")
+
+    def components(self) -> dict[tuple[str, str], int]:
+        """Bytes of the parameters that are still tensors, of the packs, and of the KV cache."""
+        if self.llm is None:
+            return {}
+        runner = self._vllm_worker.model_runner
+        held = {
+            MemoryKind.WEIGHTS: self.packing.kept_bytes,
+            MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
+            MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes + slot_bytes(runner.model),
+        }
+        return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
+
+    def loaded_components(self) -> dict[tuple[str, str], int]:
+        """While loading, every parameter was a tensor: the weights before packing."""
+        return {(Role.POLICY.value, MemoryKind.WEIGHTS.value): self.packing.loaded_bytes} if self.just_started else {}
+
+    @property
+    def _vllm_worker(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+    @property
+    def _transfer(self) -> Any:
+        return self._vllm_worker.weight_transfer_engine
+
+    def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
+        """Meet the engine's other ranks, if there are any. vLLM takes the group that it finds, and the environment's
+        ranks.
+        """
+        from rlplan.runtime.workers.engine.lock_step import join, join_alone
+
+        if address is None:
+            join_alone()
+            return None
+        world_size = int(self.arguments["tensor_parallel_size"])
+        here = rank if self.job.device_kind == "cpu" else 0  # a process sees its own GPU alone
+        names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
+        listener = self.listener.detach() if self.listener is not None else None
+        self.listener = None
+        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
+        return join(rank, world_size, address, timeout, listener)
+
+    def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
+        from rlplan.runtime.workers.engine.lock_step import named_by_port
+
+        return named_by_port(address[1]) if address else nullcontext()
+
+    def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
+        from rlplan.runtime.workers.engine.lock_step import Follower, Leader
+
+        if rank == 0:
+            self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
+        else:
+            self.tracker.passing = None
+            self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        """Do what rank 0 does: take requests in, drop them, or take a step."""
+        if "enter" in order:
+            requests = [RolloutRequest(**fields) for fields in order["enter"]]
+            self._add(requests, self.outbox)
+        elif "abandon" in order:
+            self._drop(order["abandon"])
+        else:
+            self._step()
+
+    def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        assert self.follower is None, "rank 0 of an engine is asked, and leads the others"
+        if self.leader is not None:
+            self.leader.tell({"enter": [dataclasses.asdict(request) for request in requests]})
+        self._add(requests, outbox)
+
+    def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
+        """Hand the samples to vLLM, all before the next step, so that what is computed together does not vary."""
+        if self.dirty:
+            raise sync_error("the last update failed: the weights are mixed, and nothing is generated from them")
+        self.just_started = False
+        by_id = {request.id: request for request in requests}
+        for name, index in self.tracker.enter(requests, outbox):
+            request = by_id[name]
+            parameters = sampling_parameters(
+                request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
+            )
+            self.llm.llm_engine.add_request(
+                f"{name}/{index}",
+                {"prompt_token_ids": list(request.prompt)},
+                parameters,
+                lora_request=self.adapter,
+            )
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
+            self.llm.llm_engine.abort_request(left)
+
+    def _work(self) -> bool:
+        """One step of the engine, where there is something to do and nobody else says when."""
+        if self.paused or self.dirty or not self.tracker.num_open or self.follower is not None:
+            return False
+        if self.leader is not None:
+            self.leader.tell({"step": True})
+        self._step()
+        return True
+
+    def _step(self) -> None:
+        """One step; what has ended goes into the book."""
+        try:
+            self.num_steps += 1
+            for output in self.llm.llm_engine.step():
+                name, _, index = output.request_id.rpartition("/")
+                self.tracker.finish(name, int(index), completion_of(output.outputs[0]))
+        except BaseException as error:
+            self.tracker.fail(error)
+            raise

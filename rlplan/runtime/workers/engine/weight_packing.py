@@ -1,0 +1,81 @@
+"""What vLLM's weights weigh before and after it packs them on a CPU.
+
+On CPU vLLM copies each linear weight into an opaque buffer and drops the parameter; the embedding keeps its own weight
+and may get a packed copy beside it. The opaque buffers are no tensors: the allocator is asked instead.
+In: a call that loads a model. Out: bytes.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlplan.runtime.measure.memory_meter import storage_bytes
+
+
+class _MallInfo2(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+@dataclass
+class WeightPacking:
+    """What loading and packing an engine's weights takes."""
+
+    loaded_bytes: int = 0
+    """Parameters as loaded."""
+
+    kept_bytes: int = 0
+    """Of these, those that stay tensors."""
+
+    packed_bytes: int = 0
+    """The opaque buffers that the others are packed into."""
+
+
+@contextmanager
+def watch_weight_packing() -> Iterator[WeightPacking]:
+    """Fill in a WeightPacking while a model is loaded inside the `with` block."""
+    from vllm.model_executor.model_loader import base_loader
+
+    packing = WeightPacking()
+    original = base_loader.process_weights_after_loading
+
+    def watched(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        packing.loaded_bytes = storage_bytes(model.parameters())
+        before = _allocated_bytes()
+        result = original(model, *arguments, **keywords)
+        packing.kept_bytes = storage_bytes(model.parameters())
+        is_packed = next(model.parameters()).device.type == "cpu"  # on a GPU weights stay tensors
+        handed_out = _allocated_bytes() - before if is_packed else packing.kept_bytes - packing.loaded_bytes
+        packing.packed_bytes = handed_out + packing.loaded_bytes - packing.kept_bytes
+        return result
+
+    base_loader.process_weights_after_loading = watched
+    try:
+        yield packing
+    finally:
+        base_loader.process_weights_after_loading = original
+
+
+def _allocated_bytes() -> int:
+    """Bytes that glibc's allocator has handed out and not got back, over all its arenas."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _MallInfo2
+    information = library.mallinfo2()
+    return int(information.uordblks + information.hblkhd)

@@ -1,0 +1,1 @@
+"""Trainer ranks on DeepSpeed: the policy's and the value model's."""

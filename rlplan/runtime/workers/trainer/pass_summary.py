@@ -1,0 +1,62 @@
+"""Pass summaries: what a trainer's pass says of itself for the log, and how passes add up.
+
+In: what a pass and its loss have computed. Out: sums, counts and maxima by name (`*_max`).
+"""
+
+import torch
+
+from rlplan.runtime.learning.logprob_mismatch import BINS_PER_DOUBLING, DIFFERENCE, HIGHEST_BIN, LOWEST_BIN
+
+
+def summarize(
+    loss: float,
+    difference: torch.Tensor,
+    entropies: torch.Tensor,
+    details: dict[str, torch.Tensor],
+    learned: torch.Tensor,
+) -> dict[str, float]:
+    """Sums and maxima of a micro-batch for the log; a maximum over no token is left out.
+
+    learned: the tokens that are learned from. Only the difference to the engine is over all of them, for it says
+    whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
+    """
+    per_token = {
+        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details
+    }
+    summary = {
+        "num_tokens": float(learned.sum()),
+        "loss": loss,
+        "entropy_sum": _sum(entropies[learned]),
+        "is_clipped_sum": _sum(per_token["is_clipped"]),
+    } | _differences(difference.abs())
+    summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_kl") if name in per_token}
+    if summary["num_tokens"]:
+        summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
+    for name in ("importance", "is_corrected", "is_ranked_right"):
+        if name in details:
+            summary[f"{name}_sum"], summary[f"{name}_count"] = _sum(details[name]), float(details[name].numel())
+    return summary
+
+
+def _differences(apart: torch.Tensor) -> dict[str, float]:
+    """How far engine and trainer are apart: sum, number, largest, and how many tokens lie in each bin."""
+    summary = {
+        f"{DIFFERENCE}_sum": _sum(apart),
+        f"{DIFFERENCE}_count": float(apart.numel()),
+        f"{DIFFERENCE}_max": float(apart.max()) if apart.numel() else 0.0,
+    }
+    bins = (apart.double().log2() * BINS_PER_DOUBLING).ceil().clamp(LOWEST_BIN, HIGHEST_BIN)
+    found, counts = bins.nan_to_num(HIGHEST_BIN).long().unique(return_counts=True)
+    return summary | {
+        f"{DIFFERENCE}_bin:{index}": float(count) for index, count in zip(found.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def _sum(values: torch.Tensor) -> float:
+    return float(values.double().sum())
+
+
+def accumulate(totals: dict[str, float], part: dict[str, float]) -> None:
+    """Add a pass to those before it."""
+    for key, value in part.items():
+        totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value

@@ -1,0 +1,180 @@
+"""StateSaver: a trainer rank's part of a checkpoint: written from a copy beside what comes next, or at once; and read.
+
+In: a DeepSpeed engine, a folder. Out: one tensor file for the rank and a receipt beside it; or the engine as it was
+when the files were written, by whatever ranks and stage. Left out: when the checkpoint counts (checkpoints/folder.py).
+
+A copy (`stages`) costs its memory all the time and the step a copy in memory; without one the trainer waits for
+the disk. On a GPU the copy lies in pinned memory of its host; **not yet run on a GPU**.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlplan.errors import RlplanError
+from rlplan.memory.trainers.checkpoints import MASTER_BYTES
+from rlplan.runtime.checkpoints import eight_bit
+from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
+from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
+from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
+from rlplan.runtime.weight_sync.source import is_cut
+
+RNG = {"rng/cpu": torch.get_rng_state, "rng/cuda": lambda: torch.cuda.get_rng_state()}
+PIECE_TYPES = {torch.float32: "F32", torch.uint8: "U8"}
+SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's loss scaler remembers, in fp16."""
+
+
+class StateSaver:
+    """See the module docstring. One save at a time: the next one waits for the one before."""
+
+    def __init__(self) -> None:
+        self._staging: torch.Tensor | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the copy."""
+        return 0 if self._staging is None else self._staging.untyped_storage().nbytes()
+
+    def reserve(self, engine: Any) -> None:
+        """Take the memory of the copy, for as long as the process lives."""
+        if self._staging is None:
+            states = TrainedFragments(engine)
+            size = MASTER_BYTES * len(states.kinds) * sum(fragment.numel for fragment in states.saved)
+            is_cuda = next(engine.module.parameters()).device.type == "cuda"
+            self._staging = torch.zeros(size + eight_bit.num_bytes(states), dtype=torch.uint8, pin_memory=is_cuda)
+
+    def save(self, engine: Any, path: Path, facts: dict[str, Any], *, waits: bool) -> None:
+        """Write this rank's file, and then its receipt. facts: what the receipt says beside the file's digest."""
+        self.finish()
+        states = TrainedFragments(engine)
+        facts = {**facts, "num_steps": states.num_steps, "scaler": _scaler(engine), "shapes": states.shapes()}
+        pieces = list(self._pieces(states, copies=not waits)) + _generator_pieces(engine)
+        if waits:
+            _write_with_receipt(path, pieces, facts)
+            return
+        self._thread = threading.Thread(target=_write_with_receipt, args=(path, pieces, facts), name="checkpoint")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _pieces(self, states: TrainedFragments, *, copies: bool) -> Iterator[Piece]:
+        used = 0
+        for name, values in _tensors_of(states):
+            kept = values
+            if copies:
+                assert self._staging is not None, "reserve comes first"
+                size = values.numel() * values.element_size()
+                kept = self._staging.narrow(0, used, size).copy_(values.view(torch.uint8))
+                used += size
+            elif values.device.type != "cpu":
+                kept = values.cpu()
+            yield Piece(name, PIECE_TYPES[values.dtype], memory_of(kept))
+
+
+def _tensors_of(states: TrainedFragments) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, flat tensor) of everything that this rank writes of its role."""
+    for kind in states.kinds:
+        for fragment in states.saved:
+            values = states.values(kind, fragment)
+            if values is not None:
+                yield f"{kind}/{fragment.name}@{fragment.start}", values
+    yield from ((name, tensor.detach().view(-1)) for name, tensor in eight_bit.moments_of(states))
+
+
+def load(engine: Any, paths: Sequence[Path], own: Path, facts: dict[str, Any]) -> None:
+    """Bring an engine to where it was. paths: the role's files of all ranks; own: that of this rank, if there is one.
+
+    Raises: SpecError when the files hold other parameters.
+    """
+    states = TrainedFragments(engine)
+    with ExitStack() as stack:
+        files = [stack.enter_context(TensorFile(path)) for path in paths]
+        stored = StoredStates(files, states.part)
+        stored.check(states.shapes())
+        mine = files[list(paths).index(own)] if own in paths else None
+        if facts["num_steps"] and states.has_eight_bits:
+            eight_bit.bring_back(states, mine, facts["num_steps"])
+        elif facts["num_steps"]:
+            states.make_moments(facts["num_steps"])
+        for kind in states.kinds if facts["num_steps"] else (MASTER,):
+            for fragment in states.held:
+                values = states.values(kind, fragment)
+                assert values is not None
+                stored.fill(values, kind, fragment.name, fragment.start)
+        _round_weights(states, stored)
+        if mine is not None:
+            _set_generators(mine)
+    engine.global_steps = facts["num_steps"]
+    for holder in _scalers(engine):
+        for name, value in facts["scaler"].items():
+            setattr(holder, name, value)
+
+
+@torch.no_grad()
+def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
+    """The weights that passes read: master weights in their type, as an optimizer step leaves them."""
+    owners = {id(fragment.owner) for fragment in states.held}
+    shares = {fragment.name: fragment for fragment in states.held}
+    for name, parameter in states.trained.items():
+        if hasattr(parameter, "ds_tensor"):
+            _round_share(parameter, shares.get(name))
+        if id(parameter) not in owners and not is_cut(parameter):
+            stored.fill(parameter.data, MASTER, name)
+
+
+def _round_share(parameter: Any, fragment: Fragment | None) -> None:
+    """ZeRO-3: this rank's share, without what pads it."""
+    if fragment is not None:
+        parameter.ds_tensor.view(-1).narrow(0, 0, fragment.numel).copy_(fragment.of(fragment.owner))
+
+
+def _generator_pieces(engine: Any) -> list[Piece]:
+    is_cuda = next(engine.module.parameters()).device.type == "cuda"
+    names = list(RNG) if is_cuda else ["rng/cpu"]
+    return [Piece(name, "U8", memoryview(bytes(RNG[name]().tolist()))) for name in names]
+
+
+def _set_generators(file: TensorFile) -> None:
+    for name, set_state in (("rng/cpu", torch.set_rng_state), ("rng/cuda", torch.cuda.set_rng_state)):
+        if name in file.tensors:
+            set_state(torch.tensor(list(file.read(name)), dtype=torch.uint8))
+
+
+def _scalers(engine: Any) -> list[Any]:
+    """Who remembers the loss scale in fp16: a scaler of its own, or the optimizer."""
+    zero = engine.optimizer
+    holders = [getattr(zero, "loss_scaler", None), getattr(zero, "loss_scale_config", None)]
+    return [holder for holder in holders if holder is not None and hasattr(holder, "cur_scale")]
+
+
+def _scaler(engine: Any) -> dict[str, float]:
+    return {
+        name: getattr(holder, name) for holder in _scalers(engine) for name in SCALER_FIELDS if hasattr(holder, name)
+    }
+
+
+def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
+    """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not."""
+    try:
+        said = {**facts, **asdict(write(path, pieces)), "error": ""}
+    except Exception as error:
+        said = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
+    receipt = path.with_suffix(".receipt")
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(said), encoding="utf-8")
+        partial.replace(receipt)
+    except OSError:
+        return  # the driver stops waiting

@@ -1,0 +1,49 @@
+"""ValueTrainer: one data-parallel rank of the value model on DeepSpeed.
+
+In: the bundle's DeepSpeed config and samples. Out: values of response tokens; updated weights, in place.
+It is the policy's trainer with another model, another loss, and nothing to hand over.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlplan.runtime.losses.value import value_loss_and_sums
+from rlplan.runtime.models.logprob_model import make_batch
+from rlplan.runtime.models.start_checkpoint import load_scalar_model
+from rlplan.runtime.models.value_model import ValueModel
+from rlplan.runtime.rollout.experience import SequencePair, TrainSample
+from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES
+from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
+from rlplan.vocabulary import Role
+
+
+class ValueTrainer(PolicyTrainer):
+    """See the module docstring. Every rank runs the same calls with its own samples."""
+
+    role = Role.VALUE
+
+    def load(self, model_folder: str) -> Any:
+        """The Hugging Face module that is trained."""
+        return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+
+    def wrap(self, language_model: Any) -> torch.nn.Module:
+        """The module that DeepSpeed gets."""
+        return ValueModel(language_model, self.sharing)
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
+        """What the state before each response token is worth."""
+        return self._judge(pairs, self.engine.module)
+
+    def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
+        batch = make_batch(samples)
+        values = self.engine(batch)
+        returns = torch.tensor([value for sample in samples for value in sample.returns])
+        old_values = torch.tensor([value for sample in samples for value in sample.values])
+        spread = [weight for s, each in zip(samples, token_weights, strict=True) for weight in s.spread(each)]
+        weights = torch.tensor(spread, dtype=torch.float32)
+        loss, sums = value_loss_and_sums(values, old_values, returns, weights, self.job.algorithm)
+        self.backward(loss)
+        return sums

@@ -1,0 +1,100 @@
+"""How a job file, or a command line, becomes a JobSpec.
+
+In: a YAML file or a few answers, and dotted overrides. Out: a frozen JobSpec whose paths are absolute, or a SpecError.
+"""
+
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import validate
+from rlplan.spec.declaration import read_declaration
+from rlplan.spec.files.yaml import apply_overrides, read_yaml
+from rlplan.spec.job import JobSpec
+from rlplan.spec.models.catalogue import bundled_id, nearest_id
+from rlplan.spec.parts.rewards import FunctionSpec
+
+WAY_OUT = "docs/job.md shows every key and a whole job"
+
+
+Fetch = Callable[[str, Path], str]
+"""From a model's name and the folder that its path is relative to, to the path where it was brought."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
+    """The job in a YAML file, with dotted overrides laid over it. fetch: brings models that are not there.
+
+    Raises: SpecError.
+    """
+    data = apply_overrides(JobSpec.long_form(read_yaml(path, "the job file")), overrides)
+    _take_in_the_algorithms_file(data, path.parent)
+    job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
+    for key, name in job.named_models.items():
+        _check_model(key, name, f"{path}: {key}")
+    data_files = [] if job.data is None else [("data.prompts", job.data.prompts), ("data.heldout", job.data.heldout)]
+    for key, place in (
+        *data_files,
+        *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
+        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
+    ):
+        fault = _fault(Path(place))
+        if fault:
+            raise SpecError(
+                f"'{place}' {fault}",
+                where=f"{path}: {key}",
+                rule="a file or a folder, its path relative to the job file",
+                way_out="correct the path or make the file",
+            )
+    return job
+
+
+def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
+    """With absolute paths, and models brought where they are not there."""
+    if fetch is not None:
+        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder))
+    return job.resolved(folder)
+
+
+def job_from(answers: Mapping[str, Any], overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
+    """The job of a command line: paths are relative to the working directory. answers: top-level keys.
+
+    Raises: SpecError.
+    """
+    given = {key: value for key, value in answers.items() if value is not None}
+    data = apply_overrides(JobSpec.long_form(given), overrides)
+    _take_in_the_algorithms_file(data, Path.cwd())
+    return _found(validate(JobSpec, data, file="command line", way_out=WAY_OUT), Path.cwd(), fetch)
+
+
+def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
+    """What `algorithm.path` declares becomes part of the job, so that nobody after has to read the file."""
+    part = data.get("algorithm") if isinstance(data, dict) else None
+    if isinstance(part, dict) and isinstance(part.get("path"), str):
+        part["path"], part["custom"] = read_declaration(part["path"], folder)
+        part.setdefault("name", part["custom"]["name"])
+
+
+def _check_model(key: str, name: str, where: str) -> None:
+    """Raises: SpecError where a model is neither a folder or file nor bundled."""
+    fault = _fault(Path(name))
+    if not fault or bundled_id(name) is not None:
+        return
+    near = nearest_id(name)
+    raise SpecError(
+        f"'{name}' {fault}",
+        where=where,
+        rule="a folder or a config.json, its path relative to the job file, or the id of a bundled model"
+        + (f". Did you mean '{near}'?" if near else ""),
+        way_out="correct the path, make the folder, or write the id as on the hub (case matters)",
+    )
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with a path. One that the file system cannot hold does not exist; a pipe or a device has no end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return "does not exist"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "is neither a file nor a folder"

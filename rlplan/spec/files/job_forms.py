@@ -1,0 +1,50 @@
+"""Short forms of a job: what a person would write, expanded to the keys that a job has.
+
+In: a parsed job file. Out: the same in its long form, which is what JobSpec validates.
+
+    policy: Qwen/Qwen2.5-7B     ->  policy: {path: Qwen/Qwen2.5-7B}
+    algorithm: grpo             ->  algorithm: {name: grpo}
+    hardware: 8xH100            ->  hardware: {profile: H100, num_devices: 8}
+    hardware: 8xH100 + 8xL40S   ->  the same with generation: {profile: L40S, num_devices: 8}
+    hardware: cpu-host          ->  hardware: {profile: cpu-host, num_devices: 1}
+
+Left out: whether the long form is right (job.py); paths (job_file.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlplan.spec.algorithms import ALGORITHMS
+from rlplan.spec.hardware.catalogue import is_cpu_host, parse_pools
+
+
+def expanded(data: Any) -> Any:
+    """A job in its long form. Raises: SpecError where a short form names no hardware."""
+    if not isinstance(data, Mapping):
+        return data
+    long = dict(data)
+    for key, inner in (("policy", "path"), ("algorithm", "name")):
+        if isinstance(long.get(key), str):
+            long[key] = {inner: long[key]}
+    if isinstance(long.get("hardware"), str):
+        long["hardware"] = hardware_of(long["hardware"])
+    _give_pairs(long)
+    return long
+
+
+def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
+    """The long form of hardware. Raises: SpecError."""
+    if "x" not in text.lower() and is_cpu_host(text.strip(), where=where):
+        return {"profile": text.strip(), "num_devices": 1}
+    pools = parse_pools(text, where=where)
+    named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]
+    return named[0] | ({"generation": named[1]} if len(named) > 1 else {})
+
+
+def _give_pairs(data: dict[str, Any]) -> None:
+    """An algorithm that is given pairs of answers has two rollouts of a prompt, where the job does not say."""
+    algorithm, workload = data.get("algorithm"), data.get("workload", {})
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    declared = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if declared is not None and not declared.has_rollouts and isinstance(workload, Mapping):
+        data["workload"] = {"num_samples_per_prompt": 2, **workload}

@@ -1,0 +1,235 @@
+"""Profiles by name: which there are, and one of them or all, read when asked for.
+
+In: `hardware_profiles/gpu/` and `node/*.yaml`, whose file names are the profiles' names, and likewise in the
+folder that the environment variable RLPLAN_PROFILES names: a file there replaces the bundled one of its name.
+Out: frozen profiles, or a SpecError.
+Reading one takes some ten milliseconds: names come from the folder, and a profile is parsed only when it is used.
+"""
+
+import difflib
+import os
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.spec.base import shorten, validate
+from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
+
+SHORT_NAMES = {
+    "a100": "a100-sxm-80gb",
+    "a100-40gb": "a100-sxm-40gb",
+    "a100-80gb": "a100-sxm-80gb",
+    "a800": "a800-sxm",
+    "a6000": "rtx-a6000",
+    "h100": "h100-sxm",
+    "h100-80gb": "h100-sxm",
+    "h200": "h200-sxm",
+    "h800": "h800-sxm",
+    "gh200": "gh200-96gb",
+    "v100": "v100-sxm-32gb",
+    "v100-16gb": "v100-sxm-16gb",
+    "v100-32gb": "v100-sxm-32gb",
+    "3090": "rtx-3090",
+    "4090": "rtx-4090",
+    "5090": "rtx-5090",
+    "rtx4090": "rtx-4090",
+    "mi250x": "mi250x-gcd",
+}
+"""What people say, and the profile that it usually means."""
+
+FOLDER_VARIABLE = "RLPLAN_PROFILES"
+"""Names a folder of profiles beside the bundled ones."""
+
+_CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
+    "cpu": CpuProfile,
+    "cuda": GpuProfile,
+    "rocm": GpuProfile,
+    "node": NodeProfile,
+}
+MAX_POOLS = 2
+"""Groups of GPUs of different kinds: those that train, and those that generate."""
+_GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
+
+
+def profile_folder() -> Path:
+    """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
+    packaged = Path(str(resources.files("rlplan"))) / "_hardware_profiles"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "hardware_profiles"
+
+
+def profile_paths() -> dict[str, Path]:
+    """The file of every profile, by name, in order; no file is read. Your own stand behind the bundled ones.
+
+    Raises: SpecError where two of one folder have one name, or RLPLAN_PROFILES names no folder.
+    """
+    bundled, own = _paths_in(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
+    if not own:
+        return bundled
+    if not Path(own).is_dir():
+        raise SpecError(
+            f"{FOLDER_VARIABLE} is {shorten(own)}, which is no folder",
+            where="environment",
+            rule="a folder with profiles of your own, each in a .yaml file named like it",
+            way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
+        )
+    mine = _paths_in(Path(own).resolve())
+    return {name: path for name, path in bundled.items() if name not in mine} | mine
+
+
+@cache
+def _paths_in(folder: Path) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    files = [path for pattern in ("*.yaml", "gpu/*.yaml", "node/*.yaml") for path in folder.glob(pattern)]
+    for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):
+        if path.stem in paths:
+            raise SpecError(
+                f"profile name '{path.stem}' stands twice",
+                where=str(path),
+                rule="names are unique",
+                way_out=f"rename it or {paths[path.stem]}",
+            )
+        paths[path.stem] = path
+    return paths
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file, bundled or not. Raises: SpecError where it is broken or its name is not the file's."""
+    data = read_yaml(path, "the hardware profile")
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
+        raise SpecError(
+            f"kind is {shorten(kind)}" if "kind" in data else "required key 'kind' is missing",
+            where=f"{path}: kind",
+            rule=f"kind is one of {', '.join(_CLASSES)}" + did_you_mean(str(kind), _CLASSES),
+            way_out="name the kind; hardware_profiles/README.md shows a whole profile",
+        )
+    profile = validate(_CLASSES[kind or "cuda"], data, file=str(path), way_out="hardware_profiles/README.md shows how")
+    if profile.name != path.stem:
+        raise SpecError(
+            f"name is '{profile.name}', the file is {path.name}",
+            where=f"{path}: name",
+            rule="a profile is found by its file's name",
+            way_out=f"name the file {profile.name}.yaml",
+        )
+    return profile
+
+
+@cache
+def _load(path: Path) -> Profile:
+    return read_profile(path)
+
+
+def load_profiles() -> dict[str, Profile]:
+    """All profiles by name: a second or so. Raises: SpecError when a profile is broken."""
+    return {name: _load(path) for name, path in profile_paths().items()}
+
+
+def find_profile(name: str, *, where: str) -> Profile:
+    """The profile of that name, or a usual short one, of any kind. Raises: SpecError with those that are near.
+
+    where: the place that names it, for the message.
+    """
+    paths = profile_paths()
+    wanted = _normalized(name)
+    if wanted not in paths:
+        near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
+        raise SpecError(
+            f"hardware profile '{shorten(name)[1:-1]}' is unknown",
+            where=where,
+            rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
+            way_out="`rlplan profiles list` shows them; hardware_profiles/README.md says how to add one",
+        )
+    return _load(paths[wanted])
+
+
+def get_profile(name: str, *, where: str) -> CpuProfile:
+    """The profile that a job runs on. Raises: SpecError where it is unknown or no CPU host."""
+    profile = find_profile(name, where=where)
+    if not isinstance(profile, CpuProfile):
+        raise _wrong_kind(profile, "cpu", where)
+    return profile
+
+
+def is_cpu_host(name: str, *, where: str) -> bool:
+    """Whether a profile is that of a host without a GPU. Raises: SpecError where it is unknown."""
+    return isinstance(find_profile(name, where=where), CpuProfile)
+
+
+def get_gpu(name: str, *, where: str) -> GpuProfile:
+    """The GPU of that name, or the GPU of the node of that name. Raises: SpecError."""
+    profile = find_profile(name, where=where)
+    if isinstance(profile, NodeProfile):
+        profile = find_profile(profile.gpu, where=f"{profile.name}: gpu")
+    if not isinstance(profile, GpuProfile):
+        raise _wrong_kind(profile, "cuda or rocm", where)
+    return profile
+
+
+def get_node(name: str, *, where: str) -> NodeProfile:
+    """The node of that name. Raises: SpecError."""
+    profile = find_profile(name, where=where)
+    if not isinstance(profile, NodeProfile):
+        raise _wrong_kind(profile, "node", where)
+    return profile
+
+
+def usual_node(gpu: GpuProfile) -> NodeProfile | None:
+    """The first bundled node with this GPU; None where there is none."""
+    wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
+    for name, path in profile_paths().items():
+        if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
+            return get_node(name, where=name)
+    return None
+
+
+def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
+    """How many of which GPU, from `8xH100`; `2xdgx-h100` are two nodes of eight, and the node is said too.
+
+    Raises: SpecError where it has another form or the profile is unknown or of another kind.
+    """
+    match = _GPUS.match(text)
+    if match is None or int(match.group(1)) < 1:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' names no GPUs",
+            where=where,
+            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm",
+            way_out="`rlplan profiles list` shows the profiles",
+        )
+    count, profile = int(match.group(1)), find_profile(match.group(2), where=where)
+    gpu = get_gpu(match.group(2), where=where)
+    if isinstance(profile, NodeProfile):
+        return count * profile.num_gpus, gpu, profile
+    return count, gpu, None
+
+
+def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`: two that do not share devices. See `parse_gpus`.
+
+    Raises: SpecError where there are more than two, or one of them is not as it should be.
+    """
+    parts = text.split("+")
+    if len(parts) > MAX_POOLS:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' names {len(parts)} groups of GPUs",
+            where=where,
+            rule=f"at most {MAX_POOLS}: the first trains, the second generates",
+            way_out="leave out all but two, as in 8xh100-sxm + 8xl40s",
+        )
+    return tuple(parse_gpus(part, where=where) for part in parts)
+
+
+def _normalized(name: str) -> str:
+    words = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
+    return SHORT_NAMES.get(words, words)
+
+
+def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:
+    return SpecError(
+        f"hardware profile '{profile.name}' is of kind {profile.kind}",
+        where=where,
+        rule=f"here a profile of kind {wanted} is needed",
+        way_out="`rlplan profiles list` shows the kind of each profile",
+    )

@@ -1,0 +1,49 @@
+"""How a job's rollout engines are held.
+
+In: the `rollout:` part of a job. Out: frozen values. Left out: bytes (memory/), vLLM's own names (emit/vllm.py).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlplan.spec.base import Auto, ByteCount, Spec
+from rlplan.spec.parts.environment import EnvironmentSpec
+from rlplan.spec.parts.training import Ranks
+from rlplan.spec.parts.workload import Count
+from rlplan.vocabulary import Dtype
+
+
+class RolloutSpec(Spec):
+    """How the engines are held. What is `auto` is decided by the planner, or by a rule of resolved.py."""
+
+    dtype: Dtype | Auto = "auto"
+    """Of weights and activations."""
+    num_engines: Annotated[int, Field(ge=1, le=16_384)] | Auto = "auto"
+    """Replicas; on GPUs as many as fill those that generate."""
+    tp: Ranks = "auto"
+    """Tensor-parallel ranks of each."""
+    stop: tuple[str | int, ...] = ()
+    """Texts and tokens that end a response."""
+    quantization: str = Field(default="none", max_length=40)
+    """Of the weights, by a format's name; `auto` may take fp8 where the GPU computes it."""
+    speculative_tokens: int = Field(default=0, ge=0, le=16)
+    """Tokens that are proposed at a time from what stands before (n-gram speculative decoding)."""
+    environment: EnvironmentSpec = EnvironmentSpec()
+    """What answers the policy between its turns."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Of the KV cache: `auto` is the weights', `fp8` halves it (GPUs only)."""
+    has_cuda_graphs: bool | Auto = "auto"
+    """Whether steps are CUDA graphs; false is vLLM's `enforce_eager`."""
+    has_expert_parallel: bool | Auto = "auto"
+    """Whether whole experts lie on an engine's ranks instead of a slice of each."""
+    sleep_level: Literal["auto", 0, 1, 2] = "auto"
+    """Of a colocated engine on GPUs: 0 stays awake, 1 keeps its weights on the host, 2 drops them."""
+    kv_cache_memory: ByteCount | Auto = "auto"
+    """Bytes of KV cache of a rank; `auto` is what the rollouts ask for at P99, or what is free."""
+    max_num_seqs: Count | Auto = "auto"
+    """Sequences at once, at most."""
+    max_num_batched_tokens: Count | Auto = "auto"
+    """Tokens of one batch, at most."""
+    block_size: Literal["auto", 16, 32, 64, 128] = "auto"
+    """Tokens of a block of the KV cache."""

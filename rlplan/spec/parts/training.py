@@ -1,0 +1,211 @@
+"""How a job's trained roles are held: types, ZeRO, adapters, and ranks that share a micro-batch.
+
+In: the `training:` part of a job. Out: frozen values. Left out: bytes (memory/trainers/training.py), what algorithms
+train.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Auto, Spec
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.workload import MAX_COUNT, Count
+from rlplan.vocabulary import Dtype
+
+
+class Contradiction(NamedTuple):
+    """Two choices that DeepSpeed does not combine. what: both; where: the key of the first."""
+
+    what: str
+    where: str
+    rule: str
+    way_out: str
+
+    @property
+    def reason(self) -> str:
+        """What and why, in a line."""
+        return f"{self.what}: {self.rule} ({self.way_out})"
+
+
+class Combination(NamedTuple):
+    """What a trainer is asked to combine. Jobs, their candidates and the search on GPUs all ask here what can run.
+
+    zero_stage: None where it is open. has_packed_base: a frozen base in nf4.
+    """
+
+    zero_stage: int | None
+    optimizer: str = "adamw"
+    trains_adapters: bool = False
+    has_packed_base: bool = False
+    offloads_optimizer: bool = False
+    offloads_parameters: bool = False
+    ulysses: int = 1
+    tp: int = 1
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """What does not go together, with the rule and what can be typed instead."""
+        stage = f"training.zero_stage {self.zero_stage}"
+        key = "training.offloads_optimizer"
+        if self.offloads_optimizer and self.optimizer != "adamw":
+            rule = "on the host DeepSpeed steps with its own CPU Adam, which has fp32 moments"
+            yield Contradiction(f"{key} with training.optimizer {self.optimizer}", key, rule, f"{key}=false")
+        if self.offloads_optimizer and self.zero_stage in (0, 1):
+            rule = "an offloaded optimizer needs partitions, which ZeRO has from stage 2 on"
+            yield Contradiction(f"{key} with {stage}", key, rule, "training.zero_stage=2")
+        key = "training.offloads_parameters"
+        if self.offloads_parameters and self.zero_stage in (0, 1, 2):
+            yield Contradiction(f"{key} with {stage}", key, "only ZeRO-3 offloads parameters", "training.zero_stage=3")
+        if self.has_packed_base and self.zero_stage == 3:
+            rule = "4-bit weights are not sharded: training.zero_stage 0 to 2"
+            yield Contradiction(f"a base in nf4 with {stage}", "training.zero_stage", rule, "training.zero_stage=2")
+        if self.tp > 1:
+            yield from self._beside_tensor_parallel(stage)
+
+    def _beside_tensor_parallel(self, stage: str) -> Iterator[Contradiction]:
+        refused = (
+            (self.ulysses > 1, f"training.ulysses {self.ulysses}", "DeepSpeed has one group beside data parallelism"),
+            (self.zero_stage == 3, stage, "AutoTP goes with ZeRO 0 to 2"),
+            (self.trains_adapters, "training.lora", "AutoTP cuts plain linear layers, none that PEFT has wrapped"),
+            (self.offloads_optimizer, "training.offloads_optimizer", "AutoTP was never tried with it"),
+        )
+        for holds, what, rule in refused:
+            if holds:
+                yield Contradiction(f"training.tp {self.tp} with {what}", "training.tp", rule, "training.tp=1")
+
+
+class LoraSpec(Spec):
+    """Adapters beside the policy's linear layers, trained in its place."""
+
+    rank: int = Field(ge=1, le=65536)
+    """Of each adapter's two matrices."""
+    alpha: float = Field(default=16.0, gt=0)
+    """What adapters add is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Such as `q_proj`, or all linear layers."""
+    base_dtype: Literal["auto", "nf4"] = "auto"
+    """What the frozen weights are kept in: as they are trained, or `nf4` (QLoRA)."""
+
+
+Ranks = Annotated[int, Field(ge=1, le=1024)] | Auto
+
+
+def given_ranks(ranks: int | str) -> int:
+    """A number of ranks as given; 1 where it is left open."""
+    return 1 if ranks == "auto" else int(ranks)
+
+
+class TrainingSpec(Spec):
+    """How trained roles are held. What is `auto` is decided by the planner, or by a rule of resolved.py."""
+
+    dtype: Dtype | Auto = "auto"
+    """Of weights in the passes; master weights and moments are fp32 beside 16-bit weights."""
+    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
+    """Of DeepSpeed; of FSDP2 3, of Megatron 1 (its distributed optimizer) or 0."""
+    max_tokens_per_micro_batch: Count | Auto = "auto"
+    """Tokens that are packed into one pass; `auto` follows workload.micro_batch_size_per_gpu where that is given."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Whether activations are computed again in the backward pass."""
+    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "by_rows"] = "auto"
+    """How the loss is taken (memory/model/logits.py); `auto` as the target does."""
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """`adamw_8bit` keeps both moments in a byte each (bitsandbytes)."""
+    offloads_optimizer: bool | Auto = "auto"
+    """Whether the optimizer's states lie off the device for good (ZeRO-Offload)."""
+    offloads_parameters: bool | Auto = False
+    """Whether weights lie there too and come layer by layer (ZeRO-3)."""
+    offload_device: Literal["cpu", "nvme"] = "cpu"
+    """Where they lie (ZeRO-Offload, ZeRO-Infinity)."""
+    offloads_activations: bool = False
+    """Whether what gradient checkpointing keeps lies on the host."""
+    master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
+    """Of master weights and moments beside 16-bit weights."""
+    ulysses: Ranks = "auto"
+    """Ranks that share a pass, each with a part of its tokens."""
+    tp: Ranks = "auto"
+    """Ranks that share a pass, each with a part of every layer (DeepSpeed's AutoTP)."""
+    pp: Ranks = "auto"
+    """Pipeline stages (Megatron)."""
+    cp: Ranks = "auto"
+    """Ranks that share a sequence's attention (Megatron, FSDP2)."""
+    ep: Ranks = "auto"
+    """Ranks that share the experts of a layer (Megatron)."""
+    reduce_bucket_size: Annotated[int, Field(ge=1_000, le=MAX_COUNT)] | Auto = "auto"
+    """Elements of DeepSpeed's gradient reduction bucket."""
+    persistence_threshold: int = Field(default=100_000, ge=0)
+    """Elements up to which a tensor stays whole on every rank under ZeRO-3."""
+    lora: LoraSpec | None = None
+    """Adapters that are trained in the policy's place; None trains the policy itself."""
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the policy's base is frozen and adapters are trained."""
+        return self.lora is not None
+
+    @property
+    def quantization(self) -> Literal["none", "nf4"]:
+        """How the frozen base is kept."""
+        return "nf4" if self.has_packed_base else "none"
+
+    @property
+    def has_packed_base(self) -> bool:
+        """Whether the frozen base has 4 bits."""
+        return self.lora is not None and self.lora.base_dtype == "nf4"
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether something has 4 or 8 bits."""
+        return self.has_packed_base or self.optimizer == "adamw_8bit"
+
+    @property
+    def num_ranks_per_pass(self) -> int:
+        """Ranks that compute one pass together, as far as they are given."""
+        return given_ranks(self.ulysses) * given_ranks(self.tp)
+
+    def combination(
+        self,
+        zero_stage: int | None = None,
+        ranks: tuple[int, int] | None = None,
+        offloads: tuple[bool, bool] | None = None,
+    ) -> "Combination":
+        """What is combined here: what is given, and choices in place of what is open.
+
+        ranks: ulysses and tp. offloads: of the optimizer and of parameters.
+        """
+        given = None if self.zero_stage == "auto" else self.zero_stage
+        return Combination(
+            given if zero_stage is None else zero_stage,
+            self.optimizer,
+            self.trains_adapters,
+            self.has_packed_base,
+            *(offloads or (self.offloads_optimizer is True, self.offloads_parameters is True)),
+            *(ranks or (given_ranks(self.ulysses), given_ranks(self.tp))),
+        )
+
+
+def check_sharing(training: TrainingSpec, model: ModelSpec, where: str) -> None:
+    """Raises: SpecError where ranks cannot share a pass through this model."""
+    for one in sharing_refusals(model, given_ranks(training.ulysses), given_ranks(training.tp)):
+        raise SpecError(one.what, where=f"{one.where}, {where}", rule=one.rule, way_out=one.way_out)
+
+
+def sharing_refusals(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
+    """Why ranks cannot share a pass through this model.
+
+    Ulysses: each rank takes whole heads in turn; where there are fewer key heads than ranks, each is taken by several.
+    Tensor parallelism: each rank has whole query and key heads and an equal part of the MLP.
+    """
+    heads, keys = model.num_heads, model.num_kv_heads
+    problems = (
+        (heads % ulysses > 0, "ulysses", f"{heads} attention heads", "every rank takes as many whole heads"),
+        (keys % ulysses > 0 and ulysses % keys > 0, "ulysses", f"{keys} key heads", "as many for each rank, or ranks"),
+        (keys % tp > 0, "tp", f"{keys} key heads", "every rank has as many whole key heads"),
+        (model.intermediate_size % tp > 0, "tp", f"an MLP {model.intermediate_size} wide", "every rank has as much"),
+    )
+    for holds, key, what, rule in problems:
+        if holds:
+            size = ulysses if key == "ulysses" else tp
+            words = f"training.{key} is {size}, the model has {what}"
+            yield Contradiction(words, f"training.{key}", rule, f"training.{key}=1, or a number that divides them")

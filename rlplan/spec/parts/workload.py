@@ -1,0 +1,123 @@
+"""The workload: which prompts, and how many rollouts of what length.
+
+In: the `data:` and `workload:` parts of a job. Out: frozen values. Left out: rows of data sets (runtime/data).
+Units: lengths in tokens; counts are of prompts or rollouts as their names say.
+"""
+
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from rlplan.spec.base import Auto, Spec
+from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
+
+MAX_COUNT = 1 << 30
+"""Above any real batch: a count beyond it is a slip of the keyboard."""
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+MAX_MINI_BATCHES = 256
+"""Optimizer steps in one RL step; each is an action of the schedule."""
+
+
+class DataSpec(Spec):
+    """The `data:` part of a job: what is trained on, which a run needs and a plan does not."""
+
+    prompts: str
+    """A file or a folder of rows to train on."""
+    heldout: str
+    """The same for the evaluation."""
+    prompt_column: str | None = None
+    """Of a data set whose layout is none of those that are known."""
+    answer_column: str | None = None
+    """The same, of the answers."""
+
+
+class WorkloadSpec(Spec):
+    """The `workload:` part of a job: the batch ladder and the lengths."""
+
+    num_steps: int = Field(default=200, ge=1, le=10_000_000)
+    """RL steps."""
+    num_prompts_per_step: Count = 128
+    """Prompts of a step."""
+    num_samples_per_prompt: Count = 8
+    """Rollouts of a prompt; 2 of an algorithm that is given pairs of answers."""
+    mini_batch_size: Count | None = None
+    """Rollouts per optimizer step; None takes all of a step."""
+    micro_batch_size_per_gpu: Count | Auto = "auto"
+    """Rollouts of a pass of a rank, counted at their longest; training.max_tokens_per_micro_batch says it in tokens."""
+    max_prompt_len: Count = 1024
+    """Tokens of the longest prompt."""
+    max_response_len: Count = 3072
+    """Tokens of the longest response."""
+    mean_prompt_len: Count | None = None
+    """Tokens of a usual prompt, for predictions alone; the longest where not given."""
+    mean_response_len: Count | None = None
+    """Tokens of a usual response, for predictions on a CPU host; the longest where not given."""
+    response_lengths: LengthSpec = ConstantLengths()
+    """How lengths are distributed, for predictions on GPUs, simulated runs, and real ones where controls force them."""
+    reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
+    """Seconds that a rule-based reward of one rollout takes, for predictions on GPUs."""
+    temperature: float = Field(default=1.0, ge=0.01, le=2)
+    """Of sampling."""
+    ignores_eos: bool = False
+    """Whether responses go on behind an end of sequence."""
+    evaluate_every: int = Field(default=10, ge=1)
+    """Greedy evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
+    num_heldout_prompts: int = Field(default=256, ge=1)
+    """Held-out prompts that are evaluated, at most."""
+
+    @property
+    def num_rollouts_per_step(self) -> int:
+        """Rollouts generated in one step."""
+        return self.num_prompts_per_step * self.num_samples_per_prompt
+
+    @property
+    def rollouts_per_mini_batch(self) -> int:
+        """Rollouts per optimizer step."""
+        return self.num_rollouts_per_step if self.mini_batch_size is None else self.mini_batch_size
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Optimizer steps in one RL step."""
+        return self.num_rollouts_per_step // self.rollouts_per_mini_batch
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest prompt plus longest response."""
+        return self.max_prompt_len + self.max_response_len
+
+    @property
+    def usual_response_len(self) -> int:
+        """Tokens of a response in predicted seconds: the longest, an upper bound, unless the job says."""
+        return self.max_response_len if self.mean_response_len is None else self.mean_response_len
+
+    @property
+    def usual_prompt_len(self) -> int:
+        """Tokens of a prompt in predictions: the longest, an upper bound, unless the job says."""
+        return self.max_prompt_len if self.mean_prompt_len is None else self.mean_prompt_len
+
+    @property
+    def lengths(self) -> Lengths:
+        """Response lengths, cut at max_response_len."""
+        return cut_lengths(self.response_lengths, self.max_response_len)
+
+    @field_validator("mean_prompt_len", "mean_response_len")
+    @classmethod
+    def _mean_is_no_longer(cls, mean: int | None, info: ValidationInfo) -> int | None:
+        longest = str(info.field_name).replace("mean", "max")
+        if mean is not None and mean > info.data.get(longest, mean):
+            raise ValueError(f"{info.field_name} is at most {longest}")
+        return mean
+
+    @model_validator(mode="after")
+    def _ladder_divides(self) -> "WorkloadSpec":
+        if self.num_rollouts_per_step % self.rollouts_per_mini_batch:
+            raise ValueError(
+                f"num_prompts_per_step x num_samples_per_prompt = {self.num_rollouts_per_step} must be a multiple of "
+                f"mini_batch_size = {self.mini_batch_size}"
+            )
+        if self.num_mini_batches > MAX_MINI_BATCHES:
+            raise ValueError(
+                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size = {self.num_mini_batches} optimizer "
+                f"steps in one RL step; at most {MAX_MINI_BATCHES}"
+            )
+        return self

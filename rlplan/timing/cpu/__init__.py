@@ -1,0 +1,1 @@
+"""Seconds of every action on a CPU host."""

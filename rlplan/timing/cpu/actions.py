@@ -1,0 +1,395 @@
+"""CPU jobs: seconds of every action of a job's schedule on a host without a GPU.
+
+In: a job, its model and profile, a Schedule. Out: a Cost for each action of each part, nothing where the profile
+lacks a rate. Left out: the first step (Adam's states, oneDNN's kernels: it takes 1.3 to 2 times as long), lengths that
+differ (all rollouts have the usual length), what the controller does between actions (50 ms a step on two cores).
+
+Symbols: P parameters, n ranks of the trainer, S = P/n, R rollouts, c sequences that the engine runs at once, V
+vocabulary, h hidden. Compute, memory and calls follow each other: nothing is counted as overlapping.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rlplan.dataflow.layouts import RoleLayout
+from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.memory.trainers.checkpoints import saved_bytes
+from rlplan.memory.trainers.training import held_parameters, trained_rank
+from rlplan.memory.weight_sync.packets import arena_bytes, policy_packets
+from rlplan.spec.hardware.profile import CpuProfile
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts, fresh_bytes
+from rlplan.timing.cpu.engine import CpuEngine, Requests
+from rlplan.timing.cpu.host import CpuHost, CpuShare, host_of, when_tasks_end
+from rlplan.timing.job import JobTiming, PartCosts, time_job
+from rlplan.timing.verifiers import verify_s
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, Role, Transport
+
+
+def predict_job(
+    job: ResolvedJob,
+    model: ModelSpec,
+    profile: CpuProfile,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> JobTiming | None:
+    """Seconds of a job's actions; None where the profile has no rates. role_models: that are not the policy's."""
+    host = host_of(profile)
+    return None if host is None else time_job(schedule, action_costs(job, model, host, schedule, role_models))
+
+
+def action_costs(
+    job: ResolvedJob,
+    model: ModelSpec,
+    host: CpuHost,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> PartCosts:
+    """A Cost for each action, by part and id."""
+    others = role_models or {}
+
+    def times(role: Role) -> CpuTimes:
+        return CpuTimes(job, others.get(role, model), host, schedule, role)
+
+    return {
+        (part, action.id): times(action.role).cost(part, action)
+        for part, actions in schedule.parts
+        for action in actions
+    }
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Costs of actions. Each method's docstring says what it counts."""
+
+    job: ResolvedJob
+    model: ModelSpec
+    host: CpuHost
+    schedule: Schedule
+    role: Role = Role.POLICY
+
+    def cost(self, part: Part, action: Action) -> Cost:
+        """Of one action, with the driver's call of its processes and what it does by itself."""
+        work = self.job.workload
+        kind = action.kind
+        if kind is ActionKind.COMPUTE_ADVANTAGES:
+            return self._python(work.num_rollouts_per_step / 10)
+        if kind is ActionKind.VERIFY:
+            waited = verify_s(self.job, self.host.num_cores, self.generate_cost().seconds)
+            others = Cost({Resource.HOST: waited}) if waited else NOTHING
+            return self._python(work.num_rollouts_per_step * len(self.job.rewards)) + others
+        if kind is ActionKind.TAKE_ROLLOUTS:
+            return self._python(work.num_rollouts_per_step)
+        if kind is ActionKind.START_ENGINE and part == "step":
+            return self.restart_cost()
+        if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
+            return self._start(action)
+        if kind is ActionKind.SYNC_WEIGHTS:
+            return self.sync_cost(is_first=part == "start")
+        if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
+            return NOTHING  # the last step's own evaluation is not repeated
+        trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
+        if trained is not None and kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE):
+            return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
+        if trained is not None and kind in (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES):
+            return self.save_states_cost(trained, waits=kind is ActionKind.WRITE_STATES) + self._call()
+        made = {
+            ActionKind.GENERATE: self.generate_cost,
+            ActionKind.EVALUATE: self.evaluate_cost,
+            ActionKind.SCORE: self.score_cost,
+            ActionKind.TRAIN_FORWARD_BACKWARD: self.train_cost,
+            ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
+            ActionKind.CHECKPOINT: self.checkpoint_cost,
+            ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
+            ActionKind.STOP_ENGINE: self.stop_cost,
+            ActionKind.OFFLOAD_ROLE: self.unload_cost,
+            ActionKind.RELOAD_ROLE: self.load_cost,
+        }[kind]
+        return made() + self._call()
+
+    def move_states_cost(self, trained: RoleLayout, *, is_back: bool) -> Cost:
+        """A trained role's states to a file, or back into fresh memory: of all ranks, through one disk.
+
+        Source: `rlplan.runtime.workers.trainer.offloaded_states`.
+        """
+        states = trained_rank(
+            self.job.training, self.model, trained.zero_stage, trained.num_shards, 0
+        ).states.after_step()
+        num_bytes = (states.device_bytes + states.host_bytes) * len(trained.devices)
+        moved = Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
+        return moved + self._training.fresh_cost(num_bytes) if is_back else moved
+
+    def save_states_cost(self, trained: RoleLayout, *, waits: bool) -> Cost:
+        """What a resumed run needs of a trained role: copied by each rank, or written where the trainer waits for it.
+
+        Counts: C bytes of all ranks, read and written once in memory (2 C), or through one disk.
+        Source: `rlplan.runtime.workers.trainer.state_saver`. Assumes: writing beside the next step costs it nothing.
+        """
+        parameters = self.job.trained_parameters(trained.role, self.model)
+        parameters, shards = held_parameters(self.model, trained.tp, parameters), trained.num_shards
+        states = [
+            trained_rank(self.job.training, self.model, trained.zero_stage, shards, shard, parameters).states
+            for shard in range(shards)
+        ]
+        num_bytes = trained.tp * sum(map(saved_bytes, states))
+        if waits:
+            return Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
+        return self._training.touch_cost(2 * num_bytes / (trained.tp * shards))
+
+    def generate_cost(self) -> Cost:
+        """The engine's work on a step's rollouts, and the driver's decoding of each."""
+        work = self.job.workload
+        requests = Requests(work.num_prompts_per_step, self.job.num_generated_per_prompt, *self._lengths)
+        return self.engine.cost(requests) + self._python(requests.num_sequences)
+
+    def evaluate_cost(self) -> Cost:
+        """The same of the held-out prompts, one response each, and their rewards."""
+        num_prompts = self.job.workload.num_heldout_prompts
+        cost = self.engine.cost(Requests(num_prompts, 1, *self._lengths))
+        return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
+
+    def score_cost(self) -> Cost:
+        """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, dealt out over its processes.
+
+        Assumes: each rollout is sent, padded and answered by Python; verifiers beside it take nothing worth counting.
+        """
+        work = self.job.workload
+        layout = self._scoring
+        threads = len(self._group("scorer")) if layout.worker == "scorer" else 1
+        share = self.host.share(threads, len(layout.devices))
+        passes = self._passes(share, ceil_div(work.num_rollouts_per_step, layout.dp), layout, trains=False)
+        return passes + self._python(2 * work.num_rollouts_per_step)
+
+    def train_cost(self) -> Cost:
+        """Forward and backward passes of a mini-batch on n ranks at once, and what each micro-batch sends.
+
+        Counts: stages 2 and 3 reduce in every backward pass (`_reduction_cost`), others in the step; stage 3 gathers
+        all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
+        """
+        layout = self.schedule.layout("policy_trainer")
+        num_rollouts = self.job.num_trained_by(layout.dp)
+        share, stage = self._training, self._zero_stage
+        num_passes = ceil_div(num_rollouts, self._micro_batch(num_rollouts))
+        cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
+        if self.job.training.gradient_checkpointing:
+            cost += self._passes(share, num_rollouts, layout, trains=False)
+        if stage >= 2:
+            cost += self._reduction_cost().times(num_passes)
+        if stage == 3 and self._num_ranks > 1:
+            cost += (share.all_gather_cost(self._weight_bytes) + share.touch_cost(2 * self._weight_bytes)).times(
+                2 * num_passes
+            )
+        return cost
+
+    def _reduction_cost(self) -> Cost:
+        """One reduction of all gradients.
+
+        Counts: P e bytes copied into a bucket (4 P e read and written with the way back) and all-reduced; a rank keeps
+        S e of it. Hooks: once a parameter.
+        Source: DeepSpeed 0.19.8, stage_1_and_2.py: `reduce_ready_partitions_and_remove_grads`, `average_tensor`.
+        """
+        share, gradients = self._training, self._weight_bytes
+        cost = share.touch_cost(4 * gradients) + share.fresh_cost(gradients / self._num_ranks)
+        cost += share.all_reduce_cost(gradients)
+        return cost + share.latency_cost(self.host.latencies.gradient.value, len(self.model.parameters))
+
+    def optimizer_cost(self) -> Cost:
+        """Norm, clipping, Adam on a rank's part, and the all-gather of what it made.
+
+        Counts: gradients flattened (4S fresh, 8S), norm 4S, scaled 8S, Adam 28S (four read, three written), weights
+        copied 8S, where stage 0 has S = P; stages 0 and 1 reduce here; stages 1 and 2 all-gather P e into a fresh
+        buffer as large, copied out 2 P e; nothing to gather for one rank.
+        Source: DeepSpeed 0.19.8 `step`; the buffer is gloo's (docs/decisions.md).
+        """
+        share, stage, whole = self._training, self._zero_stage, self._weight_bytes
+        part = self.model.num_parameters / (self._num_ranks if stage else 1)
+        cost = share.touch_cost((8 + 4 + 8 + 28 + 8) * part) + share.fresh_cost(FLOAT_BYTES * part)
+        if stage < 2:
+            cost += self._reduction_cost()
+        if self._num_ranks > 1 and stage in (1, 2):
+            cost += share.all_gather_cost(whole) + share.fresh_cost(whole) + share.touch_cost(2 * whole)
+        return cost + share.latency_cost(self.host.latencies.update.value, len(self.model.parameters))
+
+    @property
+    def _weight_bytes(self) -> int:
+        """P e: the weights in the training type."""
+        return self.job.training.dtype.num_bytes * self.model.num_parameters
+
+    @cached_property
+    def _zero_stage(self) -> int:
+        return self.schedule.layout("policy_trainer").zero_stage
+
+    def sync_cost(self, *, is_first: bool = False) -> Cost:
+        """From the trainer's memory into vLLM's layerwise reload.
+
+        Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
+        tensor of each parameter, copied (2 P e); a fresh pack of each matrix (two of its bytes); both tables packed
+        again at the end; one call, and two more to open the channel. first: the arena's pages are fresh too.
+        Source: vLLM 0.32.0 model_loader/reload; runtime/weight_sync/.
+        """
+        model, engine = self.model, self.engine
+        whole = FLOAT_BYTES * model.num_parameters
+        tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
+        packed = engine.matrix_bytes + tables
+        share = engine.share
+        cost = share.touch_cost(6 * whole + 2 * packed)
+        cost += share.fresh_cost(_fresh(model) + packed + (self._arena_bytes if is_first else 0))
+        cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
+        return cost + self._transport_cost(whole) + self._call().times(3 if is_first else 1)
+
+    def _transport_cost(self, num_bytes: float) -> Cost:
+        """What a transport other than shared memory adds to a sync.
+
+        Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
+        kernel's and read from there (four times the bytes).
+        """
+        transport, share = self.job.sync_transport, self.engine.share
+        if transport is Transport.GLOO:
+            sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
+            return sent + share.touch_cost(2 * num_bytes)
+        if transport is Transport.DISK:
+            return share.touch_cost(4 * num_bytes) + share.fresh_cost(num_bytes)
+        return NOTHING
+
+    @property
+    def _arena_bytes(self) -> int:
+        return arena_bytes(policy_packets(self.job, self.model))
+
+    def checkpoint_cost(self) -> Cost:
+        """The policy's weights copied apart and written."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        share = self.host.share(1)
+        written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
+        return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
+
+    def unload_cost(self) -> Cost:
+        """A frozen model is dropped and its pages are freed. Python's garbage collection is not counted."""
+        return NOTHING
+
+    def load_cost(self) -> Cost:
+        """A frozen model read again: fresh memory for it, and its bytes copied there."""
+        whole = FLOAT_BYTES * self.model.num_parameters
+        return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
+
+    def stop_cost(self) -> Cost:
+        """The engine is taken apart and Python looks for what is left over."""
+        return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
+
+    def restart_cost(self) -> Cost:
+        """An engine made anew in a process that has its libraries.
+
+        Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
+        weights read. Source: `workers/engine/rollout_engine.py`, start after stop.
+        """
+        share, whole = self.engine.share, FLOAT_BYTES * self.model.num_parameters
+        packed = self.engine.matrix_bytes + FLOAT_BYTES * 2 * self.model.vocab_size * self.model.hidden_size
+        cost = share.fresh_cost(whole + packed + self.job.rollout.kv_cache_memory)
+        return cost + share.touch_cost(2 * whole) + share.latency_cost(self.host.latencies.restart_engine.value)
+
+    def _start(self, action: Action) -> Cost:
+        """Imports of all processes that start at once, a core each; then fresh memory for weights, and reading them."""
+        latencies = self.host.latencies
+        seconds = {
+            ActionKind.START_TRAINER: latencies.start_trainer.value,
+            ActionKind.START_ENGINE: latencies.start_engine.value,
+            ActionKind.START_SCORER: latencies.start_scorer.value,
+        }
+        pairs = [pair for part, *pair in self.schedule.concurrent if part == "start" and action.id in pair]
+        beside = {action.id}.union(*pairs)
+        starts = [one for one in self.schedule.start if one.id in beside and one.kind in seconds]
+        at_once = [seconds[one.kind] for one in starts for _ in one.processes]
+        ends = when_tasks_end(at_once, self.host.num_cores)
+        share = self.host.share(1, len(at_once))
+        whole = FLOAT_BYTES * self.model.num_parameters
+        ended = ends[at_once.index(seconds[action.kind])]
+        return Cost({Resource.LATENCY: ended}) + share.fresh_cost(2 * whole) + share.touch_cost(2 * whole)
+
+    def _passes(self, share: CpuShare, num_rollouts: int, layout: RoleLayout, *, trains: bool) -> Cost:
+        """Micro-batches of `num_rollouts`, the last one smaller, and what ranks send that share one.
+
+        Counts: of ranks that share a pass each a part of it.
+        """
+        prompt, response = self._lengths
+        size = self._micro_batch(num_rollouts)
+        whole, rest = divmod(num_rollouts, size)
+
+        def one(num_sequences: int) -> Cost:
+            batch = MicroBatch(num_sequences, prompt + response, response)
+            work = forward_counts(self.model, batch, computes_entropy=trains)
+            work = work + backward_counts(self.model, batch) if trains else work
+            if not self.job.hardware.keeps_heap:
+                return share.pass_cost(work)
+            warm = share.touch_cost(work.fresh_bytes)  # what would be fresh is written where it was
+            return share.pass_cost(replace(work, fresh_bytes=0.0)) + warm
+
+        cost = one(size).times(whole) + (one(rest) if rest else NOTHING)
+        sent = self._exchanged_bytes(layout) * num_rollouts * (prompt + response) * (2 if trains else 1)
+        return cost.times(1 / layout.num_ranks_per_pass) + share.all_gather_cost(sent)
+
+    def _exchanged_bytes(self, layout: RoleLayout) -> float:
+        """Bytes of a token that a rank sends in a forward pass to those that share it; in a backward pass as many.
+
+        Counts, a layer: Ulysses queries, keys, values and attention's output of its own tokens, e(2q + 2k) / n; tensor
+        parallel ranks all-reduce e h of every token behind attention and behind the MLP, which sends each twice.
+        """
+        model, e, ranks_per_pass = self.model, self.job.training.dtype.num_bytes, layout.num_ranks_per_pass
+        if ranks_per_pass == 1:
+            return 0.0
+        own = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) / ranks_per_pass
+        return e * model.num_layers * (own if layout.tp == 1 else 4 * model.hidden_size)
+
+    def _micro_batch(self, num_rollouts: int) -> int:
+        """Usual rollouts that are packed into one pass."""
+        return max(1, min(self.job.max_tokens_per_micro_batch // sum(self._lengths), num_rollouts))
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """(prompt, response) tokens of a usual rollout."""
+        return self.job.workload.usual_prompt_len, self.job.workload.usual_response_len
+
+    @property
+    def _scoring(self) -> RoleLayout:
+        """Where the role's model is: of its own, or on the policy's trainer."""
+        mine = [layout for layout in self.schedule.layouts if layout.role is self.role]
+        return next((layout for layout in mine if layout.worker != "rollout_engine"), self.schedule.layouts[0])
+
+    @cached_property
+    def _num_ranks(self) -> int:
+        return len(self.schedule.layout("policy_trainer").devices)
+
+    @cached_property
+    def _training(self) -> CpuShare:
+        num_engines = self.job.rollout.num_engines if self._is_async else 0
+        return self.host.share(1, self._num_ranks, num_engines)
+
+    @property
+    def _is_async(self) -> bool:
+        """Whether generation goes on while training does."""
+        return self.job.placement.max_staleness > 0
+
+    @cached_property
+    def engine(self) -> CpuEngine:
+        """The rollout engine and what it has of the host."""
+        num_beside = self._num_ranks if self._is_async else 0
+        share = self.host.share(len(self._group("rollout_engine")), num_beside=num_beside)
+        return CpuEngine(self.model, self.job.rollout, share)
+
+    def _group(self, worker: str) -> tuple[str, ...]:
+        """Devices whose threads a worker may use: those of its group (emit/ray.py)."""
+        name = next(layout.group for layout in self.schedule.layouts if layout.worker == worker)
+        return next(group.devices for group in self.schedule.groups if group.name == name)
+
+    def _call(self) -> Cost:
+        return Cost({Resource.LATENCY: self.host.latencies.call.value})
+
+    def _python(self, num_rollouts: float) -> Cost:
+        return Cost({Resource.LATENCY: self.host.latencies.rollout.value * num_rollouts})
+
+
+def _fresh(model: ModelSpec) -> float:
+    """Bytes of the parameters that are large enough to be mapped anew."""
+    return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)

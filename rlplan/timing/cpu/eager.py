@@ -1,0 +1,213 @@
+"""Eager passes: FLOPs, fresh bytes and operations of transformers' decoders as the CPU runtime trains and scores them.
+
+In: a ModelSpec and a micro-batch. Out: PassCounts, by forward and backward pass. Left out: other architectures than the
+runtime's (dense, rotary, a gated MLP), recomputation, 16 bits. A result costs the making of a fresh tensor, whose first
+touch takes ten times as long as the sum or product itself, and the reading of its operands, which a pass of thousands
+of tokens has pushed out of the cache.
+Source: transformers 5.19, models/qwen3/modeling_qwen3.py and its kin, with rlplan's packed attention, operation by
+operation; a test holds the bytes to what torch allocates and reads.
+
+Symbols: T tokens of a micro-batch with padding, s tokens of a sequence, R response tokens of the micro-batch, h hidden,
+q = a*d query width, k = kv heads * d, I MLP width, V vocabulary, n widths of a layer's norms, u norms a token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlplan.memory.model.logits import ROWS_AT_ONCE
+from rlplan.spec.model import Component, ModelSpec
+from rlplan.units import KIB
+
+FLOAT_BYTES = 4
+MMAP_THRESHOLD = 128 * KIB
+"""Tensors from here on are mapped anew each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_)."""
+FORWARD_OPS, BACKWARD_OPS = 107, 218
+"""Operations that torch dispatches for a layer, views among them: counted for Qwen3; Llama has fewer."""
+HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
+"""The same outside the layers: embedding, rotary table, last norm, head, log-probs, entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences that go through the model at once, padded to the longest. seq_len, response_len: tokens of each."""
+
+    num_sequences: int
+    seq_len: int
+    response_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """T, padding included."""
+        return self.num_sequences * self.seq_len
+
+    @property
+    def num_response_tokens(self) -> int:
+        """R: rows of the logits."""
+        return self.num_sequences * self.response_len
+
+
+@dataclass(frozen=True, slots=True)
+class PassCounts:
+    """FLOPs, bytes and operations of a pass. fresh_bytes: touched for the first time. read_bytes: weights and
+    operands.
+    """
+
+    flops: float
+    fresh_bytes: float
+    read_bytes: float
+    num_ops: int
+
+    def __add__(self, other: "PassCounts") -> "PassCounts":
+        return PassCounts(
+            self.flops + other.flops,
+            self.fresh_bytes + other.fresh_bytes,
+            self.read_bytes + other.read_bytes,
+            self.num_ops + other.num_ops,
+        )
+
+
+def matrix_numel(model: ModelSpec) -> int:
+    """Elements of all matrices of all layers: a token meets each once.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> matrix_numel(find_model("Qwen/Qwen3-0.6B"))  # 28 * (1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072)
+    440401920
+    """
+    tables = (Component.EMBEDDINGS, Component.HEAD)
+    return sum(t.numel for t in model.parameters if len(t.shape) > 1 and t.component not in tables)
+
+
+def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: bool = False) -> PassCounts:
+    """FLOPs, bytes and operations of a forward pass to log-probs.
+
+    Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q a token and layer (half of 4 s q: causal). Fresh floats of a
+    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of 128 rows at most: one of
+    the log-probs' logsumexp, four more of the entropy. Weights are read once, operands as `forward_operands` says.
+    """
+    tokens, rows = batch.num_tokens, batch.num_response_tokens
+    multiplied = tokens * matrix_numel(model) + rows * model.head_width * model.hidden_size
+    flops = 2 * multiplied + _attention_flops(model, batch)
+    fresh = model.num_layers * fresh_bytes(forward_floats(model), tokens)
+    fresh += fresh_bytes({model.hidden_size: 4}, tokens) + fresh_bytes(
+        {model.hidden_size: 1, model.head_width: 1}, rows
+    )
+    slice_bytes = fresh_bytes({model.head_width: 5 if computes_entropy else 1}, min(rows, ROWS_AT_ONCE))
+    fresh += slice_bytes * rows / min(rows, ROWS_AT_ONCE)
+    read = _weights_read(model) + model.num_layers * fresh_bytes(forward_operands(model), tokens)
+    return PassCounts(flops, fresh, read, FORWARD_OPS * model.num_layers + HEAD_OPS)
+
+
+def backward_counts(model: ModelSpec, batch: MicroBatch) -> PassCounts:
+    """FLOPs, bytes and operations of a backward pass, with the gradients of all parameters as new tensors.
+
+    Counts: twice the forward pass's FLOPs; fresh floats of a token and layer by `backward_floats`; a gradient of every
+    parameter; of a tied table two and their sum. Logits become their own gradient in place.
+    Differs: attention's backward pass is 2.5 times its forward pass in flash attention; here it counts twice.
+    """
+    tokens, h, vocab = batch.num_tokens, model.hidden_size, model.vocab_size
+    flops = 2 * forward_counts(model, batch).flops
+    fresh = model.num_layers * fresh_bytes(backward_floats(model), tokens) + fresh_bytes({h: 11}, tokens)
+    fresh += fresh_bytes({h: 1}, batch.num_response_tokens)
+    fresh += sum(fresh_bytes({tensor.numel: 1}, 1) for tensor in model.parameters)
+    fresh += fresh_bytes({vocab * h: 2}, 1) if model.has_tied_embeddings else 0
+    read = _weights_read(model) + model.num_layers * fresh_bytes(backward_operands(model), tokens)
+    return PassCounts(flops, fresh, read, BACKWARD_OPS * model.num_layers + HEAD_BACKWARD_OPS)
+
+
+def forward_floats(model: ModelSpec) -> Mapping[int, float]:
+    """Tensors that a layer makes while it goes forward: how many of each width a token.
+
+    Counts: each norm of width w makes 3w (power, scaled, weighted); projections q + 2k + h; rotary 4.5 (q + k);
+    attention 2q (the kernel's result, and the row's), 2q more where keys and values are repeated to the queries' heads;
+    MLP 4 I + h; two residual sums 2h. What has one float a head or norm is left out (0.5 %).
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> sorted(forward_floats(find_model("Qwen/Qwen3-0.6B")).items())  # h, k 1024: 10 + 9.5, q 2048: 3 + 9.5, I 3072
+    [(1024, 19.5), (2048, 12.5), (3072, 4)]
+    """
+    h, q, k, mlp = _widths(model)
+    normed = 3 if model.has_qk_norm else 0
+    repeated = 2 if k < q else 0
+    return _sum_by_width((h, 6 + 4), (q, normed + 5.5 + 2 + repeated), (k, normed + 6.5), (mlp, 4))
+
+
+def backward_floats(model: ModelSpec) -> Mapping[int, float]:
+    """Tensors that a layer makes while it goes back: how many of each width a token, parameters' gradients apart.
+
+    Counts: each norm of width w makes 9w (five products, a power, two scalings, a quotient less what is summed away);
+    matrices' inputs 5h + q + I; rotary 7.5 (q + k); attention q + 2k, and the kernel's 3q; 2q + 4k more where keys and
+    values are repeated and their gradients summed and laid out anew; MLP 3 I; sums of branches 5h.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> sorted(backward_floats(find_model("Qwen/Qwen3-0.6B")).items())  # 28 + 22.5, 9 + 14.5, 4
+    [(1024, 50.5), (2048, 23.5), (3072, 4)]
+    """
+    h, q, k, mlp = _widths(model)
+    normed = 9 if model.has_qk_norm else 0
+    repeated = 2 if k < q else 0
+    return _sum_by_width((h, 18 + 10), (q, normed + 9.5 + 3 + repeated), (k, normed + 9.5 + 2 * repeated), (mlp, 4))
+
+
+def forward_operands(model: ModelSpec) -> Mapping[int, float]:
+    """Tensors that a layer reads while it goes forward: how many of each width a token, weights apart.
+
+    Counts: each norm of width w reads 4w; projections 5h + q + I; rotary 5.5 (q + k); attention 3q and its result twice
+    more, 2k where they are repeated; MLP 3 I; residual sums 4h.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> sorted(forward_operands(find_model("Qwen/Qwen3-0.6B")).items())  # 17 + 11.5, 4 + 11.5, 4
+    [(1024, 28.5), (2048, 15.5), (3072, 4)]
+    """
+    h, q, k, mlp = _widths(model)
+    normed = 4 if model.has_qk_norm else 0
+    repeated = 2 if k < q else 0
+    return _sum_by_width((h, 8 + 9), (q, normed + 6.5 + 5), (k, normed + 5.5 + repeated), (mlp, 4))
+
+
+def backward_operands(model: ModelSpec) -> Mapping[int, float]:
+    """Tensors that a layer reads while it goes back: how many of each width a token, weights apart.
+
+    Counts: each norm of width w reads 14w (eight by products, a power, a scaling, sums of two and of one); matrices
+    9h + 3q + 4k + 5 I, for weights and inputs; rotary 7.5 (q + k); attention 9q + 2k and, where they are repeated,
+    2q + 3k; MLP 6 I; sums of branches 10h.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> sorted(backward_operands(find_model("Qwen/Qwen3-0.6B")).items())  # 47 + 30.5, 14 + 21.5, 11
+    [(1024, 77.5), (2048, 35.5), (3072, 11)]
+    """
+    h, q, k, mlp = _widths(model)
+    normed = 14 if model.has_qk_norm else 0
+    repeated = 2 if k < q else 0
+    return _sum_by_width(
+        (h, 28 + 19), (q, normed + 10.5 + 9 + repeated), (k, normed + 11.5 + 2 + 1.5 * repeated), (mlp, 11)
+    )
+
+
+def fresh_bytes(floats: Mapping[int, float], num_tokens: int) -> float:
+    """Bytes of those tensors that are large enough to be mapped anew; smaller ones come from the heap, warm.
+
+    >>> fresh_bytes({1000: 2, 10: 5}, 100)  # two of 400,000 bytes; five of 4,000 are not fresh
+    800000.0
+    """
+    sizes = {width * num_tokens * FLOAT_BYTES: count for width, count in floats.items()}
+    return float(sum(size * count for size, count in sizes.items() if size >= MMAP_THRESHOLD))
+
+
+def _widths(model: ModelSpec) -> tuple[int, int, int, int]:
+    heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
+    return model.hidden_size, heads * dim, kv_heads * dim, model.intermediate_size
+
+
+def _sum_by_width(*pairs: tuple[int, float]) -> dict[int, float]:
+    counts: dict[int, float] = {}
+    for width, count in pairs:
+        counts[width] = counts.get(width, 0) + count
+    return counts
+
+
+def _attention_flops(model: ModelSpec, batch: MicroBatch) -> float:
+    return 2 * batch.seq_len * batch.num_tokens * model.num_heads * model.head_dim * model.num_layers
+
+
+def _weights_read(model: ModelSpec) -> float:
+    return FLOAT_BYTES * (matrix_numel(model) + model.vocab_size * model.hidden_size)

@@ -1,0 +1,238 @@
+"""What one rank of a rollout engine reads, multiplies and sends for a step: counts, no seconds.
+
+In: a ModelSpec, how the engine cuts and quantises it. Out: EngineCounts. Left out: seconds (step.py), vision
+towers, speculative drafts, pipelines (an engine is tensor- or expert-parallel).
+Symbols: h hidden, L layers, t tp, a heads, d head_dim, I MLP width, E experts, k of them chosen, Ie their width,
+T tokens of a step, s tokens that a sequence has cached.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlplan.memory.model.quantization import Quantization, weight_bytes
+from rlplan.memory.serving.tensors import stored_bytes
+from rlplan.memory.serving.weights import engine_layout
+from rlplan.spec.model import Component, ModelSpec, Parameter
+from rlplan.spec.models.dimensions import Layout
+from rlplan.spec.models.kv import LayerCache, layer_caches
+from rlplan.spec.models.parts import LINEAR
+
+BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
+"""Read by the row, or not at all in a text step, or counted among the elementwise passes."""
+
+EVENNESS = 0.5
+"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on one B200 (18
+rows of serving_latency.csv): from 4 to 16 requests its step grows by less than the bytes of even routing take at the
+memory's full peak; 0.25 to 1 fit about alike (docs/timing.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """Matmuls of one format. num_bytes: of their weights. num_weights: multiplied with each token.
+
+    form: name of the weights' format, empty for plain ones; it decides in which type the GPU multiplies.
+    """
+
+    num_bytes: int
+    num_weights: int
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatmuls:
+    """The routed experts of a rank. num_bytes, num_weights: of one expert of one layer, as far as the rank holds it.
+
+    num_experts, num_active: E and k. num_held: experts of which the rank holds something; num_layers: with experts.
+    """
+
+    num_bytes: float
+    num_weights: float
+    form: str
+    num_experts: int
+    num_active: int
+    num_held: int
+    num_layers: int
+
+    def num_hit(self, num_tokens: float) -> float:
+        """Experts of a layer that a rank reads for `num_tokens` tokens, on average.
+
+        Counts: held * (1 - (1 - k/E) * (1 + (T-1)*k / (E*c))^-c) with c = EVENNESS: the first token reads its k, the
+        others draw experts whose popularity is gamma distributed with shape c.
+        Differs: even routing, (1 - k/E)^T, reads 32 % more experts at 16 tokens below.
+        Source: the negative binomial's probability of no draw; EVENNESS. Assumes: tokens are independent.
+
+        >>> experts = ExpertMatmuls(1.0, 1.0, "", 128, 4, 128, 1)
+        >>> experts.num_hit(1), round(experts.num_hit(16), 2)  # 4, and 128 * (1 - 31/32 * (1 + 15/16)^-0.5)
+        (4.0, 38.92)
+        """
+        chosen = self.num_active / self.num_experts
+        missed = (1.0 - chosen) * (1.0 + max(0.0, num_tokens - 1) * chosen / EVENNESS) ** -EVENNESS
+        return self.num_held * min(1.0, num_tokens) * (1.0 - float(missed))
+
+    def pairs(self, num_tokens: float) -> float:
+        """Pairs of a token and an expert on a rank, in one layer: T * k * held / E."""
+        return num_tokens * self.num_active * self.num_held / self.num_experts
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReads:
+    """Attention layers that read alike. num_bytes: a cached token, all of these layers. window: None for all tokens.
+
+    flops: a query with one cached token, all of these layers, on a rank. prefill_flops: the same in a prefill.
+    """
+
+    num_bytes: int
+    flops: int
+    prefill_flops: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """One rank of an engine.
+
+    matmuls: of every layer, for every token; head: for each token that is sampled. elementwise_bytes: that a token's
+    activations are read and written, over all layers. state_bytes: read and written for a sequence by linear layers.
+    message_bytes: of a token in one all-reduce. num_collectives: of a step.
+    """
+
+    matmuls: tuple[Matmuls, ...]
+    head: Matmuls
+    experts: ExpertMatmuls | None
+    caches: tuple[CacheReads, ...]
+    num_layers: int
+    elementwise_bytes: int
+    state_bytes: int
+    message_bytes: int
+    num_collectives: int
+    ranks: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token in the caches that keep all tokens."""
+        return sum(cache.num_bytes for cache in self.caches if cache.window is None)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCut:
+    """How an engine holds a model. ep: above 1 where whole experts lie on ranks. scheme: of a quantised checkpoint."""
+
+    tp: int = 1
+    ep: int = 1
+    element_bytes: int = 2
+    kv_element_bytes: int = 2
+    scheme: Quantization | None = None
+
+
+@lru_cache(maxsize=256)
+def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
+    """Counts of one rank. Raises: SpecError for sizes that do not divide.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> counts = engine_counts(find_model("meta-llama/Llama-3.1-8B"), EngineCut())
+    >>> counts.matmuls[0].num_weights  # 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    6979321856
+    >>> counts.kv_bytes_per_token, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
+    (131072, 0)
+    """
+    layout = engine_layout(cut.tp, ep=cut.ep)
+    tensors = model.held_tensors(layout, has_first=False)
+    dense = [tensor for tensor in tensors if tensor.component not in (*BUFFERED, Component.EXPERTS, Component.HEAD)]
+    head = [tensor for tensor in tensors if tensor.component is Component.HEAD]
+    if not head:  # a tied table
+        whole = model.held_tensors(layout, range(0))
+        head = [tensor for tensor in whole if tensor.component is Component.EMBEDDINGS][:1]
+    caches = layer_caches(model, cut.tp)
+    return EngineCounts(
+        matmuls=tuple(_by_format(dense, cut)),
+        head=next(iter(_by_format(head, cut))),
+        experts=_experts(model, tensors, cut),
+        caches=_cache_reads(model, caches, cut),
+        num_layers=model.num_layers,
+        elementwise_bytes=_elementwise_bytes(model, layout),
+        state_bytes=sum(2 * 4 * (cache.recurrent_elements + cache.conv_elements) for cache in caches),
+        message_bytes=2 * model.hidden_size,
+        num_collectives=2 * model.num_layers + 1 if cut.tp > 1 else 0,
+        ranks=cut.tp,
+    )
+
+
+def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
+    quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]
+    if plain:
+        yield Matmuls(stored_bytes(plain, cut.element_bytes), sum(tensor.numel for tensor in plain), "")
+    if quantized and cut.scheme is not None:
+        num_bytes = weight_bytes(quantized, cut.element_bytes, cut.scheme)
+        yield Matmuls(num_bytes, sum(tensor.numel for tensor in quantized), cut.scheme.form.name)
+
+
+def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> ExpertMatmuls | None:
+    """What a rank holds of one expert: the bytes of all experts over their number and layers."""
+    spec = model.experts
+    if spec is None:
+        return None
+    held = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
+    num_held, num_layers = spec.num_experts // cut.ep, len(spec.layers)
+    number = num_held * num_layers
+    covered = cut.scheme is not None and any(cut.scheme.covers(tensor) for tensor in held)
+    num_bytes = weight_bytes(held, cut.element_bytes, cut.scheme)
+    weights = sum(tensor.numel for tensor in held)
+    form = cut.scheme.form.name if covered and cut.scheme else ""
+    return ExpertMatmuls(
+        num_bytes / number, weights / number, form, spec.num_experts, spec.num_active, num_held, num_layers
+    )
+
+
+def _cache_reads(model: ModelSpec, caches: tuple[LayerCache, ...], cut: EngineCut) -> tuple[CacheReads, ...]:
+    """Attention layers grouped by what they keep.
+
+    Counts: FLOPs of a query and a cached token are 4*a/t*d (scores and values, 2 each); of MLA in a decode, where
+    queries are absorbed into the latent, 2*a/t*(2*rkv + dr), in a prefill 2*a/t*(dn + dr + dv).
+    Source: FlashAttention-2 (Dao 2023), section 2.1; DeepSeek-V2, arXiv 2405.04434, section 2.1.3.
+    """
+    grouped: dict[int | None, list[int]] = {}
+    for cache in caches:
+        if cache.kind == LINEAR:
+            continue
+        sums = grouped.setdefault(cache.window, [0, 0, 0])
+        elements = cache.elements_per_token + cache.index_elements_per_token
+        decode, prefill = _attention_flops(model, cut.tp, cache.window)
+        for index, value in enumerate((elements * cut.kv_element_bytes, decode, prefill)):
+            sums[index] += value
+    return tuple(CacheReads(sums[0], sums[1], sums[2], window) for window, sums in grouped.items())
+
+
+def _attention_flops(model: ModelSpec, tp: int, window: int | None) -> tuple[int, int]:
+    heads = model.num_heads // tp
+    if latent := model.latent_attention:
+        prefill = latent.nope_head_dim + latent.rope_head_dim + latent.value_head_dim
+        return 2 * heads * (2 * latent.kv_rank + latent.rope_head_dim), 2 * heads * prefill
+    whole = model.global_attention
+    flops = 4 * heads * (whole.head_dim if whole and window is None else model.head_dim)
+    return flops, flops
+
+
+def _elementwise_bytes(model: ModelSpec, layout: Layout) -> int:
+    """Bytes that a token's activations are read and written by all layers, in 16 bits.
+
+    Counts: two norms with their residuals 8*h, rotary 2*a*d/t, gate, up and activation 3*I/t; of experts 3*k*Ie/t, and
+    4*k*h to spread tokens over experts and gather them. What matmuls and attention read and write of activations is
+    in their own shares of the peak.
+    Source: own count over vLLM's Llama and fused MoE layers. Assumes: norms, activation and rotary fused, a pass each.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> _elementwise_bytes(find_model("meta-llama/Llama-3.1-8B"), Layout())  # 64 * (8*4096 + 2*4096 + 3*14336)
+    5373952
+    """
+    h, tp = model.hidden_size, layout.tp
+    total = model.num_layers * (8 * h + 2 * model.q_size // tp)
+    spec = model.experts
+    with_experts = len(spec.layers) if spec else 0
+    total += (model.num_layers - with_experts) * 3 * model.intermediate_size // tp
+    if spec:
+        width = spec.num_active * spec.intermediate_size + spec.shared_intermediate_size
+        total += with_experts * (3 * width // tp + 4 * spec.num_active * h)
+    return 2 * total

@@ -1,0 +1,200 @@
+"""Generation of one engine's share of a step, in closed form over the distribution of lengths.
+
+In: a model, the engine's settings and choice, a cluster; rollouts, lengths, room in the cache. Out: a Cost. Left out:
+preemption, rollouts that wait for tools, engines that help each other out; randomness (simulate/).
+
+    seconds = prompts, in batches of max_num_batched_tokens + sum over pieces of steps * step(busy, context)
+
+Symbols: N rollouts, S at work at once, P prompt, n samples of a prompt, D a decode step.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, log
+
+from rlplan.dataflow.choice import EngineChoice
+from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.lengths import Lengths
+from rlplan.spec.resolved import SettledRollout
+from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
+from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_footprint, occupancy
+from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
+
+GRID_RATIO = 1.2
+"""Ratio between the numbers of running rollouts for which a step is worked out; between two it is interpolated."""
+
+
+@dataclass(frozen=True, eq=False)
+class EngineSpeed:
+    """How fast one engine is. has_custom_all_reduce: vLLM's own, within a host; else NCCL's.
+
+    grids: times that were worked out before, so that one speed should serve a search.
+
+    Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
+    """
+
+    model: ModelSpec
+    rollout: SettledRollout
+    choice: EngineChoice
+    cluster: Cluster
+    has_custom_all_reduce: bool = True
+    grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def cut(self) -> EngineCut:
+        """How the engine holds the model."""
+        choice, element_bytes = self.choice, self.rollout.dtype.num_bytes
+        given = self.rollout.quantization
+        word = choice.quantization or ("" if given in ("none", "auto") else given)
+        return EngineCut(
+            tp=choice.tp,
+            ep=choice.tp if choice.has_expert_parallel and self.model.experts else 1,
+            element_bytes=element_bytes,
+            kv_element_bytes=1 if self.rollout.kv_dtype == "fp8" else element_bytes,
+            scheme=quantization_by_word(word, where="rollout.quantization"),
+        )
+
+    @cached_property
+    def counts(self) -> EngineCounts:
+        """What one rank reads and multiplies."""
+        return engine_counts(self.model, self.cut)
+
+    @cached_property
+    def rates(self) -> EngineRates:
+        """Seconds of each part of a step."""
+        return EngineRates(
+            self.counts,
+            self.cluster,
+            kv_element_bytes=self.cut.kv_element_bytes,
+            has_graphs=self.rollout.has_cuda_graphs,
+            has_custom_all_reduce=self.has_custom_all_reduce,
+        )
+
+    def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
+        """Seconds of a step in which `num_seqs` sequences decode. context_tokens: cached, of all of them together."""
+        return self.rates.seconds(StepLoad(num_seqs, context_tokens))
+
+    def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
+        """Seconds to prefill a prompt of `num_tokens` behind `context_tokens` that are cached, and nothing else."""
+        return self.rates.seconds(StepLoad(0, 0, num_tokens, num_tokens * (context_tokens + num_tokens / 2), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRollouts:
+    """One engine's share of a step. num_samples: of a prompt, which is prefilled once. kv_tokens: that the cache holds.
+
+    max_num_seqs: at work at once, at most.
+    """
+
+    num_rollouts: int
+    prompt_len: float
+    num_samples: int
+    lengths: Lengths
+    max_num_seqs: int
+    kv_tokens: float
+
+    @property
+    def limit(self) -> float:
+        """Rollouts that may be at work at once where the cache holds them."""
+        return float(min(self.num_rollouts, self.max_num_seqs))
+
+    @property
+    def concurrency(self) -> float:
+        """Rollouts at work at once: S, as the engine's limit and its cache allow; at least one.
+
+        Counts: kv_tokens / (P/n + footprint), for samples of a prompt share its blocks (mean_footprint).
+        """
+        each = self.prompt_len / max(1, self.num_samples) + mean_footprint(self.lengths)
+        return max(1.0, min(self.limit, self.kv_tokens / each))
+
+
+def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
+    """Seconds from the first prompt to the last token of one engine's rollouts, by resource.
+
+    Counts: prompts, then each piece of the occupancy at its own decode step. Where the cache allows fewer at work than
+    the limit, the time is interpolated on a grid, each point at least that of the one with more running: more
+    cache is never slower. Assumes: as occupancy.py.
+    Differs: rollouts * mean length / throughput leaves the tail out, 20 to 60 % of the time.
+    """
+    if rollouts.num_rollouts < 1:
+        return Cost({})
+    grid, fewer = _grid(speed, rollouts), rollouts.limit / rollouts.concurrency
+    index = int(log(fewer, GRID_RATIO) + 1e-9)
+    position = (fewer / GRID_RATIO**index - 1) / (GRID_RATIO - 1)
+    below = above = _at(speed, rollouts, grid, index)
+    if position > 1e-9:
+        above = _at(speed, rollouts, grid, index + 1)
+    compute, memory, latency, link, host = (a + position * (b - a) for a, b in zip(below, above, strict=True))
+    return cost_of((compute, memory, latency, link, host), speed.rates.link)
+
+
+def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engines: int) -> Cost:
+    """Seconds that a step waits for the engine with the longest rollout of all, beyond one engine's own share.
+
+    Counts: tokens of the longest of all engines' rollouts beyond the longest of one engine's, decoded alone.
+    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts are dealt to engines as they come.
+    """
+    longest = rollouts.lengths.longest_of(rollouts.num_rollouts * num_engines)
+    more = longest - rollouts.lengths.longest_of(rollouts.num_rollouts)
+    return Cost({Resource.IDLE: more * speed.decode_step_s(1, rollouts.prompt_len + longest)})
+
+
+def _grid(speed: EngineSpeed, rollouts: EngineRollouts) -> list[Parts]:
+    key = (
+        rollouts.num_rollouts,
+        rollouts.limit,
+        rollouts.prompt_len,
+        rollouts.num_samples,
+        rollouts.lengths.spec,
+        rollouts.lengths.longest,
+    )
+    return speed.grids.setdefault(key, [])
+
+
+def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: int) -> Parts:
+    """The time at a grid point, at least that of the one before."""
+    while len(grid) <= index:
+        parts = _parts(speed, rollouts, max(1.0, rollouts.limit / GRID_RATIO ** len(grid)))
+        grid.append(max(parts, grid[-1], key=sum) if grid else parts)
+    return grid[index]
+
+
+def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts:
+    """Seconds with so many places for rollouts."""
+    lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
+    steady = max(0, int(ratio - DEEPEST))
+    shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
+    age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
+    pieces = [(steady * lengths.mean, places, age)] if steady else []
+    pieces += [(piece.steps, max(1.0, piece.busy * places), piece.age) for piece in shape.pieces]
+    pieces.append(_longest(rollouts, shape, ratio - steady))
+    totals = _prompts(speed, rollouts)
+    for steps, busy, age in pieces:
+        parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age)))
+        totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]
+    compute, memory, latency, link, host = totals
+    return compute, memory, latency, link, host
+
+
+def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[float, float, float]:
+    """Steps, rollouts at work and age of what the longest of all has beyond the sample's longest.
+
+    Counts: of N/SAMPLE rollouts that the last quantile stands for, half go beyond it, fewer and fewer: the geometric
+    mean of that and one half. Of r rollouts in a row one is the last, so that only some end later for it.
+    """
+    beyond = max(0.0, rollouts.lengths.quantile(1 - 0.5 / rollouts.num_rollouts) - shape.longest)
+    return beyond / ratio, max(1.0, 0.5 * (rollouts.num_rollouts / SAMPLE) ** 0.5), shape.longest
+
+
+def _prompts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
+    """Seconds of all prompts of a step, each prefilled once, in full batches."""
+    prompts, length = ceil(rollouts.num_rollouts / max(1, rollouts.num_samples)), rollouts.prompt_len
+    tokens = prompts * length
+    batch = min(tokens, float(speed.rollout.max_num_batched_tokens))
+    if not batch:
+        return [0.0] * len(RESOURCES)
+    load = StepLoad(0.0, 0.0, batch, batch * length / 2, batch / length)
+    return [part * tokens / batch for part in speed.rates.parts(load)]

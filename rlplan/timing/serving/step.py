@@ -1,0 +1,244 @@
+"""One step of a rollout engine in seconds: what its sequences decode and what it prefills beside them.
+
+In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with penalties or grammars, LoRA, speculative
+drafts, sparse attention (an indexer's reads are counted, its savings are not), spread between ranks.
+
+    step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + sequences
+
+Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of them together, L layers, t tp,
+B memory's peak, F peak of matmuls, S bytes of a message.
+"""
+
+from dataclasses import dataclass
+
+from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
+from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.counts import EngineCounts
+
+BLEND = 3.0
+"""A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge neither hides the other wholly. 2 to 6 fit
+alike (mean errors within 0.5 points)."""
+CACHE_READS = 0.77
+"""Share of the memory's peak at which attention reads the cache in a decode. Fitted 0.68 to 0.80 with other constants
+free; FlashAttention-3 and FlashDecoding report 75 to 85 % at long contexts."""
+PREFILL_ATTENTION = 0.6
+"""Share of the peak that attention reaches in a prefill. Source: FlashAttention-3 (Shah 2024), figure 5: 55 to 75 % of
+an H100's 16-bit peak at head dimension 128, causal."""
+FOUR_BIT = 0.75
+"""What 4-bit matmuls reach of the shares of other formats, of bandwidth and FLOPs alike: unpacking, and a scale for
+every 16 or 32 weights. Source: Llama-3.1-70B nvfp4 against fp8 on one and two B200; 0.745 to 0.767 in every fit."""
+SEQUENCE = 22e-6
+"""Seconds of the host for each sequence of a step that the GPU waits for: batch preparation, sampling, output.
+Source: growth of vLLM's step with the number of sequences beyond bytes and FLOPs; 19 to 30 us in every fit."""
+LAUNCH = 0.5e-3
+"""Seconds that the host takes to launch a layer without a CUDA graph: a step that prefills is larger than captured
+graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
+
+NCCL_LATENCY = 12e-6
+"""Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, to which the profile's latency
+of a collective was fitted. Source: what is left at 0 bytes of times in CUDA graphs on H100, 0.5 to 4 MiB: 18 against
+6 us on four (vLLM pull request 24532), 19 against 5 on six (24111). Assumes: the same on other GPUs."""
+
+EIGHT_BIT_FORMS = ("fp8", "fp8-channel", "fp8-block")
+_FALLBACKS = (ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16, ComputeDtype.FLOAT32)
+
+Parts = tuple[float, float, float, float, float]
+RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVICE_LINK, Resource.HOST)
+"""What the five numbers of `Parts` are seconds of."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What one step works on.
+
+    num_seqs: sequences that decode. context_tokens: cached, of all of them together. prefill_tokens: of prompts.
+    prefill_pairs: pairs of a prompt token and a token before it. num_prefills: prompts that end in this step.
+    """
+
+    num_seqs: float
+    context_tokens: float
+    prefill_tokens: float = 0.0
+    prefill_pairs: float = 0.0
+    num_prefills: float = 0.0
+
+
+def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
+    """The type in which a GPU multiplies weights of a format.
+
+    Counts: fp8 and int8 where the chip has them, NVFP4 as 4 bits, MXFP4 with 8-bit activations where the chip has 4
+    bits; everything else is widened to 16 bits first.
+    Source: vLLM 0.32.0 layers/quantization (fp8.py, modelopt.py, mxfp4.py; Marlin kernels widen).
+    """
+    have = gpu.dense_flops_per_s
+    if form in EIGHT_BIT_FORMS and ComputeDtype.FLOAT8 in have:
+        return ComputeDtype.FLOAT8
+    if form == "int8" and ComputeDtype.INT8 in have:
+        return ComputeDtype.INT8
+    if form in ("nvfp4", "mxfp4") and ComputeDtype.FLOAT4 in have:
+        return ComputeDtype.FLOAT4 if form == "nvfp4" else ComputeDtype.FLOAT8
+    return next((dtype for dtype in _FALLBACKS if dtype in have), ComputeDtype.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The link between an engine's ranks, and who reduces over it."""
+
+    bytes_per_s: float
+    """That a rank sends."""
+
+    latency_s: float
+    """Of a small all-reduce."""
+
+    reads_peers: bool = True
+    """vLLM's custom kernels reduce; else NCCL."""
+
+    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds of one all-reduce of a message.
+
+        Counts: NCCL's reduce-scatter and all-gather in one kernel, c + 2*(t-1)/t * S/B. vLLM's kernels: the shorter of
+        one round, where every rank reads all others' messages, c + (t-1)*S/B, and two, 2*c + 2*(t-1)/t * S/B.
+        Source: vLLM 0.32.0 csrc/custom_all_reduce.cuh (one-stage, two-stage); Thakur 2005, section 4.
+
+        >>> Wire(100e9, 10e-6).all_reduce_s(1e6, 2), round(Wire(100e9, 10e-6).all_reduce_s(1e6, 8) * 1e6, 2)
+        (2e-05, 37.5)
+        >>> round(Wire(100e9, 10e-6, reads_peers=False).all_reduce_s(1e6, 8) * 1e6, 2)
+        27.5
+        """
+        transfer = 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
+        if not self.reads_peers:
+            return self.latency_s + transfer
+        one_round = self.latency_s + (num_ranks - 1) * num_bytes / self.bytes_per_s
+        return min(one_round, 2 * self.latency_s + transfer)
+
+
+def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wire:
+    """The link of a tensor-parallel group whose ranks lie side by side.
+
+    Counts: the device link inside a host, PCIe where there is none, the slowest rank's share of the network beyond;
+    NCCL_LATENCY where vLLM's own kernels are off. Raises: SpecError where the profiles lack what is needed.
+    """
+    gpu, small = cluster.gpu, cluster.serving.collective.value + (0.0 if reads_peers else NCCL_LATENCY)
+    reach = cluster.gpus_in_link_domain
+    if num_ranks > reach and cluster.node is not None:
+        shares = cluster.node_efficiencies
+        rate = cluster.node.network_bytes_per_s.value * shares.network.value / cluster.gpus_per_host
+        return Wire(rate, small + 2 * shares.network_latency.value, reads_peers)
+    share = cluster.efficiencies.device_link
+    pairs_only = cluster.node is not None and cluster.node.topology == "nvlink_pairs" and num_ranks > 2
+    if gpu.device_link is not None and share is not None and not pairs_only:
+        return Wire(gpu.device_link.bytes_per_s.value * share.value, small, reads_peers)
+    host = gpu.host_link.bytes_per_s.value if gpu.host_link else 16e9
+    return Wire(host * cluster.efficiencies.host_link.value, small, reads_peers)
+
+
+class EngineRates:
+    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is worked out
+    once, for a search asks for thousands of steps."""
+
+    def __init__(
+        self,
+        counts: EngineCounts,
+        cluster: Cluster,
+        *,
+        kv_element_bytes: int,
+        has_graphs: bool = True,
+        has_custom_all_reduce: bool = True,
+    ) -> None:
+        gpu, serving = cluster.gpu, cluster.serving
+        peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
+        self._counts, self._bytes_per_s = counts, peak * serving.memory.value
+
+        def flops_per_s(form: str) -> float:
+            return float(gpu.flops_per_s(multiplied_as(gpu, form)))
+
+        def matmul(num_bytes: float, num_weights: float, form: str) -> tuple[float, float]:
+            share = FOUR_BIT if form in ("nvfp4", "mxfp4") else 1.0
+            flops = flops_per_s(form) * serving.matmul.value * share
+            return num_bytes / (self._bytes_per_s * share), 2 * num_weights / flops
+
+        self._matmuls = [matmul(one.num_bytes, one.num_weights, one.form) for one in counts.matmuls]
+        self._head = matmul(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
+        self._layers = counts.num_layers * serving.layer.value
+        self._expert_read = self._expert_pair = 0.0
+        if (experts := counts.experts) is not None:
+            self._expert_read = experts.num_layers * experts.num_bytes / (peak * serving.expert_memory.value)
+            flops = flops_per_s(experts.form) * serving.matmul.value
+            self._expert_pair = 2 * experts.num_layers * experts.num_weights / flops
+            self._layers += experts.num_layers * serving.expert_layer.value
+        narrow = "fp8" if kv_element_bytes == 1 else ""
+        attention = flops_per_s(narrow) * PREFILL_ATTENTION
+        self._caches = [
+            (c.num_bytes / (peak * CACHE_READS), c.flops / attention, c.prefill_flops / attention, c.window)
+            for c in counts.caches
+        ]
+        self._token = counts.elementwise_bytes / self._bytes_per_s
+        self._sequence_state = counts.state_bytes / self._bytes_per_s
+        has_wire = counts.num_collectives > 0
+        self._wire = wire_of(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
+        self._launches = counts.num_layers * LAUNCH
+        is_inside = counts.ranks <= cluster.gpus_in_link_domain
+        self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds of one step."""
+        return sum(self.parts(load))
+
+    def cost(self, load: StepLoad) -> Cost:
+        """The same by resource."""
+        return cost_of(self.parts(load), self.link)
+
+    def parts(self, load: StepLoad) -> Parts:
+        """Seconds by resource, in the order of `RESOURCES`.
+
+        Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
+        the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
+        sequence; where the step is not in a CUDA graph, at least LAUNCH a layer.
+        """
+        tokens = load.num_seqs + load.prefill_tokens
+        compute, memory = self._matmul_parts(load, tokens)
+        reading, attending = self._attention_parts(load)
+        memory += reading + tokens * self._token + load.num_seqs * self._sequence_state
+        compute += attending
+        link = 0.0
+        latency = self._layers
+        if self._wire is not None:
+            counts = self._counts
+            size = tokens * counts.message_bytes
+            whole = self._wire.all_reduce_s(size, counts.ranks)
+            latency += counts.num_collectives * self._wire.latency_s
+            link = counts.num_collectives * (whole - self._wire.latency_s)
+        host = load.num_seqs * SEQUENCE
+        if load.prefill_tokens or not self._has_graphs:
+            host += max(0.0, self._launches - compute - memory - latency - link)
+        return compute, memory, latency, link, host
+
+    def _matmul_parts(self, load: StepLoad, tokens: float) -> tuple[float, float]:
+        compute = memory = 0.0
+        work = [(read, flop * tokens) for read, flop in self._matmuls]
+        work.append((self._head[0], self._head[1] * (load.num_seqs + load.num_prefills)))
+        if (experts := self._counts.experts) is not None:
+            work.append((self._expert_read * experts.num_hit(tokens), self._expert_pair * experts.pairs(tokens)))
+        for read, multiply in work:
+            both = (read**BLEND + multiply**BLEND) ** (1 / BLEND)
+            if read > multiply:
+                memory += both
+            else:
+                compute += both
+        return compute, memory
+
+    def _attention_parts(self, load: StepLoad) -> tuple[float, float]:
+        reading = attending = 0.0
+        for read, flop, prefill_flop, window in self._caches:
+            seen, pairs = load.context_tokens, load.prefill_pairs
+            if window is not None:
+                seen, pairs = min(seen, load.num_seqs * window), min(pairs, load.prefill_tokens * window)
+            reading += max(read, flop) * seen
+            attending += prefill_flop * pairs
+        return reading, attending
+
+
+def cost_of(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:
+    """Parts as a Cost; resources that take nothing are left out. link: what all-reduces cross."""
+    resources = (link if resource is Resource.DEVICE_LINK else resource for resource in RESOURCES)
+    return Cost({resource: seconds for resource, seconds in zip(resources, parts, strict=True) if seconds})

@@ -1,0 +1,1 @@
+"""Seconds of training and scoring on GPUs: passes, ZeRO's traffic, the optimizer's step."""

@@ -1,0 +1,51 @@
+"""Adapters beside frozen weights: what LoRA, and a base in 4 bits, add to a pass.
+
+In: a ModelSpec and its adapters. Out: FLOPs and bytes of a token, bytes of a pass. Left out: dropout, casts of adapters
+that are kept in fp32, scales of 4-bit weights.
+
+Symbols: r rank, e = 2 bytes an element.
+"""
+
+from functools import lru_cache
+
+from rlplan.memory.model.quantization import NF4_DOUBLE
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.parts.training import LoraSpec
+from rlplan.timing.training.elementwise import ELEMENT_BYTES
+
+DEQUANTIZED = NF4_DOUBLE.bits / 8 + ELEMENT_BYTES
+"""Bytes of a weight that are read and written to have it in 16 bits again, before every matmul with it."""
+
+
+@lru_cache(maxsize=256)
+def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
+    """FLOPs of a token in the matmuls of all adapters, forward.
+
+    Counts: 2 r (in + out) a layer. Source: LoRA, arXiv 2106.09685, section 4.1.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> llama = find_model("meta-llama/Llama-3.2-3B")
+    >>> adapter_flops(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * 32 * (3072 + 3072)
+    11010048.0
+    """
+    return 2.0 * sum(tensor.numel for tensor in lora_parameters(model, lora.rank, lora.target_modules))
+
+
+@lru_cache(maxsize=256)
+def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
+    """Bytes of a token that adapters read and write, forward: they are so thin that the memory binds them.
+
+    Counts: a layer e (in + 2 r + 6 out): its input read, r written and read, then the output written, scaled (2) and
+    added (3). Source: PEFT 0.18 tuners/lora/layer.py, `result + lora_B(lora_A(x)) * scaling`, one kernel an operator.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> llama = find_model("meta-llama/Llama-3.2-3B")
+    >>> adapter_bytes(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * (3072 + 64 + 6 * 3072)
+    1207808.0
+    """
+    total = 0
+    for tensor in lora_parameters(model, lora.rank, lora.target_modules):
+        out, into = tensor.shape
+        total += into + out if "lora_A" in tensor.name else into + 6 * out
+    return float(ELEMENT_BYTES * total)

@@ -1,0 +1,162 @@
+"""Bytes that move between matrix matmuls: norms, rotary positions, activations, residuals, the cross-entropy.
+
+In: a ModelSpec, whether kernels are fused. Out: bytes read and written per token, forward. This work is bound by the
+memory, whose rate has grown less than that of matmuls: so newer GPUs reach a smaller share of their FLOP/s.
+Left out: operands of matmuls (part of their efficiency), dropout, biases (epilogues), vision towers.
+
+Symbols: h hidden, q, k widths of queries and keys, I width of the MLP, t experts of a token, e = 2 bytes an element.
+"""
+
+from functools import lru_cache
+
+from rlplan.memory.model.block import Norm
+from rlplan.memory.model.block_families import TRAITS
+from rlplan.memory.model.logits import Loss
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.parts import LINEAR
+from rlplan.timing.training.flops import kinds_of_layers
+
+ELEMENT_BYTES = 2
+FUSED_NORM = 4
+"""Bytes an element of a norm in one kernel: read, written."""
+NORM_BYTES = {Norm.RMS: 36, Norm.RMS_FP32: 38, Norm.LAYER: 4, Norm.LAYER_FP32: 16, Norm.LAYER_BY_HAND: 44}
+"""Bytes an element of a norm. RMS: to fp32 6, squared 8, mean 4, scaled 8, to bf16 6, weighed 4 (transformers 5.19,
+LlamaRMSNorm, one kernel an operator); RMS_FP32 weighs in fp32; LAYER is torch's kernel."""
+RESIDUAL = 6
+"""Bytes an element of a sum: two read, one written."""
+ROTARY, FUSED_ROTARY = 20, 4
+"""Bytes an element of q and k. Times cosine 4, halves turned 6, times sine 4, added 6 (apply_rotary_pos_emb)."""
+GATED, FUSED_GATED = 10, 6
+"""Bytes an element of I: activation 4, product 6; in one kernel two read, one written."""
+PLAIN_MLP, TANH_MLP = 4, 36
+"""One activation kernel; GPT-2's tanh written out is nine."""
+PERMUTED = 4
+"""Bytes an element of a row that is copied to its expert, or back."""
+SCORES = 11
+"""Bytes of a pair and head where attention is not fused: scores written 2, softmax 4, dropout 5."""
+BACKWARD = 2.0
+"""Bytes of the backward pass beside those of the forward pass. Counts: a norm reads two and writes one, twice; a gated
+product reads three, writes two; a sum reads two, writes one: 1.5 to 2.2 times."""
+
+
+@lru_cache(maxsize=512)
+def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = False) -> float:
+    """Bytes of a token in all layers, forward, of elementwise operators. has_plain_rotary: beside other fused kernels.
+
+    Counts: two norms, two sums, rotary positions of q + k, attention's q, k, v and output, the MLP or its experts, with
+    rows copied there and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
+    Engine, Liger, torch.compile (`norm`, `rope`, `swiglu` in one kernel each).
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> qwen = find_model("Qwen/Qwen2.5-7B")  # h 3584, q 3584, k 512, I 18944
+    >>> layers_bytes(qwen, is_fused=True) / 28  # 20*3584 + 4*4096 + 4*4096 + 6*18944
+    218112.0
+    >>> layers_bytes(qwen, is_fused=False) / 28  # 84*3584 + 20*4096 + 4*4096 + 10*18944
+    588800.0
+    """
+    experts = model.experts
+    num_experts = len(experts.layers) if experts else 0
+    dense = _mlp_bytes(model, is_fused) * (model.num_layers - num_experts)
+    sparse = 0.0
+    if experts is not None:
+        per_width = FUSED_GATED if is_fused else GATED
+        routed = experts.num_active * (experts.intermediate_size * per_width + 2 * PERMUTED * model.hidden_size)
+        shared = per_width * experts.shared_intermediate_size
+        sparse = num_experts * (routed + shared)
+    plain = not is_fused or has_plain_rotary
+    return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+
+
+def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
+    return tuple(kinds_of_layers(model).items())
+
+
+def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
+    norm = TRAITS.get(model.architecture, {}).get("norm", Norm.RMS)
+    return min(NORM_BYTES[norm], FUSED_NORM) if is_fused else NORM_BYTES[norm]
+
+
+def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: bool) -> float:
+    """Norms, sums and attention of one layer, a token."""
+    traits, norm = TRAITS.get(model.architecture, {}), _norm_bytes(model, is_fused)
+    num_norms: int = traits.get("num_norms", 2)
+    outer = float(model.hidden_size * (num_norms * norm + 2 * RESIDUAL))
+    if kind == LINEAR and (rule := model.linear_attention) is not None:
+        keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
+        return outer + (2 * keys + values) * (FUSED_NORM + 2 * ELEMENT_BYTES) + values * (norm + GATED)
+    rotary = (ROTARY if has_plain_rotary else FUSED_ROTARY) if traits.get("has_rotary", True) else 0
+    if (latent := model.latent_attention) is not None:
+        keys = model.num_heads * (latent.nope_head_dim + latent.rope_head_dim)
+        values = model.num_heads * latent.value_head_dim
+        turned = (model.num_heads + 1) * latent.rope_head_dim * rotary
+        copied = 2 * keys * PERMUTED + (latent.q_rank + latent.kv_rank) * norm
+        return outer + turned + copied + ELEMENT_BYTES * (2 * keys + 2 * values)
+    both = model.q_size + model.kv_size
+    qk_norm = norm if model.has_qk_norm else 0
+    return outer + both * (rotary + qk_norm) + 2 * ELEMENT_BYTES * both
+
+
+def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
+    widths = TRAITS.get(model.architecture, {}).get("mlp_saved_widths", 4)
+    if widths == 4:
+        return model.intermediate_size * (FUSED_GATED if is_fused else GATED)
+    return model.intermediate_size * (TANH_MLP if widths == 5 and not is_fused else PLAIN_MLP)
+
+
+def repeat_bytes(model: ModelSpec) -> float:
+    """Bytes of a token's keys and values that are copied for every query head, in all layers, forward.
+
+    Counts: 2 e (k + q). Source: torchtitan 2024-12 (`repeat_kv`); none where each query head has its own keys.
+    """
+    if model.num_kv_heads == model.num_heads:
+        return 0.0
+    return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
+
+
+def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
+    """Bytes of a token's casts to 8-bit floats in all layers, in one pass.
+
+    Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
+    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
+    float8 with one scale a tensor, computed anew each time. Assumes: a dense, gated layer; the head stays in 16 bits.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
+    148480.0
+    """
+    experts = model.experts
+    width = model.intermediate_size
+    if experts is not None:
+        width = experts.num_active * experts.intermediate_size + experts.shared_intermediate_size
+    inputs = 2 * model.hidden_size + model.q_size + width
+    if not is_backward:
+        return 5.0 * inputs * model.num_layers
+    outputs = model.q_size + 2 * model.kv_size + 2 * model.hidden_size + 2 * width
+    return (5.0 * outputs + 3.0 * inputs) * model.num_layers
+
+
+LOSS_BYTES = {
+    Loss.PLAIN: (18, 16),
+    Loss.SHIFTED: (26, 24),
+    Loss.FUSED: (8, 0),
+    Loss.IN_PLACE: (8, 6),
+    Loss.BY_ROWS: (46, 44),
+    Loss.COMPILED_CHUNKED: (8, 6),
+    Loss.NONE: (0, 0),
+}
+"""Bytes of a logit, forward and backward. PLAIN: to fp32 6, log-softmax read twice and written 12; backward fp32 read
+twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. BY_ROWS: one operator of torch after
+the other (`rlplan.runtime.models.logprob_model`): cast 6, temperature 8, maximum 4, less it 8, exponent 8, sum 4,
+entropy 8; backward cast 6, temperature 8, less the normalizer 8, exponential 8, scale 8, cast 6. What is not named is
+as PLAIN."""
+
+
+def loss_bytes(loss: Loss, vocab_size: int, *, is_backward: bool) -> float:
+    """Bytes of one token's logits between head and loss.
+
+    Counts: `LOSS_BYTES` times V. Source: torch 2.13 cross_entropy; Liger 0.5 fused_linear_cross_entropy.
+
+    >>> loss_bytes(Loss.PLAIN, 1000, is_backward=False)
+    18000.0
+    """
+    return float(LOSS_BYTES.get(loss, LOSS_BYTES[Loss.PLAIN])[is_backward]) * vocab_size

@@ -1,0 +1,125 @@
+"""Kernels: what a trainer runs between and inside its matmuls, and the share of a peak that they reach.
+
+In: a trainer's habits, a cluster, sizes. Out: rates. Left out: autotuning, which version of a library is installed.
+
+Symbols: T rows (tokens), n columns of a matmul, w waves of tiles over the chip.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.job_parts import Target
+from rlplan.timing.network.cluster import Cluster
+
+WAVE = 132 * 128 * 256
+"""Outputs that a chip computes at once: a tile of 128 x 256 on each of 132 multiprocessors (H100; A100: 108)."""
+TILE_ROWS = 128
+"""Rows of a tile: what an expert's rows are rounded up to."""
+
+
+class Attention(StrEnum):
+    """The attention kernel. FLASH_1: 2022 and Triton's. FLASH_2: what torch and transformers run. VENDOR: written for
+    the chip (FlashAttention 3, cuDNN, Composable Kernel), which Transformer Engine runs."""
+
+    FLASH_1 = "flash_1"
+    FLASH_2 = "flash_2"
+    VENDOR = "vendor"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A trainer's kernels. is_fused: norms, rotary positions and activations are one kernel each. has_fp8: matmuls of
+    the layers in 8-bit floats. stores_scores: attention writes its scores (before FlashAttention). recompute: instead
+    of what is chosen, for policies that only published runs have. reduce_bytes: of a gradient on the way. hides_tp:
+    tensor parallel collectives run beside the matmuls that they feed (async TP). virtual_stages: of an interleaved
+    pipeline. has_plain_rotary: rotary positions are not fused. repeats_keys: they are copied for every query head.
+    """
+
+    is_fused: bool = False
+    attention: Attention = Attention.FLASH_2
+    has_fp8: bool = False
+    stores_scores: bool = False
+    recompute: Recompute | None = None
+    reduce_bytes: int = 2
+    hides_tp: bool = False
+    virtual_stages: int = 1
+    has_plain_rotary: bool = False
+    repeats_keys: bool = False
+
+
+@lru_cache(maxsize=8)
+def kernels_of(target: Target) -> Kernels:
+    """What a target runs by default: transformers' modules, or Megatron's with Transformer Engine."""
+    if target == "megatron":
+        return Kernels(is_fused=True, attention=Attention.VENDOR)
+    return Kernels()
+
+
+ATTENTION_SHARE = {
+    (Attention.FLASH_2, "8"): 0.78,
+    (Attention.FLASH_2, "9"): 0.50,
+    (Attention.FLASH_2, "10"): 0.25,
+    (Attention.VENDOR, "8"): 0.78,
+    (Attention.VENDOR, "9"): 0.80,
+    (Attention.VENDOR, "10"): 0.75,
+}
+"""Share of what matmuls reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
+of A100, causal, d = 128: 180 of 312 TFLOP/s, on H100 up to 335 of 989 without a mask, 300 with; Shah et al. 2024
+(FlashAttention 3): 550 to 600 forward, 450 to 500 backward. B200: assumed."""
+OTHER_ATTENTION = 0.5
+"""Of chips without a published figure (AMD, V100, consumer Blackwell): assumed."""
+FLASH_1_OF_2 = 1 / 1.8
+"""Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version 1, around 2; Triton's 1.3 to 2.5."""
+
+
+def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
+    """FLOP per second of attention.
+
+    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share. Source: `ATTENTION_SHARE`.
+    """
+    major = cluster.gpu.architecture.partition(".")[0]
+    kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention
+    share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION)
+    if kernels.attention is Attention.FLASH_1:
+        share *= FLASH_1_OF_2
+    return matmul_flops_per_s(cluster) * share
+
+
+@lru_cache(maxsize=4096)
+def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
+    """FLOP per second of large matmuls. Raises: SpecError where the chip has no such type.
+
+    Counts: the dense peak times `efficiencies.matmul`; 16-bit floats of whichever kind the chip has.
+    """
+    rates = cluster.gpu.dense_flops_per_s
+    kinds = [ComputeDtype.FLOAT8] if has_fp8 else []
+    kinds += [ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16]
+    found = next((kind for kind in kinds if kind in rates), ComputeDtype.BFLOAT16)
+    return cluster.gpu.flops_per_s(found) * cluster.efficiencies.matmul.value
+
+
+def wave_share(num_rows: float, num_columns: float) -> float:
+    """Share of a chip that a matmul with T x n outputs keeps busy.
+
+    Counts: w / (w + 1/2), w = T n / `WAVE`: of the last wave half is empty on average. Source: NVIDIA, matrix
+    multiplication background user's guide, wave quantisation. Assumes: tiles of 128 x 256.
+
+    >>> round(wave_share(8192, 4096), 3), round(wave_share(512, 2048), 3)
+    (0.939, 0.327)
+    """
+    waves = num_rows * num_columns / WAVE
+    return waves / (waves + 0.5)
+
+
+def tile_share(num_rows: float) -> float:
+    """Share of an expert's tiles that holds rows.
+
+    Counts: r / (r + 64): the last tile of 128 rows is half empty. Source: as `wave_share`, tile quantisation.
+
+    >>> tile_share(64), tile_share(576)
+    (0.5, 0.9)
+    """
+    return num_rows / (num_rows + TILE_ROWS / 2)

@@ -1,0 +1,165 @@
+"""Training: seconds of forward and backward passes over a mini-batch, on all ranks of a role.
+
+In: TrainSetting, MiniBatchShape, a Cluster. Out: a Cost of the slowest rank. Left out: the optimizer's step
+(optimizer.py), loading of data, advantages, logging.
+
+Symbols: m micro-batches of a group of ranks, p pipeline stages, v virtual stages of each, D groups.
+"""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+from statistics import NormalDist
+
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.passes import (
+    FORWARD,
+    MicroBatch,
+    Times,
+    TrainSetting,
+    least_pass_seconds,
+    pass_cost,
+    training_times,
+)
+from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
+
+__all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
+
+
+def largest_normal(count: float) -> float:
+    """The largest of `count` standard normal numbers, as a mean.
+
+    Counts: the quantile at (n - 3/8) / (n + 1/4). Source: Blom 1958, chapter 6; exact: 1.424 of 8, 2.069 of 32.
+
+    >>> [round(largest_normal(count), 2) for count in (1, 8, 32)]
+    [0.0, 1.43, 2.07]
+    """
+    many = max(1.0, count)
+    return NormalDist().inv_cdf((many - 0.375) / (many + 0.25))
+
+
+@dataclass(frozen=True)
+class MiniBatchShape:
+    """A mini-batch of all ranks. Lengths are of whole sequences, prompt and response, in tokens.
+
+    max_len: of the longest that is allowed. num_head_tokens_per_rollout: those with logits. tokens_per_pass: of a
+    packed pass; 0 pads a pass to its longest sequence. is_balanced: rollouts are dealt to ranks by their lengths.
+    """
+
+    num_rollouts: int
+    mean_len: float
+    mean_square_len: float
+    max_len: float
+    num_head_tokens_per_rollout: float
+    tokens_per_pass: int = 0
+    is_balanced: bool = True
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the lengths."""
+        return sqrt(max(0.0, self.mean_square_len - self.mean_len**2))
+
+    def longest_of(self, count: float) -> float:
+        """Tokens of the longest of `count` sequences, as a mean.
+
+        Counts: mean + deviation * `largest_normal`, no longer than is allowed.
+        Assumes: nothing else is known of the distribution.
+
+        >>> MiniBatchShape(8, 100.0, 100.0**2 + 10.0**2, 1000.0, 100.0).longest_of(1)
+        100.0
+        """
+        return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
+
+
+def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
+    """Seconds of a mini-batch, forward and backward, with its gathers and reductions.
+
+    Counts: m passes of the slowest group, each beside its ZeRO traffic; (p-1)/v passes more that a pipeline takes to
+    fill and drain; and the reduction of a step, beside the last pass. Source: Narayanan et al. 2021, section 2.2.
+    Assumes: every group has as many passes (DeepSpeed and FSDP wait for each other in each).
+    """
+    times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
+    num_passes, one = one_pass(setting, mini_batch, times, cluster)
+    last = overlap(one, step_traffic(setting, cluster), _layers(setting))
+    passes = one.times(num_passes - 1) + last
+    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)
+
+
+def one_pass(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> tuple[int, Cost]:
+    """How many passes a group of ranks makes, and what one costs one rank, with its ZeRO traffic."""
+    num_passes, batch = micro_batches(setting, mini_batch)
+    computing = pass_cost(setting, batch, times, cluster)
+    traffic = pass_traffic(setting, cluster, is_training=times.is_training)
+    return num_passes, overlap(computing, traffic, _layers(setting))
+
+
+def _layers(setting: TrainSetting) -> float:
+    return setting.model.num_layers / setting.choice.pp
+
+
+def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[int, MicroBatch]:
+    """Passes of a group of ranks, and one of them.
+
+    Counts: padded: rollouts over micro_batch, each as long as the longest of a pass; packed: tokens over those of a
+    pass, at least one. Source: the batch ladder of DESIGN.md.
+    """
+    each = mini_batch.num_rollouts / setting.num_groups
+    if mini_batch.tokens_per_pass:
+        num = max(1, min(ceil(each), ceil(each * mini_batch.mean_len / mini_batch.tokens_per_pass)))
+        num_sequences, lengths = each / num, Lengths(mini_batch.mean_len, mini_batch.mean_square_len)
+    else:
+        size = min(float(setting.choice.micro_batch), max(1.0, each))
+        num = max(1, ceil(each / size))
+        num_sequences = min(size, max(1.0, each / num))
+        longest = mini_batch.longest_of(num_sequences)
+        lengths = Lengths(longest, longest**2 if num_sequences > 1 else mini_batch.mean_square_len)
+    return num, MicroBatch(num_sequences, lengths, num_sequences * mini_batch.num_head_tokens_per_rollout)
+
+
+def _bubble(setting: TrainSetting, one: Cost) -> Cost:
+    """Seconds that a pipeline stage waits: (p-1)/v passes."""
+    if setting.choice.pp == 1:
+        return NOTHING
+    return Cost({Resource.IDLE: one.seconds * (setting.choice.pp - 1) / setting.runs.virtual_stages})
+
+
+def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
+    """Seconds that ranks wait for the one with the most tokens.
+
+    Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by `largest_normal` of
+    that; balanced: no rank has less than the longest sequence. Source: order statistics, central limit theorem.
+    """
+    groups = setting.num_groups
+    each = mini_batch.num_rollouts / groups
+    if groups == 1 or not mini_batch.deviation:
+        return NOTHING
+    mean = each * mini_batch.mean_len
+    if mini_batch.is_balanced:
+        most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts))
+    else:
+        most = min(mean + mini_batch.deviation * sqrt(each) * largest_normal(groups), each * mini_batch.max_len)
+    return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
+
+
+def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> float:
+    """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
+
+    Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
+    where a pass has one rollout. One rank a sequence bounds every layout.
+    Source: `least_pass_seconds`; a test compares it with the layouts of a few jobs.
+    """
+    choice = setting.choice
+    each = mini_batch.num_rollouts * choice.ranks_per_sequence / setting.num_ranks
+    batch = MicroBatch(
+        each, Lengths(mini_batch.mean_len, mini_batch.mean_len**2), each * mini_batch.num_head_tokens_per_rollout
+    )
+    seconds = least_pass_seconds(setting, batch, times, cluster)
+    return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
+
+
+def forward_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
+    """Seconds of a forward pass alone over all rollouts. See scoring.py."""
+    num_passes, one = one_pass(setting, mini_batch, FORWARD, cluster)
+    passes = one.times(num_passes)
+    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)

@@ -1,0 +1,109 @@
+"""The optimizer's step: seconds to update a rank's share of the states, on the GPU or on the host.
+
+In: TrainSetting, a Cluster. Out: a Cost. Left out: collectives of a step (mini_batch.py has them beside the last pass),
+learning-rate schedules, checks for infinities beyond one read of the gradients.
+
+Symbols: p trained parameters of a rank's share, w, g, m bytes of a weight, a gradient, a master weight or moment.
+"""
+
+from rlplan.spec.model import ModelSpec
+from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training.kernels import matmul_flops_per_s
+from rlplan.timing.training.passes import TrainSetting
+from rlplan.timing.training.shards import num_trained
+
+NEWTON_SCHULZ_STEPS = 5
+"""Iterations of Muon. Source: Jordan et al. 2024, `zeropower_via_newtonschulz5`."""
+EIGHT_BIT_STATES = 4
+"""Bytes of both moments in 8 bits, read and written."""
+
+
+def step_bytes_per_parameter(setting: TrainSetting) -> float:
+    """Bytes that an update reads and writes for one parameter.
+
+    Counts: AdamW master weight and both moments read and written, 6 m; the gradient read for its norm, scaled into fp32
+    and read again, 2 g + 2 m; the weight written, w. In 8 bits the moments are 4 bytes; Muon has one moment.
+    Source: DeepSpeed 0.19.8, FusedAdam (multi_tensor_adam.cu), stage_1_and_2.py (`unscale_and_clip_grads`).
+
+    >>> from rlplan.memory.roles.gpu.states import TrainerChoice
+    >>> from rlplan.spec.resolved import SettledTraining
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> from rlplan.vocabulary import Role
+    >>> choice = TrainerChoice(1, True, False, False, 1)
+    >>> step_bytes_per_parameter(TrainSetting(find_model("Qwen/Qwen2.5-7B"), Role.POLICY, SettledTraining(), choice, 8))
+    38.0
+    """
+    training = setting.training
+    weight, master = training.dtype.num_bytes, training.master_dtype.num_bytes
+    gradients = 2 * weight + 2 * master
+    if training.optimizer == "adamw_8bit":
+        return 2 * master + EIGHT_BIT_STATES + gradients + weight
+    moments = 1 if training.optimizer == "muon" else 2
+    return 2.0 * master * (1 + moments) + gradients + weight
+
+
+def num_stepped(setting: TrainSetting) -> float:
+    """Parameters that one rank updates: all of its own in stage 0, else its share."""
+    trained = num_trained(setting)
+    if setting.choice.zero_stage == 0:
+        return trained
+    return trained / max(1, setting.num_ranks // (setting.choice.tp * setting.choice.pp))
+
+
+def optimizer_cost(setting: TrainSetting, cluster: Cluster) -> Cost:
+    """Seconds of one optimizer step of one rank.
+
+    Counts: on the GPU `step_bytes_per_parameter` over the memory's rate; offloaded: the gradient down and the weight up
+    the host link, the update at the host's memory rate, shared by the ranks of a host; on disk master weights and
+    moments read and written as well. Source: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021
+    (ZeRO-Infinity), section 5. Assumes: gradients went down during the backward pass, and weights go up while later
+    ones are updated, so that of both links the slower counts.
+    """
+    num = num_stepped(setting)
+    moved = step_bytes_per_parameter(setting) * num
+    if not setting.choice.offloads_optimizer:
+        seconds = moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)
+        return Cost({Resource.MEMORY: seconds}) + _muon(setting, num, cluster)
+    here = min(setting.num_ranks, cluster.gpus_per_host)
+    host = moved * here / cluster.node_efficiencies.host_memory_bytes_per_s.value
+    up = 0.0
+    if cluster.gpu.host_link is not None:
+        rate = cluster.gpu.host_link.bytes_per_s.value * cluster.efficiencies.host_link.value
+        up = num * setting.training.dtype.num_bytes / rate
+    cost = Cost({Resource.HOST: host, Resource.HOST_LINK: max(0.0, up - host)})
+    if setting.training.offload_device == "nvme":
+        states = 6.0 * setting.training.master_dtype.num_bytes * num * here
+        disk = states / cluster.node_efficiencies.disk_bytes_per_s.value
+        cost += Cost({Resource.DISK: max(0.0, disk - cost.seconds)})
+    return cost
+
+
+def _muon(setting: TrainSetting, num: float, cluster: Cluster) -> Cost:
+    """Seconds of Muon's iterations on a rank's share."""
+    if setting.training.optimizer != "muon":
+        return Cost({})
+    whole = muon_flops(setting.model)
+    return Cost({Resource.COMPUTE: whole * num / setting.model.num_parameters / matmul_flops_per_s(cluster)})
+
+
+def muon_flops(model: ModelSpec) -> float:
+    """FLOPs of Muon's orthogonalisation of all matrices.
+
+    Counts: five times 4 a^2 b + 2 a^3 of a matrix of a <= b. Source: Jordan et al. 2024 (A = X X', B = b A + c A A,
+    X = a X + B X).
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> qo, kv = 4 * 896**3 + 2 * 896**3, 4 * 128**2 * 896 + 2 * 128**3
+    >>> mlp = 4 * 896**2 * 4864 + 2 * 896**3
+    >>> muon_flops(find_model("Qwen/Qwen2.5-0.5B")) == 24 * 5 * (2 * qo + 2 * kv + 3 * mlp)
+    True
+    """
+    total = 0.0
+    for tensor in model.parameters:
+        if len(tensor.shape) < 2 or not tensor.is_linear:
+            continue
+        short, long = sorted(tensor.shape[-2:])
+        copies = tensor.numel // (short * long)
+        total += copies * NEWTON_SCHULZ_STEPS * (4.0 * short * short * long + 2.0 * short**3)
+    return total

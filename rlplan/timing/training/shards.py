@@ -1,0 +1,124 @@
+"""ZeRO's traffic: weights that are gathered for a pass, gradients that are reduced after it, and what hides behind it.
+
+In: a TrainSetting, a cluster. Out: Costs of one pass and of one optimizer step. Left out: buckets (their sizes matter
+below some megabytes), prefetch that memory does not allow.
+
+Symbols: P parameters of a tensor and pipeline rank, e bytes a weight, g bytes of a gradient on the way, N ranks.
+"""
+
+from rlplan.spec.model import Component, ModelSpec
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.network.collectives import all_gather_cost, all_reduce_cost, reduce_scatter_cost
+from rlplan.timing.training.passes import TrainSetting
+
+CONTENTION = 0.15
+"""Share of hidden traffic's time by which the computing beside it is slower: NCCL keeps 16 to 24 of 108 to 132
+multiprocessors busy (NCCL 2.20, channels of large collectives). Assumed."""
+
+
+def num_trained(setting: TrainSetting) -> float:
+    """Parameters of one tensor and pipeline rank that are trained: adapters where there are any."""
+    lora = setting.training.lora
+    if lora:
+        whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.target_modules))
+        return whole / (setting.choice.tp * setting.choice.pp)
+    return num_held(setting)
+
+
+def num_held(setting: TrainSetting) -> float:
+    """Parameters that one tensor, pipeline and expert rank works on.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> num_experts(find_model("Qwen/Qwen2.5-7B"))
+    0
+    """
+    choice, experts = setting.choice, num_experts(setting.model)
+    rest = setting.model.num_parameters - experts
+    return (rest + experts / choice.ep) / (choice.tp * choice.pp)
+
+
+def num_experts(model: ModelSpec) -> int:
+    """Parameters of routed experts."""
+    return model.numel_by_component.get(Component.EXPERTS, 0)
+
+
+def _ranks(setting: TrainSetting) -> int:
+    """Ranks over which states are cut: all that hold the same layers and columns."""
+    return max(1, setting.num_ranks // (setting.choice.tp * setting.choice.pp))
+
+
+def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
+    """Seconds of ZeRO's collectives of one pass, were nothing hidden.
+
+    Counts: stage 3 gathers e P before the forward pass and again before the backward pass; stages 2 and 3 reduce and
+    scatter g P after it. Source: Rajbhandari et al. 2020, section 7.2.2 (3 P in stage 3 against 2 P).
+    Differs: with recomputation too there are two gathers, for the backward pass keeps a layer's weights.
+    """
+    choice, ranks = setting.choice, _ranks(setting)
+    stride = choice.tp
+    total = _host_traffic(setting, cluster, is_training=is_training)
+    if choice.zero_stage == 3:
+        gathered = num_held(setting) * setting.training.dtype.num_bytes
+        gather = all_gather_cost(gathered, ranks, cluster, stride)
+        total += (gather + _layer_hops(setting, gather)).times(2 if is_training else 1)
+    if is_training and choice.zero_stage >= 2:
+        total += reduce_scatter_cost(num_trained(setting) * setting.runs.reduce_bytes, ranks, cluster, stride)
+    return total
+
+
+def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
+    """Seconds on the host link of one pass: a rank's share of offloaded weights up before each gather, its share of the
+    gradients down to an offloaded optimizer. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""
+    choice, ranks, link = setting.choice, _ranks(setting), cluster.gpu.host_link
+    moved = 0.0
+    if choice.offloads_parameters:
+        moved += num_held(setting) * setting.training.dtype.num_bytes / ranks * (2 if is_training else 1)
+    if choice.offloads_optimizer and is_training:
+        moved += num_trained(setting) * setting.training.dtype.num_bytes / (ranks if choice.zero_stage else 1)
+    if not moved or link is None:
+        return NOTHING
+    return Cost({Resource.HOST_LINK: moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)})
+
+
+def _layer_hops(setting: TrainSetting, whole: Cost) -> Cost:
+    """A gather happens layer by layer: each has its own hops."""
+    hops = whole.parts.get(Resource.LATENCY, 0.0)
+    return Cost({Resource.LATENCY: hops * (setting.model.num_layers / setting.choice.pp - 1)})
+
+
+def step_traffic(setting: TrainSetting, cluster: Cluster) -> Cost:
+    """Seconds of the collectives of an optimizer step: gradients that no pass has reduced, weights that have changed.
+
+    Counts: stage 0 an all-reduce of g P; stage 1 a reduce-scatter of g P; stages 1 and 2 a gather of e P.
+    Source: Rajbhandari et al. 2020, section 7.1; Megatron's distributed optimizer is stage 1.
+    """
+    choice, ranks, stride = setting.choice, _ranks(setting), setting.choice.tp
+    trained = num_trained(setting)
+    total = NOTHING
+    if choice.zero_stage == 0:
+        total += all_reduce_cost(trained * setting.runs.reduce_bytes, ranks, cluster, stride)
+    if choice.zero_stage == 1:
+        total += reduce_scatter_cost(trained * setting.runs.reduce_bytes, ranks, cluster, stride)
+    if choice.zero_stage in (1, 2):
+        total += all_gather_cost(trained * setting.training.dtype.num_bytes, ranks, cluster, stride)
+    return total
+
+
+def overlap(computing: Cost, traffic: Cost, num_layers: float) -> Cost:
+    """Computing with traffic beside it: what is exposed comes on top.
+
+    Counts: max(0, traffic - computing) and the first layer's traffic, before which there is nothing to compute; and
+    what the hidden part slows down. Source: Zhao et al. 2023 (FSDP), section 3.3; DeepSpeed's prefetching.
+
+    >>> hidden = overlap(Cost({Resource.COMPUTE: 10.0}), Cost({Resource.NETWORK: 4.0}), 4)
+    >>> round(hidden.seconds, 2), round(overlap(hidden, NOTHING, 4).seconds, 2)  # 10 + 1 + 0.15 * 3
+    (11.45, 11.45)
+    """
+    whole = traffic.seconds
+    if not whole:
+        return computing
+    exposed = min(whole, max(0.0, whole - computing.seconds) + whole / max(1.0, num_layers))
+    slowed = CONTENTION * (whole - exposed)
+    return computing + traffic.times((exposed + slowed) / whole)

@@ -1,0 +1,1 @@
+"""Seconds until bytes are somewhere else: weight sync, sleep and offload, checkpoints."""

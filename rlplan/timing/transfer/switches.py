@@ -1,0 +1,100 @@
+"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role and reload it.
+
+In: bytes of one GPU, a Cluster. Out: a Cost. All GPUs of a host switch at the same time.
+Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run.
+"""
+
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.transfer.wires import host_link_bytes_per_s
+from rlplan.units import GIB
+
+MAP_S_PER_GIB = 5e-3
+"""To make GPU memory and map it (cuMemCreate, cuMemMap, cuMemSetAccess), or to unmap and release it. Assumed."""
+SWITCH_S = 20e-3
+"""A request to all ranks, garbage collection and `empty_cache` around a switch. Assumed."""
+
+
+def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: float = 0.0) -> Cost:
+    """Seconds until an engine sleeps. num_bytes: its weights; kv_bytes: its KV cache.
+
+    Counts: level 1 copies the weights to pinned host memory; both levels unmap weights and KV cache.
+    Source: vLLM 0.32 device_allocator/cumem.py `sleep`. Assumes: level 0 does nothing.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> sleep_cost(14 * GIB, one, level=0).seconds, round(sleep_cost(14 * GIB, one, level=2).seconds, 2)
+    (0, 0.09)
+    """
+    if level == 0:
+        return NOTHING
+    return _mapping(num_bytes + kv_bytes) + (host_copy_cost(num_bytes, cluster) if level == 1 else NOTHING)
+
+
+def wake_weights_cost(num_bytes: float, cluster: Cluster, *, level: int = 1) -> Cost:
+    """Seconds until an engine's weights are mapped again, at level 1 with what they held.
+
+    Counts: mapping; at level 1 a copy back. Source: vLLM cumem.py `wake_up`. Assumes: level 2 needs a weight sync.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> wake_weights_cost(GIB, one, level=1).seconds > wake_weights_cost(GIB, one, level=2).seconds
+    True
+    """
+    return sleep_cost(num_bytes, cluster, level=level)
+
+
+def wake_kv_cost(num_bytes: float, cluster: Cluster) -> Cost:
+    """Seconds until the KV cache is mapped. Counts: mapping; nothing is copied or zeroed. Source: vLLM cumem.py.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> round(wake_kv_cost(40 * GIB, Cluster(get_gpu("h100", where=""), 1, 1)).seconds, 2)  # 20 ms + 40 * 5 ms
+    0.22
+    """
+    return _mapping(num_bytes)
+
+
+def offload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False) -> Cost:
+    """Seconds until a role's bytes of one GPU lie on the host, or on its disk.
+
+    Counts: a copy to pinned memory; to disk, a host's GPUs share what it writes with.
+    Source: DeepSpeed `offload_states`, pinned. Assumes: nothing overlaps.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> offload_cost(0, Cluster(get_gpu("h100", where=""), 1, 1)).seconds
+    0.02
+    """
+    cost = Cost({Resource.LATENCY: SWITCH_S}) + host_copy_cost(num_bytes, cluster)
+    if to_disk:
+        busy = min(cluster.num_gpus, cluster.gpus_per_host)
+        cost += Cost({Resource.DISK: num_bytes * busy / cluster.node_efficiencies.disk_bytes_per_s.value})
+    return cost
+
+
+def reload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False) -> Cost:
+    """Seconds until they are back. Counts, source, assumes: as `offload_cost`; a disk is read as fast as written.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> reload_cost(GIB, one) == offload_cost(GIB, one)
+    True
+    """
+    return offload_cost(num_bytes, cluster, to_disk=to_disk)
+
+
+def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
+    """Seconds of a copy between each GPU and pinned host memory. num_bytes: of one GPU; all of a host copy at once.
+
+    Counts: B over the host link, or over its share of host memory where that is less. Source: `host_link_bytes_per_s`.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> gpu = get_gpu("h100", where="")
+    >>> seconds = host_copy_cost(63e9, Cluster(gpu, 1, 1)).seconds  # 63 GB/s, times the share that copies reach
+    >>> round(seconds * gpu.efficiencies.host_link.value, 9)
+    1.0
+    """
+    return Cost({Resource.HOST_LINK: num_bytes / host_link_bytes_per_s(cluster)})
+
+
+def _mapping(num_bytes: float) -> Cost:
+    return Cost({Resource.LATENCY: SWITCH_S + num_bytes / GIB * MAP_S_PER_GIB})

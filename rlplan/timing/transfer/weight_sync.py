@@ -1,0 +1,243 @@
+"""Weight sync: seconds until the rollout engines hold the trained policy, by transport.
+
+In: a model, who holds it and how it travels, the two clusters. Out: a Cost. Left out: waiting for rollouts that still
+run, the first weight sync (communicators, pinned memory), kernels that quantise on the way, congestion.
+
+Symbols: B bytes of the weights, n their tensors as a checkpoint counts them (an expert's three matrices are three), W
+bytes of a bucket, k = ceil(B/W) buckets, N training ranks, t ranks of an engine, M a rate of device memory.
+
+Line rate is not what is seen: a large model arrives with 2 to 20 GB/s although each adapter carries 50. What takes the
+time is work on each tensor (gather it, name it, find its place and copy it) and, into a server, on each byte. Three
+stages follow each other, GATHER, SEND and LOAD. With two buckets in turn they overlap and the slowest decides.
+
+The constants are few and each is one mechanism's. They come from published times of ten weight syncs
+(accuracy/data/measured_points.json and the second figures of the same rows); `docs/timing.md` has the errors that are
+left, and those with each source left out.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Literal
+
+from rlplan.spec.model import Component, ModelSpec
+from rlplan.spec.models.adapters import linear_layers
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.transfer.switches import host_copy_cost
+from rlplan.timing.transfer.wires import gather_wire, lone_wire
+from rlplan.units import ceil_div
+
+SyncTransport = Literal["cuda_ipc", "shared_memory", "nccl", "disk", "adapter", "delta"]
+
+GATHER_S_PER_TENSOR = 0.36e-3
+"""A sharded tensor made whole: dispatch, one small all-gather, a copy into the bucket. From 7 s for Qwen3-30B-A3B
+(18,867 tensors) from 2 FSDP ranks to 30 that do not load; another transport there takes nearly as long, so that it is
+not the wire. Without that figure, 23.7 s for 235B with a checkpoint engine gives the same."""
+LOAD_S_PER_TENSOR = 0.29e-3
+"""A tensor's name looked up and its part copied by each rank of an engine. From 48 s for GLM-4.5 355B (slime, flat
+buckets over CUDA IPC) less its gather and the requests for buckets of 1 GiB."""
+SEND_S_PER_TENSOR = 0.33e-3
+"""A broadcast for each tensor instead of a bucket. From 58.6 s for Qwen3-235B-A22B without verl's checkpoint engine,
+less gather and load."""
+PICKLE_S_PER_TENSOR_AND_RANK = 0.26e-3
+"""A tensor's handle pickled into and out of a request to a server, for each rank of an engine. Source of the mechanism:
+SGLang srt/weight_sync/utils.py `update_weights`. From 246 to 266 s for Qwen3-235B-A22B into engines of 16 ranks."""
+SERVER_BYTES_PER_S = 4.6e9
+"""What such a server takes in. From 5.5 to 6.0 s for 7B and 17.7 to 18.1 s for 32B (verl, SGLang)."""
+SERVER_S = 1.5
+"""To pause, flush and resume servers, once a weight sync. From the same two."""
+ROUND_TRIP_S = 5e-3
+"""A request to all engine ranks with an answer, once a bucket. Assumed: a Ray call and a device synchronisation."""
+COMPARE_BYTES_PER_S = 0.53e9
+"""Of a rank's own shard compared with what was sent last, changed elements packed. From 3.9 to 4.9 s, 11.2 to 11.9 s
+and 11.4 to 14.9 s for shards of 1.9, 4.1 and 7.3 GB (verl delta_sharded)."""
+CHANGED_SHARE = 0.03
+"""Of the elements that differ after a step, in bf16. Assumed: the upper end of 1 to 3 % that verl's users saw."""
+GATHERED_ELEMENT_BYTES = 2
+"""Weights are gathered in 16 bits; narrower ones are made of them on the way, and each then has a tensor of scales."""
+INDEX_BYTES = 4
+"""Of the position that travels beside a changed element."""
+
+
+class Loader(StrEnum):
+    """How an engine takes weights in: its ranks read the buffers themselves, or a server is sent pickled handles."""
+
+    IN_PLACE = "in_place"
+    PICKLED = "pickled"
+
+
+@dataclass(frozen=True)
+class SyncSetup:
+    """A weight sync. num_training, num_generation: GPUs; on the same devices both are all. tp: ranks of one engine.
+
+    bucket_bytes: that travel at a time; 0: each tensor by itself. adapter_bytes: of all adapters, where only they do.
+    trainer: Megatron's ranks of one shard lie on different hosts. has_two_buckets: one fills while the other is sent.
+    loads: false leaves the engines' own part out, as benchmarks of transports do.
+    """
+
+    transport: SyncTransport
+    element_bytes: int
+    num_training: int
+    num_generation: int
+    tp: int = 1
+    zero_stage: int = 3
+    bucket_bytes: int = 512 << 20
+    adapter_bytes: int = 0
+    same_devices: bool = False
+    trainer: Literal["rlplan", "fsdp2", "megatron"] = "rlplan"
+    loader: Loader = Loader.IN_PLACE
+    has_two_buckets: bool = True
+    loads: bool = True
+    changed_share: float = CHANGED_SHARE
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no training rank holds the weights whole."""
+        return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "rlplan")
+
+
+@lru_cache(maxsize=64)
+def num_sent_tensors(model: ModelSpec) -> int:
+    """Tensors that a weight sync names: as in the checkpoint, where each expert's matrices stand by themselves.
+
+    Counts: E for a stack of E experts, 2 E where gate and up are one. Source: Hugging Face checkpoints of Qwen3-MoE,
+    GLM-4.5, DeepSeek. Differs: gpt-oss and Llama 4 store stacks; engines still place each expert.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> num_sent_tensors(find_model("Qwen/Qwen3-30B-A3B"))  # 531 + 48 layers * (3 * 128 - 2)
+    18867
+    """
+    return sum(
+        (2 if "gate_up" in tensor.name else 1) * tensor.shape[0]
+        if tensor.component is Component.EXPERTS and len(tensor.shape) == 3
+        else 1
+        for tensor in model.parameters
+    )
+
+
+def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
+    """Seconds of one weight sync.
+
+    Counts: GATHER + SEND + LOAD one after the other, or the slowest and a bucket of the others (`overlapped`).
+    Source: verl checkpoint_engine (two buckets in turn), slime update_weight (one after the other).
+    Assumes: all ranks gather everything; every engine gets everything at once.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
+    >>> gpu, node = get_gpu("h100", where=""), get_node("dgx-h100", where="")
+    >>> model, eight = find_model("Qwen/Qwen2.5-7B"), Cluster(gpu, 8, 8, node)
+    >>> setup = SyncSetup("nccl", 2, 8, 8, loader=Loader.PICKLED)  # SERVER_S + 15.2 GB at SERVER_BYTES_PER_S and more
+    >>> 4.5 < sync_cost(model, setup, eight, eight).seconds < 7
+    True
+    """
+    num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
+    if setup.transport == "delta":
+        return _delta(num_bytes, setup, training, generation)
+    if setup.transport == "adapter":
+        num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
+    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
+    gather = gather_cost(gathered, tensors, setup, training)
+    tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
+    load = load_cost(num_bytes, tensors, setup, generation) if setup.loads else NOTHING
+    if setup.transport == "disk":
+        return gather + _through_disk(num_bytes, training, generation) + load
+    if setup.transport == "shared_memory":
+        return gather + host_copy_cost(num_bytes, training) + host_copy_cost(num_bytes, generation) + load
+    if setup.transport == "cuda_ipc" or setup.same_devices:
+        return gather + load
+    send = _send(num_bytes, tensors, training, generation, is_packed=setup.bucket_bytes > 0)
+    if not setup.has_two_buckets or not setup.bucket_bytes:
+        return gather + send + load
+    return overlapped((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+
+
+def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
+    """Stages that work on different buckets at the same time: the slowest, and one bucket of each other.
+
+    Counts: max(s) + (sum(s) - max(s)) / k. Source: a pipeline's fill. Assumes: buckets of one size.
+
+    >>> overlapped((Cost({Resource.NETWORK: 4.0}), Cost({Resource.LATENCY: 10.0})), 4).seconds
+    11.0
+    """
+    slowest = max(stages, key=lambda stage: stage.seconds)
+    rest = NOTHING
+    for stage in stages:
+        rest += NOTHING if stage is slowest else stage
+    return slowest + rest.times(1 / max(1, num_buckets))
+
+
+def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cluster) -> Cost:
+    """Seconds until a rank has the weights whole, and in a bucket.
+
+    Counts: (N-1)/N B over the slower of a host's own link and the network, n GATHER_S_PER_TENSOR; 2 B / M to pack.
+    Source: torch DTensor.full_tensor; ring all-gather. Assumes: nothing to gather under ZeRO 0 to 2.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> gather_cost(0, 100, SyncSetup("nccl", 2, 1, 1), one).seconds
+    0.0
+    """
+    packing = Cost({Resource.MEMORY: 2 * num_bytes / _memory(training)})
+    if not setup.is_sharded:
+        return packing
+    wire = gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
+    return packing + Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: num_tensors * GATHER_S_PER_TENSOR})
+
+
+def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster) -> Cost:
+    """Seconds until an engine has taken the weights over.
+
+    Counts: in place n LOAD_S_PER_TENSOR, 2 B / (t M) and k ROUND_TRIP_S; through a server n t
+    PICKLE_S_PER_TENSOR_AND_RANK and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
+    Assumes: ranks of an engine work at the same time, on their own parts.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
+    >>> setup = SyncSetup("nccl", 2, 1, 1, loader=Loader.PICKLED)
+    >>> load_cost(46 * 10**8, 0, setup, one).seconds
+    1.0
+    """
+    if setup.loader is Loader.PICKLED:
+        pickled = num_tensors * setup.tp * PICKLE_S_PER_TENSOR_AND_RANK
+        return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
+    trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
+    copied = 2 * num_bytes / setup.tp / _memory(generation)
+    return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
+
+
+def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Cluster, *, is_packed: bool) -> Cost:
+    """One training rank broadcasts to all engine ranks; the ring enters each host once."""
+    wire = lone_wire(training, generation)
+    alone = 0.0 if is_packed else num_tensors * SEND_S_PER_TENSOR
+    return Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: alone})
+
+
+def _server(setup: SyncSetup) -> Cost:
+    return Cost({Resource.LATENCY: SERVER_S}) if setup.loads and setup.loader is Loader.PICKLED else NOTHING
+
+
+def _delta(num_bytes: int, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
+    """Each rank compares its shard; what changed travels with its position and is written into the weights."""
+    shard = num_bytes / setup.num_training
+    element = setup.element_bytes
+    sent = num_bytes / element * setup.changed_share * (element + INDEX_BYTES)
+    wire = lone_wire(training, generation)
+    staged = 2 * num_bytes / setup.tp / _memory(generation)
+    parts = {Resource.HOST: shard / COMPARE_BYTES_PER_S, wire.resource: wire.seconds(sent), Resource.MEMORY: staged}
+    return Cost(parts) + _server(setup)
+
+
+def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:
+    """One host writes a checkpoint, each engine's host reads it whole."""
+    writes = num_bytes / training.node_efficiencies.disk_bytes_per_s.value
+    reads = num_bytes / generation.node_efficiencies.disk_bytes_per_s.value
+    return (
+        host_copy_cost(num_bytes, training)
+        + Cost({Resource.DISK: writes + reads})
+        + host_copy_cost(num_bytes, generation)
+    )
+
+
+def _memory(cluster: Cluster) -> float:
+    return cluster.memory_bytes_per_s * cluster.efficiencies.memory.value

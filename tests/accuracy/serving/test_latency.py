@@ -1,0 +1,144 @@
+"""Published latencies of vLLM: errors of each pair of model and GPU, and what is refused."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare, compare_point
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.serving.latency import latency_of, server_of
+from tests.factories import ROOT
+
+DENSE, WITH_EXPERTS = 0.12, 0.20
+"""Mean error of the time per token that a pair may have."""
+MIXTURES = ("MiniMax", "gpt-oss")
+
+
+@pytest.fixture(scope="module")
+def report() -> AccuracyReport:
+    kinds = ("serving_tpot", "serving_ttft", "throughput_infer")
+    return compare(point for point in bundled_points() if point.kind in kinds)
+
+
+def pairs(report: AccuracyReport, kind: str) -> dict[str, PairSummary]:
+    return {pair.pair: pair for pair in report.pairs if pair.kind == kind}
+
+
+def said(found: dict[str, PairSummary]) -> str:
+    return "; ".join(f"{name}: {pair.mean_abs:.1%} of {pair.n}" for name, pair in found.items())
+
+
+def test_every_bundled_latency_is_predicted(report: AccuracyReport) -> None:
+    assert [point.id for point in report.points if point.relative_error is None] == []
+    assert len(report.points) == 2 * 381 + 15
+
+
+def test_the_time_per_token_of_each_pair_is_within_its_bound(report: AccuracyReport) -> None:
+    found = pairs(report, "serving_tpot")
+    assert len(found) == 6
+    for name, pair in found.items():
+        assert pair.mean_abs <= (WITH_EXPERTS if any(word in name for word in MIXTURES) else DENSE), said(found)
+
+
+def test_pairs_beside_the_table_are_within_the_bound_but_for_one_single_point(report: AccuracyReport) -> None:
+    """The single point of Llama-3.1-8B-FP8 is 17 % off: its prompts are 80 times as long as its responses."""
+    found = pairs(report, "throughput_infer")
+    single = found.pop("nvidia/Llama-3.1-8B-Instruct-FP8 on h200_sxm, fp8")
+    assert all(pair.mean_abs <= DENSE for pair in found.values()), said(found)
+    assert single.n == 1
+    assert single.mean_abs <= 0.18
+
+
+def test_the_time_to_the_first_token_is_within_a_third_on_average(report: AccuracyReport) -> None:
+    found = pairs(report, "serving_ttft")
+    assert all(pair.mean_abs <= 1 / 3 for pair in found.values()), said(found)
+
+
+def test_dense_pairs_are_within_their_bound_by_constants_that_were_fitted_without_them() -> None:
+    """But for the single point named above, whose leaving out removes the only 8-bit prefill of Hopper."""
+    found = json.loads((ROOT / "reports" / "accuracy" / "serving.json").read_text())["pairs"]
+    dense = {(pair["model"], pair["gpu"]): pair["mean_error_left_out"] for pair in found if not pair["has_experts"]}
+    assert dense.pop(("Llama-3.1-8B-Instruct-FP8", "h200-sxm")) < 0.4
+    assert max(dense.values()) <= 0.13, dense
+
+
+def point(**changes: Any) -> MeasuredPoint:
+    given = {
+        "id": "x",
+        "kind": "serving_tpot",
+        "model": "Qwen/Qwen3-32B",
+        "gpu": "h100_sxm",
+        "settings": {"backend": "vllm", "isl": 1024, "osl": 512, "batch_size": 16, "tp_size": 4},
+        "measured": {"value": 12.0, "unit": "ms TPOT"},
+    }
+    settings = {**given["settings"], **changes.pop("settings", {})}  # type: ignore[dict-item]
+    return MeasuredPoint(**{**given, **changes, "settings": settings})
+
+
+@pytest.mark.parametrize(
+    "gpu", ["b200_sxm", "h200_sxm", "h20", "a100_sxm", "l40s", "gb200", "mi300x", "H100 SXM", "b300"]
+)
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("meta-llama/Llama-3.1-8B", {"tp_size": 1}),
+        ("Qwen/Qwen3-30B-A3B", {"tp_size": 2}),
+        ("Qwen/Qwen3-30B-A3B", {"tp_size": 4, "moe_tp_size": 1, "moe_ep_size": 4}),
+        ("openai/gpt-oss-120b", {"tp_size": 8, "precision": "fp4"}),
+        ("deepseek-ai/DeepSeek-V3", {"tp_size": 16, "precision": "fp8"}),
+        ("meta-llama/Llama-3.1-70B", {"tp_size": 8, "precision": "fp4", "gemm_quant_mode": "nvfp4"}),
+    ],
+)
+def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str, settings: dict[str, Any]) -> None:
+    found = compare_point(point(gpu=gpu, model=model, settings=settings))
+    if found.reason is not None:
+        assert "cache holds" in found.reason  # DeepSeek-V3 on 16 L40S
+    else:
+        assert isinstance(found.predicted, float)
+        assert 0.5 < found.predicted < 1000
+        assert math.isfinite(found.predicted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {"backend": "trtllm"}}, "vLLM's"),
+        ({"settings": {"mode": "disagg"}}, "engines of their own"),
+        ({"settings": {"pp_size": 2}}, "pipeline stages"),
+        ({"settings": {"batch_size": None}}, "concurrent requests"),
+        ({"settings": {"isl": None}}, "'isl' is not stated"),
+        ({"settings": {"gemm_quant_mode": "nf3"}}, "unknown"),
+        ({"model": "some/new-model"}, "not in the catalogue"),
+        ({"gpu": "tpu_v5"}, "no profile"),
+        ({"measured": {"value": 1.0, "unit": "tokens/s"}}, "neither ms TPOT"),
+        ({"model": "deepseek-ai/DeepSeek-V3", "settings": {"attention_dp_size": 8}}, "data-parallel"),
+        ({"model": "meta-llama/Llama-3.1-70B", "settings": {"tp_size": 1}}, "."),
+    ],
+)
+def test_what_is_not_known_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
+    found = compare_point(point(**changes))
+    assert found.predicted is None
+    assert words in (found.reason or "")
+
+
+def test_a_cache_that_is_too_small_makes_requests_wait_not_tokens_slower() -> None:
+    settings = {"isl": 4096, "osl": 1024, "tp_size": 2}
+    waiting, served = (latency_of(point(settings={**settings, "batch_size": batch})) for batch in (128, 60))
+    assert waiting.token_s < 1.2 * served.token_s
+    assert waiting.first_token_s > 10 * served.first_token_s  # measured: 58.8 s against 4.4 s
+
+
+def test_an_fp8_checkpoint_is_served_with_an_fp8_cache_unless_a_row_says_otherwise() -> None:
+    found = [
+        server_of(point(settings=settings)).cut.kv_element_bytes
+        for settings in ({}, {"precision": "fp8"}, {"precision": "fp8", "kv_cache_dtype": "bf16"})
+    ]
+    assert found == [2, 1, 2]
+
+
+def test_rows_of_a_sweep_over_whole_hosts_share_their_clients_among_engines() -> None:
+    row = {"moe_tp_size": 0, "moe_ep_size": 0, "precision": "fp8", "batch_size": 48, "tp_size": 2}
+    assert server_of(point(settings=row)).concurrency == 12

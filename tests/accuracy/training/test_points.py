@@ -1,0 +1,189 @@
+"""Published training peaks: how near the formulas come, what is read, what is refused."""
+
+import random
+from typing import Any
+
+import pytest
+
+from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, predict
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.training.run import read_run
+from rlplan.memory.trainers.step_peak import Recompute
+
+KINDS = ("train_peak", "train_steady", "max_model_size")
+POINTS = {point.id: point for point in bundled_points() if point.kind in KINDS}
+TITAN = POINTS["titan-t1b-mem"]
+PEFT = POINTS["peft-lora-rank10-target-mlp"]
+LITGPT = POINTS["litgpt-l7-mb1"]
+
+
+def compared(kind: str) -> list[Comparison]:
+    load_predictors()
+    return [compare_point(point) for point in POINTS.values() if point.kind == kind]
+
+
+def errors_of(kind: str) -> list[float]:
+    return sorted(abs(one.relative_error) for one in compared(kind) if one.relative_error is not None)
+
+
+def changed(point: MeasuredPoint, **settings: Any) -> MeasuredPoint:
+    """The point under other settings; None takes one away."""
+    merged = {key: value for key, value in (point.settings | settings).items() if value is not None}
+    return point.model_copy(update={"settings": merged})
+
+
+def value_of(point: MeasuredPoint) -> float:
+    answer = predict(point)
+    assert isinstance(answer, Prediction), answer
+    assert not isinstance(answer.value, str)
+    return answer.value
+
+
+def reason_of(point: MeasuredPoint) -> str:
+    answer = predict(point)
+    assert isinstance(answer, Refusal), answer
+    return answer.reason
+
+
+@pytest.fixture(autouse=True)
+def predictors() -> None:
+    load_predictors()
+
+
+def test_training_peaks_are_within_six_percent_at_the_median_and_fifteen_at_the_ninetieth_percentile() -> None:
+    errors = errors_of("train_peak")
+    assert len(errors) >= 0.75 * len(compared("train_peak"))
+    assert errors[len(errors) // 2] <= 0.06
+    assert errors[int(0.9 * len(errors))] <= 0.15
+
+
+def test_steady_states_are_within_two_percent() -> None:
+    assert max(errors_of("train_steady")) <= 0.02
+
+
+def test_a_steady_state_needs_no_tokens_and_no_shape() -> None:
+    point = POINTS["ds-z3-6.86b-alloc"]
+    assert value_of(changed(point, seq=None, micro_batch=None, act_ckpt=None)) == value_of(point)
+    unknown = point.model_copy(update={"model": "somebody/a-model-of-their-own"})
+    assert value_of(unknown) == pytest.approx(value_of(point), rel=0.001)
+
+
+def test_deepspeeds_settings_are_read_as_its_config_and_as_tables_write_them() -> None:
+    point = POINTS["ds-z3-6.86b-peak"]
+    assert value_of(changed(point, zero_stage=None, zero="ZeRO-3")) == value_of(point)
+    quoted = changed(point, param_persistence_threshold=None, stage3_param_persistence_threshold=0)
+    assert value_of(quoted) == value_of(point)
+    assert value_of(changed(point, offload_optimizer={"device": "cpu"})) < value_of(point) / 2
+    assert "stages are 0 to 3" in reason_of(changed(point, zero_stage=4))
+
+
+def test_the_largest_model_that_trains_is_the_one_that_was_trained() -> None:
+    assert errors_of("max_model_size") == [0.0, 0.0]
+
+
+def test_every_refusal_says_what_is_missing() -> None:
+    refused = [one for kind in KINDS for one in compared(kind) if one.relative_error is None]
+    assert refused
+    assert all(one.reason and ("not stated" in one.reason or "catalogue" in one.reason) for one in refused)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"seq": None}, {"max_seq_length": 8192}),
+        ({"lbs": None}, {"micro_batch_size": 2}),
+        ({"ac": None}, {"activation_checkpointing": "selective op"}),
+        ({"gpus": None}, {"num_gpus": 8}),
+    ],
+)
+def test_a_setting_means_the_same_under_every_name(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert value_of(changed(TITAN, **old, **new)) == value_of(TITAN)
+
+
+@pytest.mark.parametrize("key", ["seq", "lbs", "ac"])
+def test_a_setting_that_decides_the_peak_is_never_guessed(key: str) -> None:
+    assert "not stated" in reason_of(changed(TITAN, **{key: None}))
+
+
+def test_samples_of_unknown_length_are_refused() -> None:
+    base = POINTS["tt-3b-compile"]
+    assert "not packed" in reason_of(changed(base, cumulative_techniques=["compile"]))
+
+
+@pytest.mark.parametrize("method", ["boft", "hra", "qlora int8", "something new", "lora dpo"])
+def test_a_method_whose_tensors_are_not_modelled_is_refused(method: str) -> None:
+    assert "modelled" in reason_of(changed(PEFT, method=method))
+
+
+def test_the_number_of_trained_parameters_tells_which_layers_are_adapted() -> None:
+    point = PEFT.model_copy(update={"id": "lora-rank10"})
+    adapters = read_run(point).adapters
+    assert adapters is not None
+    assert (adapters.frozen.attention_inputs, adapters.frozen.mlp_inputs, adapters.frozen.adapts_down) == (0, 2, True)
+    assert sum(tensor.numel for tensor in adapters.parameters) == point.settings["trainable_params"]
+
+
+def test_reserved_memory_is_more_than_allocated_and_the_process_has_more_still() -> None:
+    values = []
+    for unit in ("GiB max allocated", "GiB max reserved", "GiB nvidia-smi"):
+        measured = TITAN.measured.model_copy(update={"unit": unit})
+        values.append(value_of(TITAN.model_copy(update={"measured": measured, "gpu": "8x H100 80GB"})))
+    assert values[0] < values[1] < values[2]
+
+
+def test_parts_add_up_to_the_peak() -> None:
+    answer = predict(TITAN)
+    assert isinstance(answer, Prediction)
+    assert sum(answer.parts.values()) == pytest.approx(answer.value)
+
+
+def test_more_tokens_need_more_and_recomputation_needs_less() -> None:
+    assert value_of(changed(LITGPT, micro_batch=2)) > value_of(LITGPT) > value_of(changed(LITGPT, act_ckpt=True))
+
+
+def test_every_technique_of_torchtunes_ladder_takes_less() -> None:
+    techniques = ["packed", "compile", "chunked_ce", "act_ckpt", "optimizer_in_bwd", "act_offload", "adamw8bit"]
+    base = POINTS["tt-3b-compile"]
+    steps = [techniques[:count] for count in range(1, len(techniques) + 1)]
+    values = [value_of(changed(base, cumulative_techniques=step)) for step in steps]
+    assert values == sorted(set(values), reverse=True)
+    assert len(values) == len(steps)
+
+
+def test_a_pipeline_keeps_its_stage_and_its_gradients_whole() -> None:
+    llama = TITAN.model_copy(update={"model": "meta-llama/Llama-3.1-405B", "gpu": "512x H100"})
+    settings = {"gpus": 512, "fsdp": 8, "tp": 8, "pp": 8, "lbs": 32, "ac": "full"}
+    plain = value_of(changed(llama, **settings, schedule="1F1B"))
+    whole = 405.85 / 64 * (2 + 4) * 1e9 / (1 << 30)
+    assert plain > whole + value_of(changed(llama, **settings | {"pp": None, "lbs": 1})) / 8
+    assert value_of(changed(llama, **settings, schedule="Interleaved 1F1B")) > plain
+
+
+@pytest.mark.parametrize(("word", "policy"), [("selective 2", Recompute.ALTERNATE), (True, Recompute.FULL)])
+def test_recomputation_is_read_in_the_words_of_trainers(word: Any, policy: Recompute) -> None:
+    assert read_run(changed(TITAN, ac=word)).recompute is policy
+
+
+@pytest.mark.parametrize(
+    ("gpu", "largest"), [("1x A100 80GB", "13b"), ("1x A6000 48GB", "6.7b"), ("1x RTX 3090", "2.7b")]
+)
+def test_smaller_gpus_train_smaller_models(gpu: str, largest: str) -> None:
+    point = POINTS["dschat-max-a10080gb"].model_copy(update={"gpu": gpu})
+    answer = predict(point)
+    assert isinstance(answer, Prediction)
+    assert answer.value == largest
+
+
+VALUES = [None, 0, -1, 3, 1 << 39, 1e9, 2.5, True, False, "", "x", "full", [], {}, "lora r9999999", "qlora", "fp8"]
+KEYS = ("tp", "pp", "cp", "sp", "zero_stage", "gpus", "micro_batch", "seq", "rank", "method", "compile", "quant")
+
+
+def test_broken_settings_are_refused_and_never_raise() -> None:
+    rng = random.Random(0)
+    for _ in range(600):
+        point = rng.choice(list(POINTS.values()))
+        settings = {rng.choice([*point.settings, *KEYS]): rng.choice(VALUES) for _ in range(2)}
+        one = compare_point(point.model_copy(update={"settings": point.settings | settings}))
+        assert one.relative_error is not None or one.reason

@@ -1,0 +1,111 @@
+"""Training throughput: the published runs within the bounds, the order of layouts, other spellings, refusals."""
+
+from statistics import median
+
+import pytest
+
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.timed_hardware import cluster_of, timed_gpu
+from rlplan.accuracy.training.throughput import predict_throughput
+
+POINTS = {point.id: point for point in bundled_points() if point.kind == "throughput_train"}
+
+
+def predicted(point: MeasuredPoint) -> float:
+    value = predict_throughput(point).value
+    assert isinstance(value, float)
+    return value
+
+
+def errors(prefix: str = "") -> list[float]:
+    chosen = [point for name, point in POINTS.items() if name.startswith(prefix)]
+    return [abs(predicted(point) / float(point.measured.value) - 1) for point in chosen]
+
+
+def made(base: str, **changes: object) -> MeasuredPoint:
+    """A bundled point with other settings."""
+    point = POINTS[base]
+    gpu = str(changes.pop("gpu", point.gpu))
+    return point.model_copy(update={"settings": {**point.settings, **changes}, "gpu": gpu})
+
+
+def test_the_median_of_published_runs_is_within_fifteen_percent():
+    assert median(errors()) <= 0.15
+
+
+@pytest.mark.parametrize("source", ["foundry-", "titan-", "mcore-"])
+def test_no_source_is_missed_by_more_than_fifteen_percent_on_median(source):
+    assert median(errors(source)) <= 0.15
+
+
+def test_h100_reaches_a_smaller_share_of_its_peak_than_a100():
+    a100 = predicted(POINTS["foundry-30b-a100_80gb-8g-s2048-mb3"]) / 312
+    h100 = predicted(POINTS["foundry-30b-h100_80gb-8g-s2048-mb3"]) / 989.4
+    assert h100 < 0.8 * a100
+
+
+def test_shares_of_the_peak_fall_with_long_sequences_as_published():
+    measured = lambda name: float(POINTS[name].measured.value)  # noqa: E731
+    names = ["foundry-7b-h100_80gb-8g-s65536-mb1", "foundry-7b-h100_80gb-8g-s32768-mb2"]
+    assert predicted(POINTS[names[0]]) < predicted(POINTS[names[1]])
+    ratio = predicted(POINTS[names[0]]) / predicted(POINTS[names[1]])
+    assert ratio == pytest.approx(measured(names[0]) / measured(names[1]), rel=0.1)
+
+
+def test_async_tensor_parallelism_is_faster_as_published():
+    plain, hidden = predicted(POINTS["titan-t4a-tps"]), predicted(POINTS["titan-t4b-tps"])
+    assert 1 < hidden / plain < 1.15
+
+
+def test_full_recomputation_is_slower_as_published():
+    """The same two runs of the paper: 18.13 s with full recomputation."""
+    full = made("mcore-recompute-gpt-175b", recompute="full", mode="")
+    ratio = predicted(full) / predicted(POINTS["mcore-recompute-gpt-175b"])
+    assert ratio == pytest.approx(18.13 / 13.75, rel=0.15)
+
+
+def test_eight_bit_products_and_compiling_are_faster():
+    base = predicted(POINTS["titan-t3a-tps"])
+    assert (
+        base
+        < predicted(made("titan-t3a-tps", compile=True))
+        < predicted(made("titan-t3a-tps", compile=True, float8=True))
+    )
+
+
+@pytest.mark.parametrize(
+    "gpu", ["64x A100-80GB", "64x a100_80gb", "64 x NVIDIA A100 80GB", "64xA100-SXM4-80GB", "8x8 A100-80GB"]
+)
+def test_gpus_are_found_in_other_spellings(gpu):
+    assert (cluster_of(made("titan-t3a-tps", gpu=gpu, gpus=None)).num_gpus) == 64
+    assert timed_gpu(made("titan-t3a-tps", gpu=gpu)).name == "a100-sxm-80gb"
+
+
+def test_a_lower_power_limit_and_slower_memory_are_read_from_the_name():
+    usual, slower = timed_gpu(made("titan-t3a-tps", gpu="8x H100")), timed_gpu(POINTS["titan-t3a-tps"])
+    assert slower.memory_bytes_per_s.value == 2_400_000_000_000
+    assert slower.efficiencies.matmul.value == pytest.approx(usual.efficiencies.matmul.value * (400 / 600) ** (1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"),
+    [("tokens/s", 128), ("tokens/sec/GPU", 1), ("tok/s/gpu", 1), ("samples/s", 128 / 8192), ("k tokens/s", 0.128)],
+)
+def test_throughput_is_told_in_the_words_of_its_source(unit, factor):
+    point = POINTS["titan-t3a-tps"]
+    other = point.model_copy(update={"measured": point.measured.model_copy(update={"unit": unit})})
+    assert predicted(other) == pytest.approx(predicted(point) * factor)
+
+
+@pytest.mark.parametrize("unit", ["TFLOP/s/GPU", "% MFU", "s/step", "ms/iteration"])
+def test_other_units_are_known(unit):
+    point = POINTS["titan-t3a-tps"]
+    assert predicted(point.model_copy(update={"measured": point.measured.model_copy(update={"unit": unit})})) > 0
+
+
+def test_what_is_not_known_is_refused_with_a_reason():
+    for changes, reason in (({"gpu": "8x TPU v4"}, "GPU"), ({"lbs": None}, "micro-batch"), ({"seq": None}, "sequence")):
+        with pytest.raises(CannotPredict, match=reason):
+            predict_throughput(made("titan-t3a-tps", **changes))

@@ -1,0 +1,82 @@
+"""What the tests of the documentation share: pages as data, the keys of a job, and the plans of the examples.
+
+In: Markdown files, pydantic models. Out: sections, table rows, key paths, plans.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import find_plan
+from rlplan.spec.base import Spec
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.job import JobSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
+
+
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def without_code_blocks(text: str) -> str:
+    return re.sub(r"(?ms)^ *```.*?^ *```", "", text)
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading, up to the next heading of its level or above."""
+    match = re.search(rf"(?m)^(#+) {re.escape(heading)}$", text)
+    assert match, f"no heading '{heading}'"
+    rest = text[match.end() :]
+    after = re.search(rf"(?m)^#{{1,{len(match.group(1))}}} ", rest)
+    return rest[: after.start()] if after else rest
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every table row in a text, without headers."""
+    found = []
+    for block in re.findall(r"(?m)(?:^ *\|.*\n?)+", text):
+        lines = [line.strip().removeprefix("|").removesuffix("|") for line in block.strip().splitlines()]
+        found += [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+    return found
+
+
+def words(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", without_code_blocks(text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def keys_of(kind: type[Spec], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every key path of a model that holds a value, except the list of rewards."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        named = [one for one in get_args(inner) if isinstance(one, type) and issubclass(one, Spec)]
+        if named and name != "response_lengths":  # a part that may be absent
+            keys |= keys_of(named[0], f"{prefix}{name}.")
+        elif isinstance(inner, type) and issubclass(inner, Spec):
+            keys |= keys_of(inner, f"{prefix}{name}.")
+        elif name != "rewards":
+            keys[prefix + name] = field
+    return keys
+
+
+ALL_KEYS = set(keys_of(JobSpec))
+
+
+@cache
+def plan_of(job: str) -> Plan:
+    """The plan of an example job, made by the code as it is."""
+    return find_plan(load_job(EXAMPLES / f"{job}.yaml"))

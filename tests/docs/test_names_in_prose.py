@@ -1,0 +1,196 @@
+"""Prose names files, modules and functions of ours that exist: pages and docstrings of the library, tools and tests.
+
+In: tracked Markdown pages and docstrings. Left out: docs/decisions.md and CHANGELOG.md, which tell of what was.
+
+A name is taken for an upstream project's where the sentence before it names that project, or where it stands after the
+docstring's `Source`. In Markdown tables sources have columns of their own, so pages are held to dotted names, calls and
+paths from the repository's root, docstrings to bare file names too.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rlplan.emit.editable import EDITABLE
+from rlplan.spec.hardware.profile import HardwareProfile
+from rlplan.spec.resolved import ResolvedJob, SettledJob
+from tests.docs.documentation import ROOT, read
+
+FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "docs", "examples", "reports", "requirements", "hardware_profiles")
+HISTORY = ("docs/decisions.md", "CHANGELOG.md")
+SECTIONS = {name for kind in (ResolvedJob, SettledJob, HardwareProfile) for name in kind.model_fields} | {"job"}
+"""First words of keys, which other tests hold: `training.tp` is no function of a module `training`."""
+OF_A_BUNDLE = {row.key for row in EDITABLE}
+"""Keys of DeepSpeed's and vLLM's files, which another test holds."""
+LIBRARIES = {"ray", "torch", "vllm", "deepspeed", "transformers", "os", "math", "json"}
+UPSTREAM = re.compile(
+    r"\b(Source|vLLM|SGLang|DeepSpeed\w*|ZeRO's|torch\w*|PyTorch|ATen|transformers|accelerate|PEFT|TRL|verl|litgpt|Ray"
+    r"|Megatron\w*|bitsandbytes|Liger|aiconfigurator|flash-linear-attention|CPython|nccl\S*|baselines|slime)\b"
+)
+OF_MODELS = re.compile(r"(modeling|configuration)_\w+\.py")
+"""Files of transformers by their names alone."""
+FILE = re.compile(r"(?<![\w./<-])((?:[\w-]+/)*\w+\.py)\b(?!:NAME|:function)")
+PATH = re.compile(rf"(?<![\w./<:@-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)(?![\w/*{{<])")
+DOTTED = re.compile(r"`((?:[\w-]+/)*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
+CALL = re.compile(r"`([a-z_]\w*)\([^`]*\)`")
+SUFFIXES = {
+    "py",
+    "md",
+    "json",
+    "jsonl",
+    "yaml",
+    "png",
+    "csv",
+    "html",
+    "lock",
+    "toml",
+    "safetensors",
+    "jinja",
+    "log",
+    "sh",
+}
+
+
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Our Python files."""
+    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    return {path: ast.parse(read(path)) for path in found}
+
+
+@cache
+def paths() -> frozenset[str]:
+    """Every file and folder, from the root."""
+    kept = [path for folder in FOLDERS for path in (ROOT / folder, *(ROOT / folder).rglob("*"))]
+    return frozenset(path.relative_to(ROOT).as_posix() for path in kept if "__pycache__" not in path.parts)
+
+
+@cache
+def defined() -> dict[str, set[str]]:
+    """What each module (by its last name), folder and class holds."""
+    found: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for path, tree in sources().items():
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        found.setdefault(module, set()).update(_bound(tree))
+        found.setdefault(path.parent.name, set()).add(path.stem)
+        found.setdefault(path.parent.parent.name, set()).add(path.parent.name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(_bound(node))
+                named = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
+                bases.setdefault(node.name, set()).update(named)
+    for name in bases:
+        for base in _ancestors(name, bases):
+            found[name] |= found.get(base, set())
+    return found
+
+
+def _ancestors(name: str, bases: dict[str, set[str]]) -> set[str]:
+    """The classes that one inherits from, by name."""
+    found, left = set[str](), {name}
+    while left:
+        found |= left
+        left = {base for one in left for base in bases.get(one, ())} - found
+    return found - {name}
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.arg):
+            yield inner.arg if isinstance(inner, ast.arg) else inner.name
+        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+        elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            yield inner.attr
+        elif isinstance(inner, ast.alias):
+            yield inner.asname or inner.name
+
+
+def pages() -> list[str]:
+    found = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.md")]
+    return sorted({*found, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions, and those under a constant or a field."""
+    for node in ast.walk(sources()[path]):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def is_upstream(text: str, start: int) -> bool:
+    """Whether what stands at `start` belongs to another project by the words before it."""
+    sentence = re.split(r"(?<=[.;:|])\s", text[:start])[-1]
+    return "Source" in text[:start] or UPSTREAM.search(sentence) is not None
+
+
+def has_path(name: str) -> bool:
+    return any(path == name or path.endswith(f"/{name}") for path in paths())
+
+
+def gone_files(text: str) -> Iterator[str]:
+    for match in FILE.finditer(text):
+        name = match.group(1)
+        if not has_path(name) and not OF_MODELS.fullmatch(name) and not is_upstream(text, match.start()):
+            yield name
+
+
+def gone_paths(text: str) -> Iterator[str]:
+    for match in PATH.finditer(text):
+        name = match.group(1).rstrip(".")
+        is_there = any(path == name or path.startswith(f"{name}.") for path in paths())
+        is_pattern = name.rpartition("/")[2].isupper()  # a name in capitals stands for others
+        if not is_there and not is_pattern and not is_upstream(text, match.start()):
+            yield name
+
+
+def gone_names(text: str) -> Iterator[str]:
+    for match in DOTTED.finditer(text):
+        *_, holder, name = ["", *match.group(1).rpartition("/")[2].split(".")[:2]]
+        is_known = match.group(1) in OF_A_BUNDLE or holder in SECTIONS | LIBRARIES
+        if is_known or match.group(1).rpartition(".")[2] in SUFFIXES:
+            continue
+        if holder in defined() and name not in defined()[holder]:
+            yield match.group(1)
+    for match in CALL.finditer(text):
+        name = match.group(1)
+        known = any(name in names for names in defined().values()) or hasattr(builtins, name)
+        if not known and not is_upstream(text, match.start()):
+            yield f"{name}()"
+
+
+def without_doctests(text: str) -> str:
+    return re.sub(r"(?m)^\s*(>>>|\.\.\.) .*$", "", text)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_name_of_ours_on_a_page_exists(page: str) -> None:
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", read(ROOT / page))
+    assert [*gone_paths(text), *gone_names(text)] == []
+
+
+def test_every_name_of_ours_in_a_docstring_exists() -> None:
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources()
+        for text in map(without_doctests, docstrings(path))
+        for name in (*gone_files(text), *gone_paths(text), *gone_names(text))
+    ]
+    assert gone == []
+
+
+def test_names_that_are_gone_are_found_and_those_of_other_projects_are_not() -> None:
+    assert list(gone_files("Left out: bytes (gpu_roles.py).")) == ["gpu_roles.py"]
+    assert list(gone_files("Left out: bytes (gpu/roles.py), see units.py.")) == []
+    assert list(gone_files("vLLM asks for its share (v1/worker/utils.py). Source: runtime/engine.py.")) == []
+    assert list(gone_paths("see rlplan/runtime/gone.py and tests/test_units.py")) == ["rlplan/runtime/gone.py"]
+    assert list(gone_names("`units.format_bytes`, `units.format_bites`, `training.tp`, `MemoryLedger.host_peak`")) == [
+        "units.format_bites"
+    ]
+    assert list(gone_names("`format_bytes(3)`, `format_bites(3)`; vLLM's `profile_run()`")) == ["format_bites()"]

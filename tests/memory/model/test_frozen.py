@@ -1,0 +1,88 @@
+"""Layers with frozen weights against what real modules save when only adapters are trained (oracle: fake tensors)."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlplan.memory.model.block_families import block_of
+from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_layer_bytes
+from rlplan.spec.model import model_from_config
+from tests.memory.model.traced_layers import saved_by_layer
+
+TOKENS, RANK = 1024, 8
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and LoRA beside it, as PEFT's lora/layer.py computes it."""
+
+    def __init__(self, base: nn.Linear, dtype: torch.dtype, dropout: float) -> None:
+        super().__init__()
+        self.base, self.dtype, self.dropout = base, dtype, nn.Dropout(dropout)
+        self.down = nn.Linear(base.in_features, RANK, bias=False, dtype=dtype)
+        self.up = nn.Linear(RANK, base.out_features, bias=False, dtype=dtype)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result = self.base(rows)
+        return (result + self.up(self.down(self.dropout(rows.to(self.dtype)))) * 2.0).to(result.dtype)
+
+
+def adapt(targets: tuple[str, ...], dtype: torch.dtype, dropout: float, trains_norms: bool) -> Any:
+    def freeze(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains_norms and "norm" in name)
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if name in targets and isinstance(child, nn.Linear):
+                    setattr(module, name, Adapted(child, dtype, dropout))
+
+    return freeze
+
+
+CASES = {
+    "norms": ((), torch.bfloat16, 0.0, Frozen(trains_norms=True)),
+    "queries-values": (("q_proj", "v_proj"), torch.bfloat16, 0.0, Frozen(attention_inputs=2)),
+    "fp32": (("q_proj", "v_proj"), torch.float32, 0.0, Frozen(attention_inputs=2, adapter_bytes=4)),
+    "mlp": (ALL[4:], torch.float32, 0.0, Frozen(mlp_inputs=2, adapts_down=True, adapter_bytes=4)),
+    "all": (
+        ALL,
+        torch.bfloat16,
+        0.0,
+        Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True),
+    ),
+    "dropout": (("q_proj", "v_proj"), torch.bfloat16, 0.1, Frozen(attention_inputs=2, has_dropout=True)),
+}
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: str, config: dict[str, Any]) -> None:
+    targets, dtype, dropout, frozen = CASES[case]
+    saved = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout, frozen.trains_norms))[1]
+    predicted = frozen_layer_bytes(block_of(model_from_config(config, where="config.json")), frozen, TOKENS, 2)
+    low_rank = TOKENS * RANK * len(targets) * (4 if dtype is torch.float32 else 2)
+    wide_masks = TOKENS * 1024 * len(targets) if dropout else 0  # the CPU's masks have two bytes an element, not one
+    assert predicted + low_rank + wide_masks == pytest.approx(saved, rel=0.02)
+
+
+def test_matmuls_that_keep_their_inputs_share_them_with_the_adapters() -> None:
+    block = block_of(model_from_config(LLAMA, where="config.json"))
+    keeps = Frozen(attention_inputs=2, keeps_inputs=True)
+    assert adapter_input_bytes(block, keeps, 2) == 2 * (2 * 1024 + 2816)

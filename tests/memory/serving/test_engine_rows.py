@@ -1,0 +1,162 @@
+"""The engine's formulas against live vLLM engines, row by row, on every rank.
+
+Exact: each parameter, what stays of them after packing, buffers, blocks and bytes of the KV cache. The pack: 5 %.
+"""
+
+from collections import Counter
+from functools import cache
+from math import prod
+from typing import Any
+
+import pytest
+
+from rlplan.memory.model.params import (
+    engine_parameter_bytes,
+    fused_linear_shapes,
+    packed_weight_bytes,
+    unpacked_remainder_bytes,
+)
+from rlplan.memory.serving.generation import kv_cache_bytes, num_kv_blocks
+from rlplan.memory.serving.tensors import engine_buffers, engine_tensors, stored_bytes
+from rlplan.spec.hardware.catalogue import get_profile
+from rlplan.spec.model import ModelSpec, model_from_config
+from rlplan.units import MIB
+from tests.memory.serving.engine_cases import BORROWED, CONFIGS, LINEAR_ATTENTION
+from tests.memory.serving.live_vllm import measure
+
+KV_BYTES = 4 * MIB
+PACK_TOLERANCE = 0.05
+NOTHING_MORE_PER_LAYER = 16
+"""Bytes of a layer's tensors that are neither parameters nor buffers."""
+
+LATENT_BLOCK = 16
+"""The only block size of vLLM's latent attention on a CPU without tiles."""
+
+VLLM_NAMES = {
+    "block_sparse_moe.": "mlp.",
+    "routed_experts.w13_weight": "gate_up_proj",
+    "routed_experts.w13_bias": "gate_up_proj_bias",
+    "routed_experts.w2_weight": "down_proj",
+    "routed_experts.w2_bias": "down_proj_bias",
+    ".attn.qkv_proj": ".self_attn.qkv_proj",
+    ".attn.o_proj": ".self_attn.o_proj",
+    ".attn.sinks": ".self_attn.sinks",
+    "model.embedding.": "model.embed_tokens.",
+}
+"""Where vLLM spells a module otherwise than transformers."""
+
+COVERING: dict[int, dict[str, tuple[str, int]]] = {
+    1: {
+        "llama": ("fp32", 32),
+        "qwen2": ("bf16", 64),
+        "gemma3": ("bf16", 32),
+        "deepseek-v2": ("fp32", LATENT_BLOCK),
+    },
+    2: {
+        "llama with one key head": ("bf16", 64),
+        "mixtral": ("bf16", 32),
+        "deepseek-v3": ("bf16", LATENT_BLOCK),
+    },
+}
+
+
+def case(name: str, dtype: str, block_size: int) -> dict[str, Any]:
+    """What `live_vllm.measure` takes."""
+    config = (CONFIGS | BORROWED | LINEAR_ATTENTION)[name]
+    is_latent = "kv_lora_rank" in config
+    return {
+        "config": config,
+        "dtype": dtype,
+        "block_size": LATENT_BLOCK if is_latent else block_size,
+        "kv_bytes": KV_BYTES,
+    }
+
+
+Rows = tuple[dict[str, Any], list[dict[str, Any]], set[tuple[int, int]]]
+
+
+@cache
+def covered(tp: int) -> dict[str, Rows]:
+    """Of each case: itself, what every rank held, and the shapes that its process had packed before."""
+    return run({name: case(name, *settings) for name, settings in COVERING[tp].items()}, tp)
+
+
+def run(cases: dict[str, dict[str, Any]], tp: int) -> dict[str, Rows]:
+    """See `covered`."""
+    answers = measure(list(cases.values()), tp)
+    seen: dict[str, set[tuple[int, int]]] = {"fp32": set(), "bf16": set()}
+    results: dict[str, Rows] = {}
+    for number, (name, settings) in enumerate(cases.items()):
+        before = seen[settings["dtype"]]
+        results[name] = (settings, [rank[number] for rank in answers], set(before))
+        before.update(fused_linear_shapes(model_from_config(settings["config"], where=name), tp))
+    return results
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("tp", "name"), [(tp, name) for tp in COVERING for name in COVERING[tp]])
+def test_every_row_of_a_live_engine_is_predicted(tp: int, name: str) -> None:
+    settings, ranks, packed_before = covered(tp)[name]
+    for rank in ranks:
+        check(settings, rank, tp, packed_before)
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_every_row_of_every_small_architecture_is_predicted(tp: int, dtype: str, block_size: int) -> None:
+    cases = {name: case(name, dtype, block_size) for name in CONFIGS}
+    for settings, ranks, packed_before in run(cases, tp).values():
+        for rank in ranks:
+            check(settings, rank, tp, packed_before)
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicted(tp: int) -> None:
+    cases = {name: case(name, "bf16", 32) for name in BORROWED | LINEAR_ATTENTION}
+    for name, (settings, ranks, _) in run(cases, tp).items():
+        model = model_from_config(settings["config"], where="config.json")
+        for rank in ranks:
+            live = sum(prod(shape) * size for _, shape, size in rank["parameters"])
+            assert live == engine_parameter_bytes(model, 2, tp), name
+            if name in BORROWED:
+                assert rank["kv_cache"] == kv_cache_bytes(model, 2, 32, KV_BYTES, tp), name
+
+
+def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before: set[tuple[int, int]]) -> None:
+    """Compare the rows of one rank."""
+    model = model_from_config(settings["config"], where="config.json")
+    element_bytes = {"fp32": 4, "bf16": 2}[settings["dtype"]]
+    live = {ours(name): prod(shape) * size for name, shape, size in rank["parameters"]}
+    assert live == {tensor.name: stored_bytes([tensor], element_bytes) for tensor in engine_tensors(model, tp)}
+    assert sum(live.values()) == engine_parameter_bytes(model, element_bytes, tp)
+    buffers = Counter[str]()
+    for name, size in rank["buffers"]:
+        buffers["scale" if name.endswith("_scale") else name.rpartition(".")[2]] += size
+    assert buffers == Counter(engine_buffers(model, element_bytes))
+    assert rank["block_size"] == settings["block_size"]
+    assert rank["num_blocks"] == num_kv_blocks(model, element_bytes, rank["block_size"], KV_BYTES, tp)
+    assert rank["kv_cache"] == kv_cache_bytes(model, element_bytes, rank["block_size"], KV_BYTES, tp)
+    assert rank["unnamed"] <= model.num_layers * NOTHING_MORE_PER_LAYER
+    if rank["has_tiles"] and (settings["dtype"] == "bf16" or model.latent_attention):
+        return  # a CPU with tiles packs small bf16 weights and latent attention otherwise
+    assert rank["kept"] == unpacked_remainder_bytes(model, element_bytes, tp)
+    assert rank["packed"] == pytest.approx(pack(model, element_bytes, tp, packed_before), rel=PACK_TOLERANCE)
+
+
+def pack(model: ModelSpec, element_bytes: int, tp: int, packed_before: set[tuple[int, int]]) -> int:
+    """The predicted pack, without the code of shapes that the same process had compiled for earlier cases."""
+    packing = get_profile("cpu-host", where="test").weight_packing
+    compiled = len(set(fused_linear_shapes(model, tp)) & packed_before) * packing.bytes_per_shape.value
+    return packed_weight_bytes(model, element_bytes, packing, tp) - compiled
+
+
+def ours(name: str) -> str:
+    """Transformers' name of a parameter, from vLLM's."""
+    for theirs, other in VLLM_NAMES.items():
+        name = name.replace(theirs, other)
+    return name

@@ -1,0 +1,105 @@
+"""The engine beside its weights: KV blocks, activations and the sampler, worked by hand."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplan.memory.serving.generation import (
+    compiled_kernel_bytes,
+    engine_activation_bytes,
+    kv_block_bytes,
+    kv_bytes_per_token,
+    kv_cache_bytes,
+    num_batch_sizes,
+    num_kv_blocks,
+    sampler_bytes,
+)
+from rlplan.spec.model import load_model
+from rlplan.spec.models.catalogue import find_model
+from rlplan.units import MIB
+from tests.factories import EXAMPLES, make_job, make_model, make_profile
+
+
+def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:
+    assert kv_bytes_per_token(make_model(), 4) == 2 * 2 * 6 * 4 == 96
+    assert kv_bytes_per_token(make_model(), 2) == 48
+
+
+def test_kv_bytes_of_a_published_model() -> None:
+    # Llama 3 8B: 32 layers, 8 KV heads of 128, bf16: 128 KiB a token, as vLLM's documentation and papers have it
+    llama = make_model(
+        architecture="LlamaForCausalLM", num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, has_qk_norm=False
+    )
+    assert kv_bytes_per_token(llama, 2) == 131_072
+
+
+def test_blocks_are_whole_and_rounded_down() -> None:
+    # a block of 32 tokens takes 3072 bytes
+    assert num_kv_blocks(make_model(), 4, 32, 10_000) == 3
+    assert kv_cache_bytes(make_model(), 4, 32, 10_000) == 9216
+    assert num_kv_blocks(make_model(), 4, 32, 3071) == 0
+    assert kv_cache_bytes(make_model(), 4, 32, 3072) == 3072
+
+
+def test_the_quickstart_s_cache_is_32_mib_to_the_byte() -> None:
+    # 2 * 4 layers * 64 * 4 bytes = 2048 a token, 64 KiB a block of 32: 512 blocks
+    sorter = load_model(EXAMPLES / "models" / "sorter")
+    assert num_kv_blocks(sorter, 4, 32, 32 * MIB) == 512
+    assert kv_cache_bytes(sorter, 4, 32, 32 * MIB) == 32 * MIB
+
+
+def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
+    # 5 tokens: 5*4*(4*20 + 3*8) = 2080, and two more of the residual 2*5*8*4 = 320
+    assert engine_activation_bytes(make_model(), 5) == 2400
+    # four fp32 tensors of 3 sequences x 70 words
+    assert sampler_bytes(70, 3) == 4 * 3 * 70 * 4
+
+
+def test_batches_shrink_from_all_sequences_at_once() -> None:
+    assert num_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
+    assert num_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
+    long = {"workload.max_response_len": 200, "workload.num_heldout_prompts": 8}
+    assert num_batch_sizes(make_job(**long)) == 16  # rollouts of a step
+    ahead = {"placement.placement": "disaggregated", "placement.max_staleness": 2}
+    assert num_batch_sizes(make_job(**long, **ahead)) == 3 * 16
+    assert num_batch_sizes(make_job(**long, **ahead, **{"rollout.max_num_seqs": 20})) == 20
+
+
+def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -> None:
+    packing = make_profile().weight_packing  # 10,000 bytes a kernel
+    assert compiled_kernel_bytes(make_model(), packing, 3) == 5 * 3 * 10_000
+    assert compiled_kernel_bytes(make_model(), packing, 300) == 1024 * 10_000
+
+
+@given(st.integers(0, 10**9), st.sampled_from([16, 32, 64, 128]), st.sampled_from([2, 4]))
+def test_a_cache_never_exceeds_the_memory_given_and_wastes_less_than_a_block(
+    memory: int, block_size: int, element_bytes: int
+) -> None:
+    used = kv_cache_bytes(make_model(), element_bytes, block_size, memory)
+    assert 0 <= memory - used < block_size * kv_bytes_per_token(make_model(), element_bytes)
+
+
+@given(st.integers(0, 10**8), st.integers(0, 10**6))
+def test_more_memory_never_holds_fewer_blocks(memory: int, more: int) -> None:
+    assert num_kv_blocks(make_model(), 4, 32, memory) <= num_kv_blocks(make_model(), 4, 32, memory + more)
+
+
+def test_ranks_share_key_heads_until_each_has_one() -> None:
+    # two key heads of 3: one on each of two ranks, and on each of four
+    assert kv_bytes_per_token(make_model(), 4, tp=2) == kv_bytes_per_token(make_model(), 4, tp=4) == 48
+
+
+def test_full_and_sliding_layers_share_blocks_in_groups() -> None:
+    # a page of 32 tokens: 2 * 2*3 elements of 2 bytes a token, 768 bytes
+    def block(*kinds: str) -> int:
+        model = make_model(num_layers=len(kinds), attention_kinds=kinds, window=8)
+        return kv_block_bytes(model, 2, 32)
+
+    assert block("sliding", "sliding", "sliding") == 3 * 768
+    assert block("sliding", "sliding", "sliding", "full") == 768
+    assert block(*["sliding"] * 4, *["full"] * 3) == 4 * 768
+
+
+def test_a_page_beside_recurrent_layers_covers_a_state() -> None:
+    # Qwen3-Next: a token takes 2*2*256*2 = 2,048 bytes of a full layer; a state (32*128*128 + 3*8192)*2 = 1,097,728,
+    # for which 17 pages of 32 tokens are needed; 12 full and 36 linear layers make groups of 12
+    assert kv_block_bytes(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"), 2, 32) == 12 * 17 * 32 * 2048

@@ -1,0 +1,101 @@
+"""What a rank holds under other trainers, by hand."""
+
+import pytest
+
+from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.memory.trainers.sharding import (
+    FsdpSettings,
+    Sizes,
+    rank_state_under_fsdp,
+    rank_state_under_megatron,
+    rank_state_under_torch,
+    rank_state_under_zero,
+    sizes_of,
+)
+from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.catalogue import find_model
+from rlplan.vocabulary import MemoryKind
+
+SIZES = Sizes((800, 800), 0, layer=300, table=400, root=500, layer_weights=300, is_tied=False, largest_table=400)
+
+
+def test_sizes_of_a_real_model_add_up() -> None:
+    model = find_model("meta-llama/Llama-3.1-8B")
+    sizes = sizes_of(model.parameters, model.num_layers, is_tied=False)
+    assert sizes.root + 32 * sizes.layer == sizes.num_trainable == model.num_parameters
+    assert sizes.largest_table == sizes.table == 128256 * 4096
+    adapters = lora_parameters(model, 8, ["q_proj"])
+    frozen = sizes_of(model.parameters, model.num_layers, is_tied=False, adapters=adapters, frozen_bytes=9)
+    assert (frozen.num_trainable, frozen.table, frozen.root) == (32 * 8 * 8192, 0, sizes.root)
+
+
+def test_plain_torch_holds_weights_and_moments_of_one_type_and_one_copy_in_the_step() -> None:
+    rank_state = rank_state_under_torch(SIZES, weight_bytes=2)
+    assert rank_state.resident == {MemoryKind.WEIGHTS: 3200, MemoryKind.OPTIMIZER: 2 * 3200 + 2 * 4}
+    assert (rank_state.gradients, rank_state.head_gradient, rank_state.step_copies) == (3200, 800, 3200)
+    assert rank_state_under_torch(SIZES, weight_bytes=2, has_fused_step=True).step_copies == 0
+
+
+def test_autocast_keeps_a_16_bit_copy_of_the_weights_in_the_passes() -> None:
+    assert rank_state_under_torch(SIZES, weight_bytes=4, casts_weights=True).passing == 2 * 1600
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_holds_one_gradient_at_a_time() -> None:
+    rank_state = rank_state_under_torch(SIZES, weight_bytes=2, steps_in_backward=True)
+    assert (rank_state.gradients, rank_state.layer_gradient, rank_state.step_copies) == (2 * 800, 0, 0)
+
+
+def test_paged_states_are_not_torchs() -> None:
+    rank_state = rank_state_under_torch(
+        SIZES, weight_bytes=2, optimizer=Optimizer.PAGED_ADAMW_8BIT, keeps_states_on_host=True
+    )
+    assert rank_state.resident[MemoryKind.OPTIMIZER] == 0
+
+
+def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers() -> None:
+    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4))
+    assert sum(rank_state.resident.values()) == 1600 // 4 * 12
+    assert rank_state.gradients == 1600 // 4 * 4
+    assert rank_state.passing == 2 * (500 + 300)
+    assert rank_state.layer_passing == 2 * 300 + (2 + 4) * 300
+
+
+def test_pools_of_other_streams_count_at_every_moment() -> None:
+    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, counts_every_stream=True))
+    assert rank_state.kept_gradients == rank_state.gradients
+    assert rank_state.passing == 2 * (500 + 300) + 2 * 2 * 300
+
+
+def test_tables_that_are_gathered_apart_go_when_the_head_is_done() -> None:
+    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, gathers_tables_apart=True))
+    assert (rank_state.passing, rank_state.head_passing) == (2 * 300, 2 * 400)
+
+
+def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
+    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, is_on_host=True))
+    assert (sum(rank_state.resident.values()), rank_state.gradients) == (0, 0)
+
+
+@pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
+def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distributed: bool, a_parameter: float) -> None:
+    rank_state = rank_state_under_megatron(SIZES, tp=2, dp=4, has_distributed_optimizer=distributed)
+    assert sum(rank_state.resident.values()) == 1600 // 2 * a_parameter
+
+
+def test_megatron_cuts_experts_over_expert_ranks_and_their_states_over_the_rest() -> None:
+    rank_state = rank_state_under_megatron(SIZES, dp=4, ep=2, expert_numel=800)
+    dense, experts = 800, 400
+    assert rank_state.resident[MemoryKind.WEIGHTS] == 2 * (dense + experts)
+    assert rank_state.resident[MemoryKind.OPTIMIZER] == 8 * (dense // 4 + experts // 2)
+
+
+def test_zero_three_gathers_while_it_passes_and_zero_two_fills_a_bucket_twice() -> None:
+    model = find_model("Qwen/Qwen2.5-0.5B")
+    sizes = sizes_of(model.parameters, model.num_layers, is_tied=True)
+    two, three = (
+        rank_state_under_zero(ZeroStates(ZeroSettings(stage, 4), model.parameters), sizes) for stage in (2, 3)
+    )
+    assert two.passing == 2 * 2 * 500_000_000
+    assert three.passing > 2 * model.num_parameters
+    assert three.resident[MemoryKind.WEIGHTS] < two.resident[MemoryKind.WEIGHTS] / 3

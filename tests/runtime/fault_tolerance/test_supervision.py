@@ -1,0 +1,270 @@
+"""A lost engine is restarted and its work done again; what cannot be restarted ends the run by name."""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlplan.dataflow.schedule import Action
+from rlplan.errors import RunError
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
+from rlplan.runtime.fault_tolerance.supervision import (
+    LostProcessError,
+    Restart,
+    Supervisor,
+    check_freed,
+    planned_release,
+)
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.units import MIB
+from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
+from tests.runtime.conftest import alive, descendants_of, finish, start
+from tests.runtime.fault_tolerance.test_failures import interrupted
+from tests.waiting import wait_for
+
+
+def action(kind: ActionKind, *processes: str) -> Action:
+    return Action(kind.value, kind, Role.POLICY, Phase.ROLLOUT, "shared", Stream.GENERATION, processes)
+
+
+def lost(process: str) -> LostProcessError:
+    return LostProcessError.of(process, f"{process} is gone", where="log", rule="lives", way_out="read")
+
+
+def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Measurement]], list[int]]:
+    calls: list[int] = []
+
+    def handler(action: Action, step: int) -> list[Measurement]:
+        calls.append(step)
+        if len(calls) <= times:
+            raise lost(process)
+        return []
+
+    return handler, calls
+
+
+def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[Restart]]:
+    recovered: list[str] = []
+    announced: list[Restart] = []
+    return (
+        Supervisor(max_restarts, lambda process, action, step: recovered.append(process), announced.append),
+        recovered,
+        announced,
+    )
+
+
+def test_the_work_of_a_lost_engine_is_done_again_after_it_was_started_anew() -> None:
+    guard, recovered, announced = supervisor(2)
+    handler, calls = failing(1, "rollout_engine/0")
+    assert guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 3) == ([], 2)
+    assert calls == [3, 3]
+    assert recovered == ["rollout_engine/0"]
+    assert "rollout_engine/0 is gone; it is restarted (attempt 2)" in announced[0].text()
+
+
+def test_an_engine_that_keeps_dying_ends_the_run() -> None:
+    guard, recovered, _ = supervisor(2)
+    handler, calls = failing(9, "rollout_engine/0")
+    with pytest.raises(RunError, match="at most 2 times"):
+        guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 1)
+    assert len(calls) == 3
+    assert len(recovered) == 2
+
+
+@pytest.mark.parametrize(
+    ("process", "kind", "step", "rule"),
+    [
+        ("policy_trainer/1", ActionKind.TRAIN_FORWARD_BACKWARD, 1, "cannot rejoin its process group"),
+        ("policy_trainer/0", ActionKind.SYNC_WEIGHTS, 1, "cannot rejoin its process group"),
+        ("rollout_engine/0", ActionKind.START_ENGINE, 0, "this was start_engine"),
+        ("rollout_engine/0", ActionKind.CHECKPOINT, 1, "this was checkpoint"),
+    ],
+)
+def test_what_cannot_be_started_anew_ends_the_run(process: str, kind: ActionKind, step: int, rule: str) -> None:
+    guard, recovered, _ = supervisor(2)
+    with pytest.raises(RunError, match=rule):
+        guard.perform(failing(1, process)[0], action(kind, process), step)
+    assert recovered == []
+
+
+@pytest.mark.parametrize("kind", [ActionKind.START_ENGINE, ActionKind.STOP_ENGINE])
+def test_an_engine_that_is_lost_while_it_changes_places_is_started_anew(kind: ActionKind) -> None:
+    guard, recovered, _ = supervisor(1)
+    assert guard.perform(failing(1, "rollout_engine/0")[0], action(kind, "rollout_engine/0"), 2) == ([], 2)
+    assert recovered == ["rollout_engine/0"]
+
+
+def test_what_two_threads_find_lost_is_started_anew_once() -> None:
+    guard, recovered, _ = supervisor(1)
+    guard.is_replaced = lambda error: len(recovered) > error.restart_count
+    generate = action(ActionKind.GENERATE, "rollout_engine/0")
+    guard.perform(failing(1, "rollout_engine/0")[0], generate, 1)
+    calls: list[int] = []
+
+    def collect() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise lost("rollout_engine/0")
+        return "collected"
+
+    assert guard.watch(collect, generate, 1) == "collected"
+    assert recovered == ["rollout_engine/0"]
+
+
+def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
+    guard, _, announced = supervisor(1)
+    guard.num_open = lambda process: 7
+    guard.perform(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
+    assert announced[0].text().endswith("(attempt 2) and 7 requests are begun anew")
+
+
+def test_no_restarts_are_made_where_none_are_allowed() -> None:
+    guard, recovered, _ = supervisor(0)
+    with pytest.raises(RunError, match="is gone"):
+        guard.perform(failing(1, "scorer/reference/0")[0], action(ActionKind.SCORE, "scorer/reference/0"), 1)
+    assert recovered == []
+
+
+def ledger(*held: tuple[RunPhase, str, int]) -> MemoryLedger:
+    rows = tuple(
+        LedgerRow(
+            run_phase, name, Phase.SWITCH, "policy_trainer/0", "cpu:0", Role.POLICY, MemoryKind.OPTIMIZER, "device",
+            size * MIB, size * MIB, Provenance.DERIVED, "test",
+        )
+        for run_phase, name, size in held
+    )  # fmt: skip
+    return MemoryLedger(rows, 0, 0, True, tuple((run_phase, name) for run_phase, name, _ in held))
+
+
+SWAP = (
+    ("start", "start_trainer", 400),
+    ("first", "train", 900),
+    ("first", "offload_role", 100),
+    ("steady", "reload_role", 900),
+    ("steady", "train", 900),
+    ("steady", "offload_role", 100),
+)
+
+
+def test_what_an_action_frees_is_what_was_held_before_less_what_is_held_after() -> None:
+    book = ledger(*SWAP)  # type: ignore[arg-type]
+    assert planned_release(book, "offload_role", 1, "policy_trainer/0") == 800 * MIB
+    assert planned_release(book, "offload_role", 5, "policy_trainer/0") == 800 * MIB
+    assert planned_release(book, "reload_role", 5, "policy_trainer/0") == -800 * MIB
+
+
+def test_an_offload_that_frees_less_than_nine_tenths_fails_loudly() -> None:
+    book = ledger(*SWAP)  # type: ignore[arg-type]
+    offload = action(ActionKind.OFFLOAD_ROLE, "policy_trainer/0")
+    check_freed(book, offload, 5, {"policy_trainer/0": 1000 * MIB}, {"policy_trainer/0": 270 * MIB})
+    with pytest.raises(RunError, match=r"offload_role freed 700 MiB in policy_trainer/0, the plan says 800 MiB"):
+        check_freed(book, offload, 5, {"policy_trainer/0": 1000 * MIB}, {"policy_trainer/0": 300 * MIB})
+
+
+def engine_pid(folder: Path) -> int:
+    log = folder / "logs" / "rollout_engine-0.log"
+    found = re.findall(r"rollout_engine/0 is process (\d+)", log.read_text()) if log.exists() else []
+    return int(found[-1]) if found else 0
+
+
+@pytest.mark.engine
+def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    """One run for both: what a run lives through, and how it is stopped."""
+    folder = tmp_path / "run"
+    stall_s = round(
+        scaled(12.0)
+    )  # its first step, in which kernels are made ready, is longer than 5 beside other tests
+    overrides = ("checkpoints.every=1", "workload.num_heldout_prompts=8", f"limits.stall_timeout_s={stall_s}")
+    process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
+    first, children = engine_pid(folder), descendants_of(process.pid)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: metrics.read_text().count("\n") >= 4, 120)
+    second = engine_pid(folder)
+    assert second != first
+    os.kill(second, signal.SIGSTOP)
+    wait_for(lambda: engine_pid(folder) != second, 120)
+    num_rows = metrics.read_text().count("\n")
+    wait_for(lambda: metrics.read_text().count("\n") >= num_rows + 2, 120)
+    run = interrupted(process, folder, signal.SIGTERM)
+    assert run.exit_code == 75, run.stderr
+    assert "resume with `rlplan run --resume" in run.stderr
+    alarms = (folder / "alarms.jsonl").read_text().splitlines()
+    assert len(alarms) == 2
+    assert "is gone" in alarms[0]
+    assert f"hangs: no sign of progress for {stall_s} s" in alarms[1]
+    assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
+    assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
+    assert 2 in {span.attempt for span in run.trace.spans}
+    assert alive([first, second, *children]) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", ["maturity/2-swapping", "memory-bound"])
+def test_time_sharing_frees_what_the_plan_says(job: str, tmp_path: Path) -> None:
+    """Every stop and offload is held against the plan while it runs; less than nine tenths would end the run."""
+    overrides = ("placement.placement=colocated", "placement.offload=disk", "workload.num_steps=2")
+    run = finish(start("run", f"examples/{job}.yaml", *overrides, "--out", str(tmp_path / "run")), tmp_path / "run")
+    assert run.exit_code == 0, run.stderr
+    assert "phases time-share memory" in (run.folder / "preflight.json").read_text()
+
+
+LOSSES = {
+    "time sharing": ("placement.placement=colocated",),
+    "generation runs ahead": ("placement.placement=disaggregated", "placement.max_staleness=1"),
+    "adapters alone are handed over": (
+        *("training.lora.rank=4", "placement.sync_content=adapter", "algorithm.learning_rate=1e-3"),
+    ),
+}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("time sharing", marks=pytest.mark.nightly),
+        pytest.param("generation runs ahead", marks=pytest.mark.nightly),
+        pytest.param("adapters alone are handed over", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_killed_engine_comes_back_with_the_weights_of_now(how: str, tmp_path: Path) -> None:
+    """Killed twice, at moments that differ from run to run; wrong weights would end a run that checks every step."""
+    folder = tmp_path / "run"
+    overrides = ("workload.num_steps=7", "workload.num_heldout_prompts=8", *LOSSES[how])
+    process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
+    metrics, killed = folder / "metrics.jsonl", []
+    for num_rows in (2, 4):
+        wait_for(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
+        killed.append(engine_pid(folder))
+        os.kill(killed[-1], signal.SIGKILL)
+    children = descendants_of(process.pid)
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    assert len(set(killed)) == 2
+    assert len((folder / "alarms.jsonl").read_text().splitlines()) == 2
+    assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 8))
+    if "staleness/max" in run.metrics[-1]:
+        assert max(row.get("staleness/max", 0) for row in run.metrics) <= 1
+    assert alive([*killed, *children]) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("run", "examples/quickstart.yaml", "--out", str(folder))
+    wait_for(lambda: engine_pid(folder) > 0, 120)
+    children = descendants_of(process.pid)
+    os.kill(engine_pid(folder), signal.SIGKILL)
+    run = finish(process, folder)
+    assert run.exit_code == 5
+    assert re.search(r"error: rollout_engine/0 is gone", run.stderr)
+    assert "a process is restarted once it was up" in run.stderr
+    assert alive(children) == []
+    assert run.status["state"] == "failed"

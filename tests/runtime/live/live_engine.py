@@ -1,0 +1,359 @@
+"""A live RolloutEngine on this CPU, put through what a run asks of it.
+
+Run as a program it does all of it and says what came out as one line of JSON; the tests read that. One process, one
+engine: the imports take ten seconds, the engine three.
+"""
+
+import copy
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rlplan.runtime.processes.machine_speed import scaled
+from tests.factories import EXAMPLES, make_job
+from tests.waiting import Patience
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 240
+MARK = "engine says: "
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "PYTHONPATH": str(ROOT),
+}
+SORTER = EXAMPLES / "models" / "sorter"
+
+
+def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
+    """What each rank of a scenario says, each run in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [_start(scenario, [rank, num_ranks, port], more) for rank in range(num_ranks)]
+    try:
+        return [_answer(rank) for rank in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def _start(scenario: str, place: list[int], more: tuple[str, ...]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.runtime.live.live_engine", scenario, *map(str, place), *more]
+    threads = {"OMP_NUM_THREADS": str(threads_of(place[1]))}
+    return subprocess.Popen(
+        command,
+        env=os.environ | ENVIRONMENT | threads,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def threads_of(num_ranks: int) -> int:
+    """Threads of one rank: more in all than there are cores wait for each other in every loop."""
+    return max(1, 2 // num_ranks)
+
+
+def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, errors = process.communicate(timeout=scaled(DEADLINE_S))
+    lines = [line for line in out.splitlines() if line.startswith(MARK)]
+    assert lines, f"exit status {process.returncode}: {errors[-3000:]}"
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    return answer
+
+
+class Live:
+    """An engine with a small policy, and the same policy on plain transformers to compare with."""
+
+    def __init__(self, rank: int = 0, address: tuple[str, int] | None = None, **overrides: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from rlplan.emit.vllm import engine_arguments
+        from rlplan.runtime.workers.engine.rollout_engine import RolloutEngine
+
+        self.job = make_job(**{"workload.ignores_eos": True, "workload.max_response_len": 200} | overrides)
+        threads = threads_of(self.job.rollout.tp)
+        self.engine = RolloutEngine(f"rollout_engine/{rank}", self.job, engine_arguments(self.job), threads)
+        self.engine.invoke("import_libraries")
+        if address and rank == 0:
+            self.engine.invoke("open_rendezvous", *address)
+        self.engine.invoke("start", str(SORTER), rank, address)
+        dtype = self.job.rollout.dtype.value
+        self.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=dtype).eval()
+
+    def update(self, version: int) -> None:
+        """Hand the comparison model's weights over, as a run does it."""
+        from rlplan.memory.weight_sync.packets import policy_packets
+        from rlplan.runtime.weight_sync.channel import Endpoint, Update
+        from rlplan.runtime.weight_sync.sender import PolicySender
+        from rlplan.runtime.weight_sync.source import WeightSource
+
+        sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
+        endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
+        opening = threading.Thread(target=sender.open, args=(endpoint,))
+        opening.start()
+        self.engine.invoke("open_channel", endpoint, 0)
+        opening.join()
+        update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
+        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
+        sending.start()
+        self.engine.invoke("receive_weights", update)
+        sending.join()
+        sender.close()
+
+    def perturb(self) -> None:
+        """Change every weight of the comparison model a little."""
+        import torch
+
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    def difference(self, prompt: tuple[int, ...], completion: Any, temperature: float = 1.0) -> list[float]:
+        """|log-prob of the engine - of the comparison model|, token by token."""
+        import torch
+
+        with torch.no_grad():
+            logits = self.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0].float()
+        logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
+        own = logprobs.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]
+
+
+def request(name: str, num_samples: int, max_tokens: int, seed: int = 0) -> Any:
+    """A request with a prompt that depends on its name."""
+    from rlplan.runtime.rollout.experience import RolloutRequest
+
+    prompt = tuple(5 + (ord(c) + i) % 20 for i, c in enumerate(name * 4))[:8]
+    return RolloutRequest(name, prompt, num_samples, 1.0, seed, max_tokens)
+
+
+def generation() -> dict[str, Any]:
+    """Everything that one engine on one rank is asked for."""
+    live = Live()
+    engine = live.engine
+    asked = [request("a", 3, 20), request("b", 2, 7)]
+    first, again = engine.invoke("generate", asked), engine.invoke("generate", asked)
+    answer: dict[str, Any] = {
+        "ids": [finished.id for finished in first],
+        "lengths": [[len(c.tokens) for c in finished.completions] for finished in first],
+        "reasons": sorted({c.finish_reason for finished in first for c in finished.completions}),
+        "repeats": first == again,
+        "differ": len({c.tokens for c in first[0].completions}),
+        "difference": max(max(live.difference(asked[i].prompt, c)) for i, f in enumerate(first) for c in f.completions),
+    }
+    answer |= _updates_in_flight(live) | _stopped_and_started(live)
+    engine.invoke("stop")
+    return answer
+
+
+def _stopped_and_started(live: Live) -> dict[str, Any]:
+    """What an engine holds before and after it is destroyed, and whether it comes back the same."""
+    from rlplan.runtime.measure.memory_meter import resident_bytes
+
+    engine, asked = live.engine, [request("a", 2, 20)]
+    held, before = sum(engine.components().values()), resident_bytes()
+    engine.invoke("stop")
+    freed = before - resident_bytes()
+    engine.invoke("start", str(SORTER), 0, None, 9)
+    once = engine.invoke("generate", asked)
+    return {
+        "held": held,
+        "freed": freed,
+        "restarted_version": [s.version for s in once[0].completions[0].spans],
+        "restarted_difference": _against_fresh(live, asked, once),
+    }
+
+
+def _against_fresh(live: Live, asked: list[Any], finished: list[Any]) -> float:
+    """The largest difference to the model as it is on disk."""
+    from transformers import AutoModelForCausalLM
+
+    live.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=live.job.rollout.dtype.value).eval()
+    return max(
+        max(live.difference(one.prompt, c)) for one, f in zip(asked, finished, strict=True) for c in f.completions
+    )
+
+
+def _updates_in_flight(live: Live) -> dict[str, Any]:
+    """Requests that arrive one after the other, and an update while they run."""
+    engine = live.engine
+    early, late = request("early", 2, 190), request("late", 2, 60)
+    open_requests = _paused_in_the_middle(live, early)
+    engine.invoke("submit", [late])
+    nothing = engine.invoke("collect", 0.2)
+    before = copy.deepcopy(live.model)
+    live.perturb()
+    live.update(7)
+    engine.invoke("resume")
+    finished = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
+    spans = [[(s.version, s.start, s.end) for s in c.spans] for c in finished["early"].completions]
+    by_version: dict[int, list[float]] = {0: [], 7: []}
+    after = live.model
+    for c in finished["early"].completions:
+        for version, model in ((0, before), (7, after)):
+            live.model = model
+            errors = live.difference(early.prompt, c)
+            for s in c.spans:
+                if s.version == version:
+                    by_version[version] += errors[s.start : s.end]
+    live.model = after
+    return {
+        "open": open_requests,
+        "while_paused": len(nothing),
+        "spans": spans,
+        "late_spans": [[(s.version, s.start, s.end) for s in c.spans] for c in finished["late"].completions],
+        "late_difference": max(max(live.difference(late.prompt, c)) for c in finished["late"].completions),
+        "old_difference": max(by_version[0]),
+        "new_difference": max(by_version[7]),
+    }
+
+
+def _paused_in_the_middle(live: Live, request: Any) -> int:
+    """Submit a request and pause while it is open: how many are. Again where this process slept until it was done."""
+    engine, patience = live.engine, Patience(60)
+    while patience.left_s() > 0:
+        steps = engine.num_steps
+        engine.invoke("submit", [request])
+        while engine.num_steps <= steps + 2 and patience.left_s() > 0:
+            time.sleep(0.002)
+        num_open: int = engine.invoke("pause")
+        if num_open and not engine.invoke("collect", 0.0):
+            return num_open
+        engine.invoke("resume")
+        engine.invoke("collect", scaled(60.0))
+    raise AssertionError("no request was open when the engine was paused")
+
+
+def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[str, Any]:
+    """An engine of several ranks: rank 0 is asked, requests arrive while it works; and once more after a stop."""
+    from rlplan.emit.vllm import engine_arguments
+    from rlplan.memory.roles.cpu.engine import EngineForecast
+
+    address = ("127.0.0.1", port)
+    live = Live(rank, address, **{"rollout.tp": num_ranks, "rollout.dtype": dtype, "training.dtype": dtype})
+    engine, asked = live.engine, [request("a", 3, 20), request("b", 2, 7)]
+    assert engine_arguments(live.job)["tensor_parallel_size"] == num_ranks
+    answer: dict[str, Any] = {"components": {kind: size for (_, kind), size in engine.components().items()}}
+    finished = engine.invoke("generate", asked)
+    profile = live.job.load_profile()
+    forecast = EngineForecast(live.job, live.job.load_model(), profile)
+    answer["forecast"] = {
+        "loaded": forecast.loaded(_start_action())["weights"],
+        **{str(kind): size for kind, size in forecast.resident(_start_action(), "start").items()},
+    }
+    answer["loaded"] = engine.packing.loaded_bytes
+    late = [request("late", 2, 40)]
+    if rank == 0:
+        engine.invoke("submit", [request("early", 2, 90)])
+        time.sleep(0.1)
+        engine.invoke("submit", late)
+        got = {f.id: f for f in engine.invoke("collect", scaled(60.0), 2)}
+        answer["difference"] = _against_fresh(live, asked + late, [*finished, got["late"]])
+        answer["lengths"] = [[len(c.tokens) for c in f.completions] for f in finished]
+    else:
+        answer["nothing"] = finished
+        assert {f.id for f in engine.invoke("collect", scaled(60.0), 2)} == {"early", "late"}
+    answer["shared_names"] = [path.name for path in Path("/dev/shm").glob(f"{port}-*")]
+    engine.invoke("stop")
+    return answer
+
+
+def _start_action() -> Any:
+    from tests.factories import make_plan
+
+    return next(action for action in make_plan().schedule.start if action.id == "start_engine")
+
+
+def limits() -> dict[str, Any]:
+    """An engine that stops at a text and at a token, and is given more prompts than a batch holds."""
+    overrides = {"workload.max_prompt_len": 56, "rollout.max_num_seqs": 16, "rollout.max_num_batched_tokens": 270}
+    live = Live(**overrides, **{"rollout.stop": ["</answer>", 14]})
+    asked = [
+        dataclasses.replace(request(str(index), 3, 60), prompt=(5, *(6 + (index + i) % 9 for i in range(49))))
+        for index in range(5)
+    ]
+    finished = live.engine.invoke("generate", asked)
+    live.engine.invoke("forget_keys_and_values")  # from cached prefixes the last bits come out otherwise
+    again = live.engine.invoke("generate", asked)
+    completions = [completion for one in finished for completion in one.completions]
+    live.engine.invoke("stop")
+    return {
+        "num_prompt_tokens": sum(len(one.prompt) * one.num_samples for one in asked),
+        "tokens": [completion.tokens for completion in completions],
+        "logprobs": [len(completion.logprobs) for completion in completions],
+        "reasons": [completion.finish_reason for completion in completions],
+        "repeats": finished == again,
+        "difference": _against_fresh(live, asked, finished),
+    }
+
+
+def speculative_decoding() -> dict[str, Any]:
+    """An engine with n-gram speculative decoding, on prompts that repeat themselves."""
+    live = Live(**{"rollout.speculative_tokens": 3})
+    lengths, differences, num_accepted = [], [], 0
+    for temperature in (0.7, 1.0, 1.3):
+        asked = dataclasses.replace(request("a", 3, 60), prompt=(5, 6, 7, 5, 6, 7, 5, 6), temperature=temperature)
+        steps = live.engine.num_steps
+        (finished,) = live.engine.invoke("generate", [asked])
+        num_accepted += 60 - (live.engine.num_steps - steps)
+        lengths += [len(c.tokens) for c in finished.completions]
+        differences += [max(live.difference(asked.prompt, c, temperature)) for c in finished.completions]
+    updates = _updates_in_flight(live)
+    live.engine.invoke("stop")
+    return {"lengths": lengths, "differences": differences, "num_accepted": num_accepted} | {
+        name: updates[name] for name in ("old_difference", "new_difference")
+    }
+
+
+def adapters(*_: int) -> dict[str, Any]:
+    """An engine that gets two adapters, one after the other, and samples from each."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    live = Live()
+    live.engine.invoke("stop")
+    live.engine.arguments |= {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+    live.engine.invoke("start", str(SORTER))
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    live.model = get_peft_model(live.model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    differences, versions = [], []
+    for version in (1, 2):
+        torch.manual_seed(version)
+        for name, parameter in live.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            live.model.save_pretrained(folder)
+            live.engine.invoke("load_adapter", folder, version)
+            asked = request("a", 2, 30)
+            finished = live.engine.invoke("generate", [asked])[0]
+        differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))
+        versions += [s.version for c in finished.completions for s in c.spans]
+    return {"differences": differences, "versions": versions}
+
+
+def alone(*_: int) -> dict[str, Any]:
+    """What engines on one rank are asked for, one engine after the other in one process."""
+    return {"generation": generation(), "limits": limits(), "speculative_decoding": speculative_decoding()}
+
+
+SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters}
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(SCENARIOS[sys.argv[1]](*map(int, sys.argv[2:5]), *sys.argv[5:])), flush=True)

@@ -1,0 +1,105 @@
+"""Exercises of a live trainer rank with adapters or a value head: what they say, before and after they were trained."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.runtime.live.live_trainer import LiveRank
+
+
+def flat(values: list[tuple[float, ...]]) -> list[float]:
+    return [value for each in values for value in each]
+
+
+class Learner:
+    """A rank's trainer, the same samples again and again, and what is said of them."""
+
+    def __init__(self, live: "LiveRank") -> None:
+        from rlplan.runtime.rollout.experience import SequencePair
+        from tests.runtime.live.live_trainer import samples_of
+
+        self.live, self.trainer = live, live.trainer
+        self.micro_batches, self.weights = samples_of(live)
+        self.pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in self.micro_batches for s in batch]
+
+    def train(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.live.call("forward_backward", self.micro_batches, self.weights)
+            self.live.call("optimizer_step")
+
+    def logprobs(self) -> list[float]:
+        """The policy's own."""
+        import torch
+
+        with torch.no_grad():
+            return flat(self.trainer._judge(self.pairs, lambda batch: self.trainer.engine.module(batch)[0]))
+
+    def judged(self, role: str) -> list[float]:
+        """What a role that shares the policy's weights says."""
+        return flat(self.live.call("score", self.pairs, role))
+
+    def scored(self, folder: str) -> list[float]:
+        """What a scorer says that has read a folder."""
+        from rlplan.runtime.workers.scorer import Scorer
+
+        scorer = Scorer("scorer/reference/0", self.live.job, "reference", 1)
+        scorer.start(folder)
+        return flat(scorer.score(self.pairs, "reference"))
+
+    def with_peft(self, folder: Path) -> list[float]:
+        """PEFT's own reading of what was written, on the untouched base."""
+        import torch
+        from peft import PeftModel
+
+        from rlplan.runtime.models.logprob_model import LogprobModel, score_packed
+        from rlplan.runtime.models.start_checkpoint import load_language_model
+
+        job = self.live.job
+        model = PeftModel.from_pretrained(load_language_model(job.policy.path), str(folder / "adapter"))
+        judge = LogprobModel(model.base_model.model, 1.0, entropies="none")
+        with torch.no_grad():
+            return flat(score_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
+
+    def states(self) -> dict[str, Any]:
+        """Bytes by kind, those that the plan says, and the names of what is handed over."""
+        predicted = {
+            row.kind.value: row.resident_bytes
+            for row in self.live.plan.ledger.rows
+            if (row.run_phase, row.action_id, row.process) == ("steady", "optimizer_step", "policy_trainer/0")
+        }
+        names = [name for name, _ in self.live.call("weights")]
+        return {"components": self.live.measured("components")["components"], "predicted": predicted, "names": names}
+
+
+def adapted(live: "LiveRank") -> dict[str, Any]:
+    """Steps of adapters: what the base said and says, what the policy says, and what was saved says elsewhere."""
+    learner = Learner(live)
+    answer: dict[str, Any] = {"start": learner.logprobs()}
+    learner.train(2)
+    answer |= {"trained": learner.logprobs(), "reference": learner.judged("reference")}
+    answer["components"] = live.measured("components")["components"]
+    with tempfile.TemporaryDirectory() as folder:
+        live.call("save", folder, live.job.policy.path)
+        answer["saved"] = learner.scored(folder)
+    return answer
+
+
+def adapters(live: "LiveRank") -> dict[str, Any]:
+    """Three steps of adapters: the base, the reference before and after, and what was saved, merged and not."""
+    learner = Learner(live)
+    base, before = learner.scored(live.job.policy.path), learner.judged("reference")
+    learner.train(3)
+    with tempfile.TemporaryDirectory() as folder:
+        live.call("save", folder, live.job.policy.path)
+        saved = {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder))}
+    reference = [before, learner.judged("reference")]
+    return {"base": base, "reference": reference, "trained": learner.logprobs(), **saved, **learner.states()}
+
+
+def value_head(live: "LiveRank") -> dict[str, Any]:
+    """What a value head on the policy's backbone says before and after five steps."""
+    learner = Learner(live)
+    first = learner.judged("value")
+    learner.train(5)
+    return {"values": [first, learner.judged("value")], **learner.states()}

@@ -1,0 +1,138 @@
+"""Live workers in processes of their own, without Ray: the same classes, called the same way, for many cases.
+
+As a program it is one worker: it takes calls from a pipe and answers them, one after the other.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RunError
+from rlplan.runtime.processes.machine_speed import scaled
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S = 200.0
+
+
+class LiveWorkerGroup:
+    """What `cluster.worker_group.WorkerGroup` is to those who call workers: `perform`, `gather`, `measured`,
+    `addresses`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log_folder = folder / "logs"
+        self.log_folder.mkdir()
+        self.addresses: dict[str, str] = {}
+        self._pipes: dict[str, Connection] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def begin(self, process: str, class_path: str, environment: dict[str, str], *arguments: Any) -> None:
+        """Start a worker; `wait` waits until it is up."""
+        mine, theirs = Pipe()
+        with (self.log_folder / f"{process.replace('/', '-')}.log").open("wb") as log:
+            self._children[process] = subprocess.Popen(
+                [sys.executable, "-m", "tests.runtime.live.live_workers", str(theirs.fileno())],
+                cwd=ROOT,
+                env=os.environ | environment | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+                pass_fds=[theirs.fileno()],
+                stdout=log,
+                stderr=log,
+            )
+        theirs.close()
+        self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
+        mine.send((class_path, (process, *arguments)))
+
+    def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+        """Begin a call."""
+        self._pipes[process].send((method, arguments))
+        return process, method, None
+
+    def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+        """Begin a call that is to be measured."""
+        return self.submit(process, "perform", method, *arguments)
+
+    def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
+        """Results in order. Raises: what a worker raised, when all have answered."""
+        deadline = time.monotonic() + scaled(timeout_s)
+        answers = [self._answer(process, method, deadline) for process, method, _ in calls]
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
+
+    def measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Any]]:
+        """(results, measurements)."""
+        answers = self.gather(calls, timeout_s)
+        return [result for result, _ in answers], [measurement for _, measurement in answers]
+
+    def call(self, process: str, method: str, *arguments: Any) -> Any:
+        """One call of one worker."""
+        return self.gather([self.submit(process, "invoke", method, *arguments)], START_S)[0]
+
+    def kill(self, process: str) -> None:
+        """End a worker at once, as a crash would."""
+        self._children[process].kill()
+
+    def close(self) -> None:
+        """End all workers."""
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait(scaled(10))
+
+    def _answer(self, process: str, method: str, deadline: float) -> Any:
+        pipe = self._pipes[process]
+        try:
+            if pipe.poll(max(0.0, deadline - time.monotonic())):
+                return pipe.recv()
+        except (EOFError, OSError):
+            pass
+        log = (self.log_folder / f"{process.replace('/', '-')}.log").read_text(errors="replace")
+        return RunError(f"no answer from {process}.{method}: {log[-3000:]}")
+
+
+def start_trainers(worker_group: LiveWorkerGroup, spec: ExecutionSpec) -> list[str]:
+    """Begin the trainer's processes; their calls of `join` make them a group."""
+    names = []
+    for worker in spec.ray.workers:
+        if worker.worker == "policy_trainer":
+            worker_group.begin(
+                worker.process,
+                "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
+                worker.environment,
+                spec.job,
+                spec.deepspeed[worker.role],
+                1,
+            )
+            names.append(worker.process)
+    return names
+
+
+def serve(pipe: Connection) -> None:
+    """Make the worker, then answer calls until the pipe is closed."""
+    import importlib
+    import traceback
+
+    class_path, arguments = pipe.recv()
+    module, _, name = class_path.partition(":")
+    worker = getattr(importlib.import_module(module), name)(*arguments)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(getattr(worker, method)(*arguments))
+        except BaseException as error:
+            traceback.print_exc()
+            pipe.send(error if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,127 @@
+"""Packed log-probs and their gradients against transformers' own model, one sequence at a time."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from rlplan.runtime.models.logprob_model import LogprobModel, _head_forward, make_batch
+from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
+from rlplan.runtime.rollout.experience import SequencePair
+
+TEMPERATURE = 0.7
+CONFIGS: dict[str, Any] = {
+    "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+def models(family: str) -> tuple[Any, LogprobModel]:
+    """transformers' model as it is, and ours with the same weights."""
+    register_packed_attention()
+    config_class, model_class = CONFIGS[family]
+    torch.manual_seed(1)
+    plain = model_class._from_config(config_class(**SIZES), attn_implementation="eager").float().eval()
+    packed = model_class._from_config(config_class(**SIZES), attn_implementation=PACKED).float().eval()
+    packed.load_state_dict(plain.state_dict())
+    return plain, LogprobModel(packed, TEMPERATURE, entropies="seen")
+
+
+def sequences(seed: int = 0) -> list[SequencePair]:
+    """Of different lengths; one response is empty, and together they have more rows than are taken at once."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, 300, (count,), generator=generator).tolist())
+
+    return [SequencePair(tokens(prompt), tokens(response)) for prompt, response in ((3, 90), (9, 1), (1, 70), (4, 0))]
+
+
+def unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probs, entropies) of one sequence alone, by log_softmax over whole logits."""
+    tokens = torch.tensor([[*pair.prompt_tokens, *pair.response_tokens]])
+    first = len(pair.prompt_tokens)
+    table = torch.log_softmax(model(tokens).logits[0].float() / TEMPERATURE, -1)[first - 1 : -1]
+    return table.gather(-1, tokens[0, first:, None])[:, 0], -(table.exp() * table).sum(-1)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_log_probs_and_entropies_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
+    plain, packed = models(family)
+    logprobs, entropies = packed(make_batch(sequences()))
+    alone = [unpacked(plain, pair) for pair in sequences()]
+    torch.testing.assert_close(logprobs, torch.cat([one for one, _ in alone]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropies, torch.cat([one for _, one in alone]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_gradients_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
+    plain, packed = models(family)
+    weights = torch.linspace(-1, 1, 161)
+    (packed(make_batch(sequences()))[0] * weights).sum().backward()
+    (torch.cat([unpacked(plain, pair)[0] for pair in sequences()]) * weights).sum().backward()
+    expected = dict(plain.named_parameters())
+    for name, parameter in packed.language_model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_one_sequence_does_not_see_another() -> None:
+    _, packed = models("Qwen3")
+    first, others = sequences()[0], sequences(seed=7)[1:]
+    together = packed(make_batch([first, *others]))[0][: len(first.response_tokens)]
+    assert torch.equal(together, packed(make_batch([first, *sequences(seed=8)[1:]]))[0][: len(first.response_tokens)])
+
+
+def test_a_dummy_gives_no_gradient() -> None:
+    _, packed = models("Llama")
+    logprobs, entropies = packed(make_batch([]))
+    assert logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
+    assert all(not parameter.grad.any() for parameter in packed.parameters() if parameter.grad is not None)
+
+
+def test_a_sequence_longer_than_the_attention_s_window_is_refused() -> None:
+    from rlplan.runtime.models.packed_attention import packed_attention
+
+    rows = torch.zeros(1, 2, 6, 8)
+    with pytest.raises(ValueError, match="longer than the model's attention window of 4"):
+        packed_attention(torch.nn.Identity(), rows, rows, rows, None, sequence_lens=(6,), sliding_window=4)
+
+
+def test_each_response_token_is_scored_at_the_position_before_it() -> None:
+    batch = make_batch([SequencePair((1, 2), (3, 4, 5)), SequencePair((6,), (7,))])
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
+    assert batch.positions.tolist() == [1, 2, 3, 5]
+    assert batch.targets.tolist() == [3, 4, 5, 7]
+    assert (batch.sequence_lens, batch.lengths) == ((5, 2), (3, 1))
+
+
+def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
+    """Of a sum of log-probs and entropies with weights of their own, through more rows than are taken at once."""
+    plain, _ = models(next(iter(CONFIGS)))
+    head = plain.lm_head
+    generator = torch.Generator().manual_seed(3)
+    hidden, targets = torch.randn(200, 32, generator=generator), torch.randint(0, 300, (200,), generator=generator)
+    of_logprob, of_entropy = torch.randn(2, 200, generator=generator)
+    whole, ours = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    table = torch.log_softmax(head(whole) / TEMPERATURE, -1)
+    expected = table.gather(-1, targets[:, None])[:, 0] @ of_logprob - (table.exp() * table).sum(-1) @ of_entropy
+    gradients = torch.autograd.grad(expected, [whole, head.weight])
+    logprobs, entropies = _head_forward(head, ours, targets, temperature=TEMPERATURE, entropies="learned")
+    found = torch.autograd.grad(logprobs @ of_logprob + entropies @ of_entropy, [ours, head.weight])
+    for mine, other in zip(found, gradients, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)

@@ -1,0 +1,59 @@
+"""Models that are cut while they are built say, in bf16 and over 2,000 tokens, what whole ones say."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from rlplan.runtime.processes.machine_speed import scaled
+from rlplan.spec.model import RUNNABLE
+from tests.factories import ROOT
+from tests.runtime.live.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank found, for all architectures."""
+    folder = tmp_path_factory.mktemp("cut")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "TORCH_COMPILE_DISABLE": "1"}
+    environment |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.runtime.live.live_cut", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(240))
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return found
+
+
+def test_every_architecture_that_runs_is_tried() -> None:
+    tried = {name for shape in ARCHITECTURES.values() for name in shape["architectures"]}
+    assert tried == set(RUNNABLE)
+
+
+@pytest.mark.parametrize("who", ["trainer", "reference", "reward"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_cut_model_in_bf16_says_what_the_whole_one_says_of_any_length(
+    answers: dict[str, Any], name: str, who: str
+) -> None:
+    assert answers[name][who] == [0.0] * len(LENGTHS)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_a_model_computes_for_itself_keeps_its_own_type(answers: dict[str, Any], name: str) -> None:
+    whole, cut = answers[name]["buffers"]
+    assert cut == whole
+    assert ["inv_freq", "torch.float32"] in cut
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_models_that_are_loaded_whole_keep_those_types_too_whatever_is_made_of_them(
+    answers: dict[str, Any], variant: str
+) -> None:
+    found = answers["qwen3"]["variants"][variant]
+    assert found["buffers"] == answers["qwen3"]["buffers"][0]
+    if variant != "nf4":  # whose weights are others
+        assert found["apart"] == [0.0] * len(LENGTHS)

@@ -1,0 +1,24 @@
+"""Who belongs to whom among a run's processes."""
+
+import subprocess
+import sys
+
+import psutil
+
+from rlplan.runtime.processes.child_processes import with_their_children
+from tests.waiting import wait_for
+
+STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+
+
+def test_what_a_logger_starts_later_belongs_to_it() -> None:
+    logger = subprocess.Popen([sys.executable, "-c", STARTS])
+    try:
+        wait_for(lambda: psutil.Process(logger.pid).children(), 20, pause_s=0.02)
+        (server,) = psutil.Process(logger.pid).children()
+        assert with_their_children([logger.pid]) == {logger.pid, server.pid}
+        server.kill()
+    finally:
+        logger.kill()
+        logger.wait()
+    assert with_their_children([logger.pid]) == {logger.pid}

@@ -1,0 +1,30 @@
+"""Signals become one exception, which no library can make disappear."""
+
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from rlplan.errors import InterruptedRunError
+from rlplan.runtime.processes.interrupts import interruptible, listen_for_signals
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_block_and_handlers_are_as_before(number: signal.Signals, exit_code: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(InterruptedRunError, match=f"stopped by {number.name}") as stopped, interruptible():
+        os.kill(os.getpid(), number)
+    assert stopped.value.exit_code == exit_code
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_whose_exception_a_library_swallowed_is_raised_when_we_listen_again() -> None:
+    """Ray does so where it waits for its own processes to come up."""
+    with interruptible():
+        with suppress(Exception):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(InterruptedRunError, match="stopped by SIGTERM"):
+            listen_for_signals()
+    with interruptible():
+        listen_for_signals()  # it belonged to the block before

@@ -1,0 +1,139 @@
+"""A run on one host is alone with itself: nothing listens outwards, and nothing is imported from the current folder."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlplan.emit.bundle import write_bundle
+from rlplan.runtime.environments.pool import EnvironmentPool
+from rlplan.runtime.processes.safe_path import module_command
+from rlplan.spec.parts.environment import EnvironmentSpec
+from tests.factories import EXAMPLES, ROOT, make_plan
+from tests.runtime.conftest import DEADLINE_S, RLPLAN
+from tests.traps import set_traps, trapped_model
+
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+INSTALLED = {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+"""The tests' own modules are not installed: a process in another folder finds them so."""
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder is full of traps; the file that one would make."""
+    sprung = set_traps(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", INSTALLED["PYTHONPATH"])
+    return sprung
+
+
+def test_no_process_of_ours_is_started_with_the_current_folder_on_its_path() -> None:
+    """`python -m` puts it there; every module that we start goes through one place."""
+    sources = {path: path.read_text("utf-8") for path in (ROOT / "rlplan").rglob("*.py")}
+    assert [path.name for path, text in sources.items() if '"-m"' in text] == ["safe_path.py"]
+    assert [path.name for path, text in sources.items() if "sys.executable" in text] == ["safe_path.py"]
+
+
+def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: Path, tmp_path: Path) -> None:
+    done = subprocess.run(module_command("site"), capture_output=True, text=True, check=True)
+    assert str(tmp_path) not in done.stdout.partition("USER_BASE")[0]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "game.py").write_text("def play(messages, answer):\n    return {'observation': answer}\n")
+    spec = EnvironmentSpec(path=f"{tmp_path / 'own' / 'game.py'}:play", num_workers=1)
+    pool = EnvironmentPool(spec, tmp_path / "log.txt")
+    try:
+        pool.ask(0, [{"role": "assistant", "content": "x"}], "42")
+        deadline, found = time.monotonic() + 30, []
+        while not found and time.monotonic() < deadline:
+            found = pool.ready()
+            time.sleep(0.01)
+    finally:
+        pool.close()
+    assert [answer.observation for _, answer in found] == ["42"]
+    assert not traps.exists(), traps.read_text()
+
+
+@pytest.fixture(scope="module")
+def ray_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a Ray of one run says that was started from a folder of traps."""
+    folder, logs = tmp_path_factory.mktemp("traps"), tmp_path_factory.mktemp("logs")
+    sprung = set_traps(folder)
+    done = subprocess.run(
+        [sys.executable, "-P", str(ROOT / "tests" / "runtime" / "live_ray.py"), str(logs)],
+        cwd=folder, env=os.environ | INSTALLED, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said | {"folder": str(folder), "sprung": sprung.read_text() if sprung.exists() else ""}
+
+
+@pytest.mark.engine
+def test_every_port_of_a_run_s_own_ray_is_on_the_loopback(ray_of_a_run: dict[str, Any]) -> None:
+    assert len(ray_of_a_run["listening"]) >= 5, "the driver, GCS, raylet, agents and workers listen"
+    assert [port for port in ray_of_a_run["listening"] if port[1] not in LOOPBACK] == []
+
+
+@pytest.mark.engine
+def test_ray_s_metrics_have_no_port(ray_of_a_run: dict[str, Any]) -> None:
+    assert ray_of_a_run["metrics_port"] in (-1, 0)
+    assert ray_of_a_run["metrics_answered"] == []
+
+
+@pytest.mark.engine
+def test_neither_ray_s_workers_nor_what_they_start_look_into_the_current_folder(ray_of_a_run: dict[str, Any]) -> None:
+    folder, paths = ray_of_a_run["folder"], ray_of_a_run["paths"]
+    assert folder not in paths["own"]
+    assert "" not in paths["own"]
+    assert f"'{folder}'" not in paths["child"]
+    assert ray_of_a_run["sprung"] == ""
+
+
+def outward_ports(pid: int) -> set[str]:
+    """Ports of a process and all below it that others than this host could reach."""
+    found = set()
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return found
+    for process in processes:
+        try:
+            ports = [one.laddr for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+            found |= {f"{process.name()} at {port.ip}" for port in ports if port.ip not in LOOPBACK}
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.engine
+def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else(tmp_path: Path) -> None:
+    """Files that the plan does not give are not opened, whatever their names, and Python in the model's folder is not
+    imported; trainer, engine, scorer and Ray are all up.
+    """
+    bundle, model = tmp_path / "bundle", tmp_path / "model"
+    of_model = trapped_model(EXAMPLES / "models" / "sorter", model)
+    few = {"workload.num_steps": 1, "workload.num_heldout_prompts": 8, "preflight.rehearses": False}
+    few |= {"policy.path": str(model)}
+    write_bundle(make_plan(**few), bundle)
+    sprung = set_traps(bundle)
+    with (tmp_path / "said").open("wb") as said:
+        command = [RLPLAN, "run", ".", "--out", str(tmp_path / "run")]
+        run = subprocess.Popen(command, cwd=bundle, env=os.environ | INSTALLED, stdout=said, stderr=said)
+    deadline, outwards = time.monotonic() + DEADLINE_S, set()
+    try:
+        while run.poll() is None:
+            assert time.monotonic() < deadline
+            outwards |= outward_ports(run.pid)
+            time.sleep(0.2)
+    finally:
+        run.terminate()
+        run.wait(30)
+    assert run.returncode == 0, (tmp_path / "said").read_text()
+    assert not sprung.exists(), sprung.read_text()
+    assert not of_model.exists(), of_model.read_text()
+    assert outwards == set()

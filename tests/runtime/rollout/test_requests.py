@@ -1,0 +1,71 @@
+"""What the engine is asked for: the same for the same job, whoever asks and in whatever order."""
+
+import json
+from pathlib import Path
+
+from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.rollout.experience import Prompt
+from rlplan.runtime.rollout.requests import RequestMaker, order_of
+from tests.factories import make_job
+
+PROMPTS = PromptSets(
+    tuple(Prompt(f"train-{i}", f"p{i}", "a", (i,)) for i in range(10)),
+    tuple(Prompt(f"held-{i}", f"h{i}", "a", (100 + i,)) for i in range(3)),
+)
+FORCED = {
+    "controls.forces_lengths": True,
+    "workload.response_lengths": {"kind": "lognormal", "median": 5, "sigma": 1.0},
+}
+
+
+def made(**overrides: object) -> RequestMaker:
+    return RequestMaker(make_job(**overrides), PROMPTS)
+
+
+def test_each_epoch_has_every_prompt_once() -> None:
+    maker = made()
+    for epoch in range(3):
+        ids = {maker.prompt(number).id for number in range(epoch * 10, epoch * 10 + 10)}
+        assert len(ids) == 10
+
+
+def test_requests_of_different_prompts_differ_in_name_and_in_every_seed() -> None:
+    requests = [made().rollouts(number) for number in range(12)]
+    assert len({request.id for request in requests}) == 12
+    seeds = [request.seed + index for request in requests for index in range(request.num_samples)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_request_is_the_same_whoever_asks_and_in_whatever_order() -> None:
+    assert made(**FORCED).rollouts(7) == made(**FORCED).rollouts(7)
+    assert made(seed=1, **FORCED).rollouts(7) != made(**FORCED).rollouts(7)
+
+
+def test_lengths_are_forced_only_where_the_job_says_so_and_never_beyond_the_limit() -> None:
+    assert made().rollouts(0).lengths == ()
+    lengths = [length for number in range(50) for length in made(**FORCED).rollouts(number).lengths]
+    assert len(lengths) == 200
+    assert min(lengths) >= 1
+    assert max(lengths) == 12, "the longest allowed is cut, not refused"
+    assert 3 <= sorted(lengths)[100] <= 7
+
+
+def test_evaluation_is_greedy_and_never_forced() -> None:
+    requests = made(**FORCED).evaluation()
+    assert [request.prompt for request in requests] == [(100,), (101,), (102,)]
+    assert all((r.temperature, r.num_samples, r.lengths) == (0.0, 1, ()) for r in requests)
+
+
+def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
+    assert end_tokens(tmp_path) == frozenset()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert end_tokens(tmp_path) == {2, 7}
+
+
+def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
+    first, second, other_seed = order_of(0, 0, 50), order_of(0, 1, 50), order_of(1, 0, 50)
+    assert sorted(first) == sorted(second) == sorted(other_seed) == list(range(50))
+    assert len({tuple(order) for order in (first, second, other_seed)}) == 3
+    assert order_of(0, 0, 50) == first

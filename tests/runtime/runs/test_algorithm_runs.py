@@ -1,0 +1,51 @@
+"""Whole runs of every algorithm's example, and of one of a user's own: they end well, and peaks are as predicted."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlplan.spec.parts.algorithm import ALGORITHMS
+from tests.docs.documentation import DOCS, read, section
+from tests.factories import write_job
+from tests.runtime.runs.beside_the_plan import process_peaks
+from tests.runtime.conftest import FinishedRun, Runner
+
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
+
+SHORT = ("workload.num_steps=3", "workload.num_heldout_prompts=64", "workload.evaluate_every=3")
+CASES: dict[str, tuple[str, ...]] = {name: (name,) for name in ALGORITHMS} | {
+    "ppo": ("ppo", "algorithm.value_warmup_steps=1"),
+    "corrected mini-batches": ("gspo", "algorithm.importance=truncate", "workload.mini_batch_size=128"),
+    "replaced while it runs ahead": (
+        "dapo",
+        "placement.placement=disaggregated",
+        "placement.max_staleness=1",
+        "algorithm.importance=mask",
+        "algorithm.importance_low=0.5",
+        "algorithm.importance_high=5",
+    ),
+    "pairs with adapters on shared passes": ("dpo", "training.lora={rank: 4}", "training.ulysses=2"),
+}
+
+
+def check(run: FinishedRun) -> None:
+    assert run.exit_code == 0, run.stderr
+    assert [row["step"] for row in run.metrics if row["step"] > 0] == [1, 2, 3]
+    for process, (predicted, measured) in process_peaks(run).items():
+        assert measured <= predicted <= measured * 1.15, (process, predicted, measured)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_ends_well_within_its_prediction(run_job: Runner, case: str) -> None:
+    name, *overrides = CASES[case]
+    check(run_job(f"examples/algorithms/{name}.yaml", *SHORT, *overrides))
+
+
+def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", section(read(DOCS / "algorithms.md"), "One of your own"), re.DOTALL)
+    assert code
+    (tmp_path / "my_algorithm.py").write_text(code.group(1))
+    job = write_job(tmp_path, algorithm={"path": "my_algorithm.py:MINE", "learning_rate": 1e-5})
+    run = run_job(str(job), *SHORT)
+    assert run.exit_code == 0, run.stderr

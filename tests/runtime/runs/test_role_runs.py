@@ -1,0 +1,61 @@
+"""Whole runs with every set of roles: value, reward model, teacher, adapters; their states predicted to the byte."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.factories import EXAMPLES
+from tests.runtime.runs.beside_the_plan import check_run
+from tests.runtime.conftest import Runner
+
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
+
+SHORT = ("workload.num_steps=2", "workload.num_heldout_prompts=16", "workload.evaluate_every=2")
+
+
+def judge(folder: Path, tokenizer: Path) -> Path:
+    """A small sequence classifier with random weights."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    config = json.loads((EXAMPLES / "models" / "sorter" / "config.json").read_text())
+    config |= {"hidden_size": 32, "num_hidden_layers": 1, "layer_types": ["full_attention"], "intermediate_size": 64}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_labels": 1}
+    torch.manual_seed(0)
+    Qwen3ForSequenceClassification(Qwen3Config(**config)).save_pretrained(folder)
+    shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    return folder
+
+
+def test_ppo_with_a_value_model_of_its_own(run_job: Runner) -> None:
+    run = run_job("examples/ppo-tiny.yaml", *SHORT)
+    check_run(run, 2)
+    assert all(row["value/loss"] > 0 for row in run.metrics if row["step"] > 0)
+
+
+def test_ppo_with_a_value_head_on_the_policy(run_job: Runner) -> None:
+    run = run_job("examples/ppo-tiny.yaml", *SHORT, "roles.value.shares_backbone=true")
+    check_run(run, 2)
+    assert all(row["value/loss"] > 0 for row in run.metrics if row["step"] > 0)
+
+
+def test_adapters_with_the_base_as_reference(run_job: Runner) -> None:
+    run = run_job("examples/lora-tiny.yaml", *SHORT)
+    check_run(run, 2)
+    assert not any(process.startswith("scorer") for process, _ in run.plan.schedule.processes)
+    assert (run.folder / "policy" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_teacher_without_rewards(run_job: Runner) -> None:
+    run = run_job("examples/distill-tiny.yaml", *SHORT)
+    check_run(run, 2)
+    assert all(row["teacher_kl/mean"] > 0 for row in run.metrics if row["step"] > 0)
+
+
+def test_a_reward_model_with_the_policys_tokenizer(run_job: Runner, tmp_path: Path) -> None:
+    folder = judge(tmp_path / "judge", EXAMPLES / "models" / "sorter" / "tokenizer.json")
+    run = run_job("examples/quickstart.yaml", *SHORT, f"roles.reward.path={folder}", "rewards=[]")
+    check_run(run, 2)
+    assert all("reward/reward_model/mean" in row for row in run.metrics if row["step"] > 0)

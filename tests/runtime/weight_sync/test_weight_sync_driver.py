@@ -1,0 +1,347 @@
+"""The driver's side of weight sync, with a trainer and engines in threads: what is lost or changed on the way shows.
+
+The trainer's and the engines' sides are the real ones, without DeepSpeed and vLLM around them: a small transformer's
+weights go out, and each engine's process keeps what it is fed.
+"""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlplan.emit.execution import execution_spec
+from rlplan.errors import RunError
+from rlplan.memory.weight_sync.packets import policy_packets
+from rlplan.runtime.driver.switches import Switches
+from rlplan.runtime.learning.logprob_mismatch import LIMITS
+from rlplan.runtime.models.start_checkpoint import load_language_model
+from rlplan.runtime.weight_sync.channel import Endpoint, Header, Update
+from rlplan.runtime.weight_sync.receiver import PolicyReceiver
+from rlplan.runtime.weight_sync.sender import PolicySender
+from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
+from rlplan.runtime.weight_sync.weight_verification import check_fresh
+from rlplan.vocabulary import ActionKind, Dtype, SyncContent
+from tests.factories import EXAMPLES, make_plan
+
+SORTER = str(EXAMPLES / "models" / "sorter")
+TRAINER, ENGINES = "policy_trainer/0", ("rollout_engine/0", "rollout_engine/1")
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
+Fault = Callable[[Header, torch.Tensor], None]
+
+
+class Trainer:
+    """What a trainer's process answers. fault: is shown each packet before it goes."""
+
+    def __init__(self, job: Any) -> None:
+        self.model = load_language_model(SORTER)
+        self.fault: Fault | None = None
+        is_delta = job.placement.sync_content is SyncContent.DELTA
+        self.sender = PolicySender(policy_packets(job, job.load_model()), torch.float32, sends_deltas=is_delta)
+
+    def offer_channel(self, endpoint: Endpoint) -> Endpoint:
+        offered = self.sender.offer(endpoint)
+        outlet = self.sender.outlet
+        assert outlet is not None
+        publish = outlet.publish
+
+        def published(header: Header) -> None:
+            if self.fault is not None:
+                self.fault(header, outlet.buffer(header.index)[: header.num_bytes])
+            publish(header)
+
+        outlet.publish = published  # type: ignore[method-assign]
+        return offered
+
+    def open_channel(self, endpoint: Endpoint) -> None:
+        self.sender.open(endpoint)
+
+    def send_weights(self, update: Update) -> Any:
+        return self.sender.send(WeightSource(self.model), update)
+
+    def write_adapter(self, folder: str) -> Any:
+        from safetensors.torch import save_file
+
+        from rlplan.runtime.weight_sync.checksums import of_named
+
+        Path(folder).mkdir(parents=True)
+        adapters = {"layers.0.lora_A.weight": torch.ones(4, 8), "layers.0.lora_B.weight": torch.zeros(8, 4)}
+        save_file(adapters, f"{folder}/adapter_model.safetensors")
+        return of_named(adapters.items())
+
+    def step(self) -> None:
+        """Move every weight a little."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.01)
+
+
+class Engine:
+    """What an engine's process answers. fed: the model with the weights that came. damage: done to a folder."""
+
+    def __init__(self, job: Any) -> None:
+        self.model = load_language_model(SORTER)
+        is_delta = job.placement.sync_content is SyncContent.DELTA
+        self.packets = policy_packets(job, job.load_model())
+        self.takes_deltas, self.receiver = is_delta, None
+        self.damage: Callable[[Path], None] = lambda folder: None
+
+    def open_channel(self, endpoint: Endpoint, reader: int) -> None:
+        if self.receiver is None:
+            self.receiver = PolicyReceiver(self.packets, torch.float32, reader, takes_deltas=self.takes_deltas)  # type: ignore[assignment]
+        self.receiver.open(endpoint)  # type: ignore[attr-defined]
+
+    def receive_weights(self, update: Update) -> Any:
+        held = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in self.receiver.tensors(update):  # type: ignore[attr-defined]
+                held[name].copy_(tensor)
+        return self.sync_report()
+
+    def sync_report(self) -> Any:
+        return self.receiver.report  # type: ignore[attr-defined]
+
+    def load_adapter(self, folder: str, version: int) -> Any:
+        from rlplan.runtime.weight_sync.checksums import of_files
+
+        with tempfile.TemporaryDirectory() as own:  # the other engine may be reading the folder
+            copy = shutil.copytree(folder, Path(own) / "copy")
+            self.damage(copy)
+            return of_files(str(copy))
+
+    def file_checksums(self, folder: str) -> Any:
+        return self.load_adapter(folder, 0)
+
+
+class WorkerGroup:
+    """Processes in threads."""
+
+    def __init__(self, folder: Path, workers: dict[str, Any]) -> None:
+        self.workers, self.log_folder = workers, folder / "logs"
+        self.log_folder.mkdir()
+        self.addresses = dict.fromkeys(workers, "127.0.0.1")
+
+    def submit(self, process: str, method: str, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+        answer: list[Any] = []
+
+        def work() -> None:
+            try:
+                answer.append(getattr(self.workers[process], method)(*arguments))
+            except Exception as error:
+                answer.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread, answer
+
+    perform = submit
+
+    def gather(self, calls: Sequence[tuple[threading.Thread, list[Any]]], timeout_s: float) -> list[Any]:
+        for thread, _ in calls:
+            thread.join(timeout_s)
+        answers = [answer[0] for _, answer in calls]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def has_ended(self, call: tuple[threading.Thread, list[Any]], timeout_s: float) -> bool:
+        call[0].join(timeout_s)
+        return not call[0].is_alive()
+
+    def measured(self, calls: Any, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        return self.gather(calls, timeout_s), []
+
+
+class Setup:
+    """A handover between them."""
+
+    def __init__(self, folder: Path, transport: str, content: str) -> None:
+        plan = make_plan(
+            **{
+                "placement.placement": "disaggregated",
+                "placement.num_generation_devices": 2,
+                "placement.transport": transport,
+                "placement.sync_content": content,
+                "placement.sync_bucket": 1_000_000,
+                "rollout.num_engines": 2,
+                "hardware.num_devices": 3,
+                "algorithm.kl_coef": 0.0,
+                "limits.action_timeout_s": 20.0,
+                **({"training.lora": {"rank": 4}} if content == "adapter" else {}),
+            }
+        )
+        self.spec = execution_spec(plan)
+        self.trainer, self.engines = Trainer(plan.job), [Engine(plan.job) for _ in ENGINES]
+        self.worker_group = WorkerGroup(
+            folder, {TRAINER: self.trainer, **dict(zip(ENGINES, self.engines, strict=True))}
+        )
+        self.weight_sync = WeightSync(self.spec, self.worker_group)  # type: ignore[arg-type]
+        self.action = next(a for a in self.spec.schedule.step if a.kind is ActionKind.SYNC_WEIGHTS)
+
+    def sync(self) -> None:
+        self.weight_sync.sync(self.action)
+
+    def difference(self) -> float:
+        """The largest, in log-prob, between the trainer's model and the engines'."""
+        with torch.no_grad():
+            held, *fed = (
+                each.model(input_ids=TOKENS, position_ids=torch.arange(8)[None], sequence_lens=(8,)).logits.log_softmax(
+                    -1
+                )
+                for each in (self.trainer, *self.engines)
+            )
+        return max(float((held - each).abs().max()) for each in fed)
+
+    def close(self) -> None:
+        self.trainer.sender.close()
+        for engine in self.engines:
+            if engine.receiver is not None:
+                engine.receiver.close()
+        self.weight_sync.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str, str], Setup]]:
+    made: list[Setup] = []
+
+    def begin(transport: str, content: str) -> Setup:
+        made.append(Setup(tmp_path, transport, content))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+def _entry(setup: Setup, header: Header) -> Any:
+    """A weight of a packet that is not its last: a norm's, which is small."""
+    return setup.trainer.sender.packets[header.index].bucket.entries[0]
+
+
+def _entry_name(setup: Setup) -> str:
+    return str(setup.trainer.sender.packets[1].bucket.entries[0].name)
+
+
+def _alter(setup: Setup, header: Header, payload: torch.Tensor) -> None:
+    """The lowest bit of one element."""
+    if header.index == 1:
+        payload[_entry(setup, header).offset] ^= 1
+
+
+def _lose(setup: Setup, header: Header, payload: torch.Tensor) -> None:
+    """One tensor is not what it was: its place was never written."""
+    if header.index == 1:
+        payload[_entry(setup, header).offset :][:64] = 0
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "gloo", "disk"])
+@pytest.mark.parametrize("fault", [_alter, _lose])
+def test_a_transport_that_alters_or_loses_one_tensor_ends_the_sync_by_its_checksum(
+    make: Callable[[str, str], Setup], transport: str, fault: Any
+) -> None:
+    setup = make(transport, "full")
+    setup.sync()
+    assert setup.difference() < 1e-5
+    setup.trainer.fault = lambda header, payload: fault(setup, header, payload)
+    with pytest.raises(RunError, match=r"rollout_engine/\d: packet 1 \(model.* arrived with checksum") as caught:
+        setup.sync()
+    assert setup.weight_sync.num_resends == 1
+    assert caught.value.rule == "the checksum of every weight that an engine is given is the trainer's"
+    assert "placement.transport=" in caught.value.way_out
+
+
+def test_one_altered_bit_is_noticed_though_log_probs_hardly_differ(make: Callable[[str, str], Setup]) -> None:
+    setup = make("shared_memory", "full")
+
+    def alter(header: Header, payload: torch.Tensor) -> None:
+        _alter(setup, header, payload)
+
+    setup.trainer.fault = alter
+    with pytest.raises(RunError, match="arrived with checksum"):
+        setup.sync()
+    name = _entry_name(setup)
+    with torch.no_grad():
+        for engine in setup.engines:
+            for parameter, held in zip(engine.model.parameters(), setup.trainer.model.parameters(), strict=True):
+                parameter.copy_(held)
+            dict(engine.model.named_parameters())[name].view(torch.int32).view(-1)[0] ^= 1
+    assert setup.difference() < LIMITS[Dtype.FLOAT32].mean, "no check of log-probs would have noticed"
+
+
+def test_weights_that_a_delta_was_laid_over_wrongly_are_noticed_and_sent_anew(
+    make: Callable[[str, str], Setup],
+) -> None:
+    setup = make("shared_memory", "delta")
+    setup.sync()
+    setup.engines[1].receiver.held.copies[1][0] ^= 1  # type: ignore[attr-defined]
+    setup.sync()
+    assert setup.weight_sync.num_resends == 1
+    setup.sync()
+    assert setup.weight_sync.num_resends == 1
+    assert setup.difference() < 1e-5
+
+
+@pytest.mark.parametrize("content", ["full", "delta", "adapter"])
+def test_an_engine_that_a_sync_left_out_ends_the_run(make: Callable[[str, str], Setup], content: str) -> None:
+    setup = make("disk", content)
+    setup.sync()
+    setup.trainer.step()
+    setup.action = replace(setup.action, processes=(TRAINER, ENGINES[0]))
+    with pytest.raises(RunError, match=r"rollout_engine/1 has got 0 of \d+ weights: not ") as caught:
+        setup.sync()
+    assert "version 2" in caught.value.where
+    other_way = "placement.transport=gloo" if content == "full" else "placement.sync_content=full"
+    assert other_way in caught.value.way_out
+
+
+def test_adapters_that_an_engine_reads_otherwise_than_they_were_written_end_the_sync(
+    make: Callable[[str, str], Setup],
+) -> None:
+    setup = make("shared_memory", "adapter")
+    setup.sync()
+    setup.engines[1].damage = _flip_last_byte
+    with pytest.raises(
+        RunError, match=r"rollout_engine/1 has got other weights than the trainer holds, 1 of 2"
+    ) as caught:
+        setup.sync()
+    assert "placement.sync_content=full" in caught.value.way_out
+
+
+def test_an_engine_that_starts_from_files_reads_what_the_trainer_wrote(
+    make: Callable[[str, str], Setup], tmp_path: Path
+) -> None:
+    setup = make("shared_memory", "full")
+    switches = Switches(setup.worker_group, tmp_path, setup.spec.job)  # type: ignore[arg-type]
+    switches.check_saved(ENGINES, 0)
+    switches.saved = tmp_path / "weights"
+    switches.checksums = setup.trainer.write_adapter(str(switches.saved))
+    switches.check_saved(ENGINES, 1)
+    setup.engines[0].damage = _flip_last_byte
+    with pytest.raises(RunError, match="rollout_engine/0 has got other weights"):
+        switches.check_saved(ENGINES, 1)
+
+
+def _flip_last_byte(folder: Path) -> None:
+    (path,) = folder.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_rollouts_of_other_weights_than_those_that_are_trained_end_the_run() -> None:
+    check_fresh(False, 3, {3}, 4)
+    check_fresh(False, 3, set(), 4)
+    with pytest.raises(RunError, match="trained after version 3 was handed over, and never handed over again"):
+        check_fresh(True, 3, {3}, 4)
+    with pytest.raises(
+        RunError, match="rollouts came from weights of version 2, the trainer's are version 3"
+    ) as caught:
+        check_fresh(False, 3, {3, 2}, 4)
+    assert caught.value.where == "step 4, train_forward_backward"

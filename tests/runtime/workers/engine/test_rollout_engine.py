@@ -1,0 +1,145 @@
+"""The rollout engine, live: what it samples, what it says about it, and weights that change under open requests."""
+
+from typing import Any
+
+import pytest
+
+from tests.runtime.live.live_engine import ask
+
+pytestmark = pytest.mark.engine
+ROUNDING = 1e-4
+"""Between vLLM and transformers in fp32: 1e-6 to 1e-5 was seen."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What engines on one rank gave."""
+    return ask("alone")[0]
+
+
+@pytest.fixture(scope="module")
+def said(alone: dict[str, Any]) -> Any:
+    return alone["generation"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return ask("ranks", 2)
+
+
+def test_every_request_comes_back_with_all_its_samples_in_order(said: dict[str, Any]) -> None:
+    assert said["ids"] == ["a", "b"]
+    assert said["lengths"] == [[20, 20, 20], [7, 7]]
+    assert said["reasons"] == ["length"]
+
+
+def test_samples_of_one_prompt_differ_and_the_same_seeds_give_the_same_again(said: dict[str, Any]) -> None:
+    assert said["differ"] == 3
+    assert said["repeats"]
+
+
+def test_each_token_comes_with_the_log_prob_that_it_was_sampled_with(said: dict[str, Any]) -> None:
+    assert said["difference"] < ROUNDING
+
+
+def test_a_paused_engine_hears_new_requests_and_finishes_nothing(said: dict[str, Any]) -> None:
+    assert (said["open"], said["while_paused"]) == (1, 0)
+
+
+def test_an_open_request_survives_an_update_and_says_which_weights_made_which_token(said: dict[str, Any]) -> None:
+    for spans in said["spans"]:
+        (old, first, switch), (new, second, end) = spans
+        assert (old, first, new, end) == (0, 0, 7, 190)
+        assert 0 < switch == second < 190
+    assert all(spans == [[7, 0, 60]] for spans in said["late_spans"])
+
+
+def test_tokens_after_an_update_are_those_of_the_new_weights_alone(said: dict[str, Any]) -> None:
+    assert said["old_difference"] < ROUNDING
+    assert said["new_difference"] < ROUNDING
+    assert said["late_difference"] < ROUNDING
+
+
+def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str, Any]) -> None:
+    assert said["freed"] >= 0.9 * said["held"]
+    assert said["restarted_version"] == [9]
+    assert said["restarted_difference"] < ROUNDING
+
+
+@pytest.mark.nightly
+def test_two_ranks_take_the_same_requests_into_the_same_steps(two_ranks: list[dict[str, Any]]) -> None:
+    leader, follower = two_ranks
+    assert leader["lengths"] == [[20, 20, 20], [7, 7]]
+    assert leader["difference"] < ROUNDING
+    assert follower["nothing"] == []
+
+
+@pytest.mark.nightly
+def test_an_engine_of_several_ranks_leaves_no_name_in_shared_memory(two_ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["shared_names"] == [] for rank in two_ranks)
+
+
+@pytest.mark.nightly
+def test_each_of_two_ranks_holds_what_is_predicted(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert rank["loaded"] == rank["forecast"]["loaded"]
+        assert rank["components"]["weights"] == rank["forecast"]["weights"]
+        assert rank["components"]["kv_cache"] == rank["forecast"]["kv_cache"]
+        assert rank["components"]["packed_weights"] <= rank["forecast"]["packed_weights"]
+
+
+@pytest.fixture(scope="module")
+def limited(alone: dict[str, Any]) -> Any:
+    return alone["limits"]
+
+
+def test_a_response_ends_with_the_text_or_the_token_that_it_stops_at(limited: dict[str, Any]) -> None:
+    for tokens, reason in zip(limited["tokens"], limited["reasons"], strict=True):
+        ends = [index for index, token in enumerate(tokens) if token in (4, 14)]
+        assert ends == ([len(tokens) - 1] if reason == "stop" else [])
+        assert reason == "stop" or len(tokens) == 60
+    stopped = zip(limited["tokens"], limited["reasons"], strict=True)
+    assert {tokens[-1] for tokens, reason in stopped if reason == "stop"} == {4, 14}
+
+
+def test_what_a_response_stops_at_comes_with_its_log_prob(limited: dict[str, Any]) -> None:
+    assert limited["logprobs"] == [len(tokens) for tokens in limited["tokens"]]
+    assert limited["difference"] < ROUNDING
+
+
+def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limited: dict[str, Any]) -> None:
+    assert limited["num_prompt_tokens"] > 270
+    assert limited["repeats"]
+
+
+@pytest.fixture(scope="module")
+def speculative_decoding(alone: dict[str, Any]) -> Any:
+    return alone["speculative_decoding"]
+
+
+def test_draft_tokens_are_sampled_as_the_policy_says_at_every_temperature(speculative_decoding: dict[str, Any]) -> None:
+    assert speculative_decoding["lengths"] == [60] * 9
+    assert max(speculative_decoding["differences"]) < ROUNDING
+    assert speculative_decoding["num_accepted"] > 20
+
+
+def test_drafts_that_are_open_while_weights_change_are_recomputed(speculative_decoding: dict[str, Any]) -> None:
+    assert speculative_decoding["old_difference"] < ROUNDING
+    assert speculative_decoding["new_difference"] < ROUNDING
+
+
+@pytest.mark.nightly
+def test_two_ranks_in_16_bits_hold_what_is_predicted_and_agree_to_16_bits() -> None:
+    leader, follower = ask("ranks", 2, "bfloat16")
+    for rank in (leader, follower):
+        assert rank["loaded"] == rank["forecast"]["loaded"]
+        assert rank["components"]["weights"] == rank["forecast"]["weights"]
+        assert rank["components"]["kv_cache"] == rank["forecast"]["kv_cache"]
+    assert leader["difference"] < 0.1
+
+
+@pytest.mark.nightly
+def test_each_adapter_that_an_engine_takes_is_the_one_that_it_samples_from() -> None:
+    (said,) = ask("adapters")
+    assert max(said["differences"]) < ROUNDING
+    assert said["versions"] == [1, 1, 2, 2]

@@ -1,0 +1,47 @@
+"""What live trainer ranks gave, beside what one rank alone gave and beside the plan."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplan.vocabulary import PERSISTENT_KINDS
+from tests.factories import make_plan
+from tests.runtime.live.live_ranks import exercise
+
+Overrides = Mapping[str, Any]
+
+RATE = {"algorithm.learning_rate": 1e-4}
+"""Small, so that rounding is not made into steps."""
+
+
+def alone_and_together(
+    cases: Mapping[str, Overrides], shared: Overrides, folder: Path, *, is_fresh: bool = False
+) -> dict[str, tuple[Any, list[Any]]]:
+    """Of each case what one rank alone gives, and what two ranks (fresh ones?) give with `shared` besides."""
+    answers = []
+    for num_ranks, more in ((1, RATE), (2, {**RATE, **shared})):
+        asked = {name: {"exercise": "agree", "overrides": {**case, **more}} for name, case in cases.items()}
+        ranks = folder / f"{num_ranks}"
+        ranks.mkdir()
+        answers.append(exercise(num_ranks, asked, ranks, is_fresh=is_fresh and num_ranks > 1))
+    one, two = answers
+    return {name: (one[name][0], two[name]) for name in cases}
+
+
+def on_one_rank(cases: Mapping[str, tuple[str, Overrides]], folder: Path) -> dict[str, Any]:
+    """Of each case, an exercise and overrides, what one rank gives."""
+    asked = {name: {"exercise": what, "overrides": overrides} for name, (what, overrides) in cases.items()}
+    return {name: answers[0] for name, answers in exercise(1, asked, folder).items()}
+
+
+def check_states(overrides: Overrides, answers: list[Any]) -> None:
+    """What every rank holds after its second step is what the plan says, to the byte."""
+    plan = make_plan(**{"hardware.num_devices": len(answers), "algorithm.kl_coef": 0.0, **overrides})
+    for rank, measured in enumerate(answers):
+        rows = {
+            row.kind: row.resident_bytes
+            for row in plan.ledger.rows
+            if (row.run_phase, row.action_id, row.process) == ("steady", "optimizer_step", f"policy_trainer/{rank}")
+        }
+        for kind in PERSISTENT_KINDS:
+            assert measured["components"].get(kind.value, 0) == rows.get(kind, 0), kind

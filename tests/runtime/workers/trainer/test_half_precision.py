@@ -1,0 +1,53 @@
+"""float16 with loss scaling on live DeepSpeed. Its gate for CPUs without fp16 units is held open: torch computes."""
+
+from typing import Any
+
+import pytest
+
+from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.vocabulary import Role
+from tests.factories import make_job
+from tests.runtime.workers.trainer.agreement import RATE, check_states, on_one_rank
+
+CASES = {
+    f"stage {stage}": {"training.zero_stage": stage, "training.dtype": "float16", **RATE} for stage in (0, 1, 2, 3)
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of each case eight steps of one rank; and one in float32."""
+    cases = {name: ("scaled", overrides) for name, overrides in {**CASES, "float32": RATE}.items()}
+    return on_one_rank(cases, tmp_path_factory.mktemp("rank"))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", CASES)
+def test_overflows_halve_the_scale_and_leave_the_step_out(found: dict[str, Any], name: str) -> None:
+    steps, scales = found[name]["steps"], found[name]["scales"]
+    assert [step["is_skipped"] for step in steps] == [1.0, 1.0] + [0.0] * 6  # the first two are huge on purpose
+    assert scales[1] < 65536  # the first overflow may be forgiven
+    assert set(scales[1:]) == {scales[1]}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_learned_and_its_norm_are_those_of_float32(found: dict[str, Any], name: str) -> None:
+    # Stage 0 makes an empty step while it is built, so that its first real one is shorter by Adam's correction.
+    tolerance = 0.1 if name == "stage 0" else 0.05
+    assert found[name]["steps"][2]["grad_norm"] == pytest.approx(found["float32"]["steps"][0]["grad_norm"], rel=0.01)
+    assert found[name]["losses"][2:] == pytest.approx(found["float32"]["losses"][:6], abs=tolerance)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> None:
+    check_states(CASES[name], [found[name]])
+
+
+def test_skipped_steps_are_counted_and_are_not_in_the_mean_norm() -> None:
+    metrics = StepMetrics(make_job(**{"training.dtype": "float16"}))
+    for norm, is_skipped in ((float("inf"), 1.0), (2.0, 0.0), (4.0, 0.0)):
+        metrics.add_optimizer_step({"grad_norm": norm, "is_skipped": is_skipped})
+    assert metrics.grad_norms[Role.POLICY] == [2.0, 4.0]
+    assert metrics.learning["policy/skipped_steps"] == 1.0

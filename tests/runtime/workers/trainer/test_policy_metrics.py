@@ -1,0 +1,102 @@
+"""Over which tokens a policy's metrics are: those that are learned from, worked by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlplan.runtime.losses.clipped_ratio import answer_ratio, clipped_ratio
+from rlplan.runtime.losses.inputs import LossInputs
+from rlplan.runtime.losses.preference import preference
+from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
+from rlplan.runtime.workers.trainer.pass_summary import accumulate, summarize
+from rlplan.spec.parts.algorithm import AlgorithmSpec
+from tests.factories import make_job
+
+BEHAVIOUR = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+LOGPROBS = BEHAVIOUR + torch.tensor([math.log(1.5), 0.0, math.log(4.0), math.log(4.0)])
+WEIGHTS = torch.tensor([0.5, 0.5, 0.0, 0.0])
+"""Two tokens of a rollout that counts, two of one that failed, which are clipped, unlikely and far from everything."""
+
+
+def inputs_of(weights: torch.Tensor, **others: Any) -> LossInputs:
+    return LossInputs(
+        logprobs=LOGPROBS[: len(weights)].clone().requires_grad_(),
+        behaviour_logprobs=BEHAVIOUR[: len(weights)],
+        reference_logprobs=LOGPROBS[: len(weights)] - torch.tensor([-0.5, -0.25, 7.0, 7.0])[: len(weights)],
+        advantages=torch.ones(len(weights)),
+        weights=weights,
+        **others,
+    )
+
+
+def sums_of(weights: torch.Tensor) -> dict[str, float]:
+    inputs = inputs_of(weights)
+    loss, details = clipped_ratio(inputs, AlgorithmSpec(name="grpo", kl_estimator="k1"))
+    difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
+    entropies = torch.tensor([0.25, 0.75, 9.0, 9.0])[: len(weights)]
+    return summarize(float(loss.detach()), difference, entropies, details, weights != 0)
+
+
+def row_of(*ranks: dict[str, float]) -> dict[str, Any]:
+    metrics = StepMetrics(make_job())
+    metrics.add_training(ranks, is_first=True)
+    return metrics.take_rows(1)[0]
+
+
+def test_tokens_of_failed_rollouts_count_only_where_engine_and_trainer_are_compared() -> None:
+    row = row_of(sums_of(WEIGHTS))
+    assert row["policy/entropy"] == 0.5
+    assert row["policy/clip_fraction"] == 0.5
+    assert row["policy/ratio_max"] == pytest.approx(1.5)
+    assert row["kl/mean"] == pytest.approx(-0.375)
+    assert row["kl/max"] == pytest.approx(-0.25), "k1 may be below 0: nothing is put beside it"
+    assert row["sync/logprob_difference_max"] == pytest.approx(math.log(4.0)), "over all tokens"
+
+
+def test_passes_and_ranks_without_a_token_to_learn_from_change_nothing() -> None:
+    totals: dict[str, float] = {}
+    for part in (sums_of(torch.zeros(0)), sums_of(WEIGHTS), sums_of(torch.zeros(4))):
+        accumulate(totals, part)
+    alone, idle = row_of(sums_of(WEIGHTS)), sums_of(torch.zeros(0))
+    assert row_of(idle, totals, idle) == alone
+
+
+def test_where_no_token_is_learned_from_there_is_no_mean_over_tokens() -> None:
+    row = row_of(sums_of(torch.zeros(4)))
+    assert set(row) == {"step", "policy/loss", *(f"sync/logprob_difference_{name}" for name in ("mean", "p99", "max"))}
+    assert row["policy/loss"] == 0
+
+
+def test_corrections_of_importance_are_counted_where_they_count() -> None:
+    spec = AlgorithmSpec(name="grpo", importance="mask", importance_low=0.5, importance_high=2.0)
+    details = clipped_ratio(inputs_of(WEIGHTS), spec)[1]
+    assert details["importance"].tolist() == pytest.approx([1.5, 1.0])
+    assert details["is_corrected"].tolist() == [False, False]
+    answers = {"sequence_weights": torch.tensor([1.0, 0.0]), "sequence_advantages": torch.ones(2)}
+    of_answers = inputs_of(WEIGHTS, lengths=(2, 2), **answers)
+    details = answer_ratio(of_answers, spec)[1]
+    assert details["importance"].tolist() == pytest.approx([1.5])
+    assert len(details["ratio"]) == 4
+
+
+def test_pairs_that_weigh_nothing_are_not_ranked() -> None:
+    signs = {"sequence_advantages": torch.tensor([1.0, -1.0, 1.0, -1.0]), "groups": (0, 0, 1, 1)}
+    inputs = inputs_of(WEIGHTS, lengths=(1, 1, 1, 1), sequence_weights=WEIGHTS, **signs)
+    assert preference(inputs, AlgorithmSpec(name="dpo"))[1]["is_ranked_right"].tolist() == [False]
+
+
+@pytest.mark.parametrize("num_judged", [0, 1])
+def test_an_evaluation_that_nobody_could_judge_is_no_zero(num_judged: int) -> None:
+    metrics = StepMetrics(make_job())
+    completion = Completion((3,), (-0.5,), "stop")
+    step = [Rollout(Prompt("1", "a", "b", (1,)), index, completion, "x") for index in range(2)]
+    for rollout in step:
+        rollout.has_failed = True
+    for rollout in step[:num_judged]:
+        rollout.has_failed, rollout.rewards = False, {"answer_matcher": 1.0}
+    metrics.add_evaluation(step)
+    row = metrics.take_rows(1)[0]
+    assert row == {"step": 1} | ({"evaluate/greedy_accuracy": 1.0} if num_judged else {})

@@ -1,0 +1,69 @@
+"""Trained states: what plain torch training keeps is found by kind, offloaded and reloaded without a trace."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from rlplan.runtime.models.start_checkpoint import load_language_model
+from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
+from rlplan.runtime.workers.trainer.trained_states import TrainedStates, own_storages
+from rlplan.vocabulary import MemoryKind
+from tests.factories import EXAMPLES
+
+SORTER = str(EXAMPLES / "models" / "sorter")
+
+
+def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], list[torch.Tensor], Any]:
+    """Losses, weights and states after three steps; everything is offloaded once between backward and step."""
+    model = load_language_model(SORTER, dtype)
+    own_storages(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    states = TrainedStates(types.SimpleNamespace(module=model, optimizer=optimizer))
+    losses = []
+    for step in range(3):
+        tokens = torch.arange(3, 11).unsqueeze(0) + step
+        hidden = model.model(
+            input_ids=tokens, position_ids=torch.arange(8).unsqueeze(0), sequence_lens=(8,), use_cache=False
+        ).last_hidden_state
+        loss = hidden.float().square().mean()
+        loss.backward()
+        if is_offloaded:
+            offloaded, before = OffloadedStates(), states.num_bytes()
+            offloaded.offload([storage for storages in states.storages().values() for storage in storages])
+            assert set(states.num_bytes().values()) == {0}
+            offloaded.bring_back()
+            assert states.num_bytes() == before
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, [parameter.detach() for parameter in model.parameters()], states
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_does_not_notice_that_its_states_were_away(dtype: torch.dtype) -> None:
+    stayed, swapped = (trained(is_offloaded=is_offloaded, dtype=dtype) for is_offloaded in (False, True))
+    assert swapped[0] == stayed[0]
+    assert all(torch.equal(one, other) for one, other in zip(swapped[1], stayed[1], strict=True))
+
+
+def test_each_byte_has_one_kind() -> None:
+    _, weights, states = trained(is_offloaded=False, dtype=torch.float32)
+    numel = sum(weight.numel() for weight in weights)
+    held = states.num_bytes()
+    assert held[MemoryKind.WEIGHTS] == 4 * numel
+    assert held[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
+    assert held[MemoryKind.GRADIENTS] == held[MemoryKind.MASTER_WEIGHTS] == 0
+
+
+def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
+    bucket: Any = type("IPGBucket", (), {})()
+    bucket.buffer, model = [torch.empty(25_000_000)], torch.nn.Linear(1, 1)
+    optimizer = types.SimpleNamespace(ipg_buckets={torch.float32: bucket}, state={})
+    states = TrainedStates(types.SimpleNamespace(module=model, optimizer=optimizer))
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 0
+    bucket.buffer[0][:5_000_000] = 1.0
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
+    bucket.buffer[0].zero_()
+    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 100_000_000

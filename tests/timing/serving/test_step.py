@@ -1,0 +1,144 @@
+"""A step of a rollout engine: counts by hand, the roofline's two sides, and how links and launches add up."""
+
+import pytest
+
+from rlplan.memory.model.quantization import FP8_TENSOR, MXFP4, NVFP4, Quantization
+from rlplan.memory.model.quantized_checkpoints import EXPERTS
+from rlplan.spec.hardware.catalogue import get_gpu, get_node
+from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.models.catalogue import find_model
+from rlplan.timing.cost import Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.counts import EngineCut, engine_counts
+from rlplan.timing.serving.step import CACHE_READS, SEQUENCE, EngineRates, StepLoad, Wire, multiplied_as, wire_of
+
+H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
+HOST = Cluster(H100, 8, 8, get_node("dgx-h100", where="test"))
+LLAMA = find_model("meta-llama/Llama-3.1-8B")
+
+
+def rates(model: str = "meta-llama/Llama-3.1-8B", cluster: Cluster = HOST, **cut: int) -> EngineRates:
+    counts = engine_counts(find_model(model), EngineCut(**cut))
+    return EngineRates(counts, cluster, kv_element_bytes=cut.get("kv_element_bytes", 2))
+
+
+def test_one_token_takes_the_weights_bytes_over_the_memory_and_the_layers() -> None:
+    """Llama-3.1-8B: 6,979,321,856 + 128,256 * 4,096 weights of 2 bytes over 3.35 TB/s x 0.77, and 32 layers."""
+    weights = 2 * (6_979_321_856 + 128_256 * 4_096) / (3.35e12 * H100.serving.memory.value)  # type: ignore[union-attr]
+    layers = 32 * H100.serving.layer.value  # type: ignore[union-attr]
+    assert rates().seconds(StepLoad(1, 0)) == pytest.approx(weights + layers + SEQUENCE, rel=0.001)
+
+
+def test_each_cached_token_adds_its_bytes() -> None:
+    speed, context = rates(), 1_000_000
+    added = speed.seconds(StepLoad(64, context)) - speed.seconds(StepLoad(64, 0))
+    assert added == pytest.approx(context * 131_072 / (3.35e12 * CACHE_READS))
+
+
+def test_a_long_prompt_is_bound_by_matmuls_and_a_token_by_memory() -> None:
+    speed = rates()
+    assert speed.cost(StepLoad(0, 0, 8192, 8192**2 / 2, 1)).bound_by is Resource.COMPUTE
+    assert speed.cost(StepLoad(8, 8000)).bound_by is Resource.MEMORY
+
+
+def test_windows_read_no_more_than_they_hold() -> None:
+    speed = rates("openai/gpt-oss-120b")
+    short, long = (speed.seconds(StepLoad(1, context)) for context in (4_096, 8_192))
+    full = next(
+        cache for cache in engine_counts(find_model("openai/gpt-oss-120b"), EngineCut()).caches if not cache.window
+    )
+    assert long - short == pytest.approx(4_096 * full.num_bytes / (3.35e12 * CACHE_READS))
+
+
+def test_heads_that_are_held_twice_are_read_twice() -> None:
+    eight, sixteen = (engine_counts(LLAMA, EngineCut(tp=tp)).kv_bytes_per_token for tp in (8, 16))
+    assert eight == sixteen == 131_072 // 8
+
+
+def test_latent_caches_are_read_whole_by_every_rank() -> None:
+    model = find_model("deepseek-ai/DeepSeek-V3")
+    counts = engine_counts(model, EngineCut(tp=8, scheme=Quantization(FP8_TENSOR)))
+    assert counts.kv_bytes_per_token == 61 * (512 + 64) * 2
+
+
+def test_few_tokens_read_few_experts_and_many_read_all() -> None:
+    experts = engine_counts(find_model("openai/gpt-oss-120b"), EngineCut(scheme=Quantization(MXFP4, EXPERTS))).experts
+    assert experts is not None
+    assert experts.num_hit(1) == 4  # that one token chooses
+    assert 120 < experts.num_hit(8192) <= 128
+    hits = [experts.num_hit(tokens) for tokens in range(1, 200)]
+    assert hits == sorted(hits)
+
+
+def test_whole_experts_on_ranks_hold_as_many_bytes_as_slices_of_all() -> None:
+    model = find_model("Qwen/Qwen3-30B-A3B")
+    cut, spread = (engine_counts(model, EngineCut(tp=4, ep=ep)).experts for ep in (1, 4))
+    assert cut is not None
+    assert spread is not None
+    assert cut.num_bytes * cut.num_held == pytest.approx(spread.num_bytes * spread.num_held)
+    assert (cut.num_held, spread.num_held) == (128, 32)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "form", "dtype"),
+    [
+        ("h100-sxm", "", ComputeDtype.BFLOAT16),
+        ("h100-sxm", "fp8-block", ComputeDtype.FLOAT8),
+        ("h100-sxm", "nvfp4", ComputeDtype.BFLOAT16),
+        ("b200", "nvfp4", ComputeDtype.FLOAT4),
+        ("b200", "mxfp4", ComputeDtype.FLOAT8),
+        ("a100-sxm-80gb", "fp8", ComputeDtype.BFLOAT16),
+        ("a100-sxm-80gb", "awq", ComputeDtype.BFLOAT16),
+        ("t4", "", ComputeDtype.FLOAT16),
+    ],
+)
+def test_matmuls_run_in_the_type_that_the_chip_has_for_a_format(gpu: str, form: str, dtype: ComputeDtype) -> None:
+    assert multiplied_as(get_gpu(gpu, where="test"), form) is dtype
+
+
+def test_fewer_bits_are_read_faster_but_not_in_proportion() -> None:
+    def step(scheme: Quantization | None) -> float:
+        cluster = Cluster(B200, 8, 8, get_node("dgx-b200", where="test"))
+        counts = engine_counts(find_model("meta-llama/Llama-3.1-70B"), EngineCut(scheme=scheme))
+        return EngineRates(counts, cluster, kv_element_bytes=2).seconds(StepLoad(4, 4000))
+
+    plain, eight, four = step(None), step(Quantization(FP8_TENSOR)), step(Quantization(NVFP4))
+    assert plain > eight > four > plain / 4
+
+
+def test_more_ranks_read_less_and_wait_for_each_other() -> None:
+    one, eight = (rates(tp=tp).cost(StepLoad(32, 32_000)) for tp in (1, 8))
+    assert eight.parts[Resource.MEMORY] < one.parts[Resource.MEMORY] / 6
+    assert Resource.DEVICE_LINK not in one.parts
+    assert eight.parts[Resource.LATENCY] > one.parts[Resource.LATENCY]
+
+
+def test_large_messages_take_two_rounds_and_small_ones_one() -> None:
+    wire = Wire(100e9, 10e-6)
+    assert wire.all_reduce_s(1_000, 8) == pytest.approx(10e-6 + 7 * 1_000 / 100e9)
+    assert wire.all_reduce_s(10**8, 8) == pytest.approx(20e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+
+
+def test_nccl_s_latency_is_counted_once() -> None:
+    wire = Wire(100e9, 10e-6, reads_peers=False)
+    assert wire.all_reduce_s(0, 8) == 10e-6
+    assert wire.all_reduce_s(10**8, 8) == pytest.approx(10e-6 + 2 * 7 / 8 * 10**8 / 100e9)
+
+
+@pytest.mark.parametrize(("mib", "own_us", "nccl_us"), [(0.5, 10, 21), (1, 14, 23), (1.5, 19, 25), (2, 23, 28)])
+def test_nccl_takes_as_much_longer_than_vllm_s_kernels_as_was_measured(mib: float, own_us: int, nccl_us: int) -> None:
+    """On four H100, in CUDA graphs. Source: vLLM pull request 24532, ca_1stage and pynccl."""
+    own, nccl = (wire_of(HOST, 4, reads_peers=reads).all_reduce_s(mib * 2**20, 4) for reads in (True, False))
+    assert (nccl - own) * 1e6 == pytest.approx(nccl_us - own_us, abs=2)
+
+
+def test_ranks_beyond_a_host_go_through_the_network() -> None:
+    near, far = wire_of(HOST, 8), wire_of(Cluster(H100, 16, 8, HOST.node), 16)
+    assert far.bytes_per_s < near.bytes_per_s / 4
+    assert far.latency_s > near.latency_s
+
+
+def test_a_step_without_a_graph_takes_at_least_its_launches() -> None:
+    counts = engine_counts(LLAMA, EngineCut())
+    eager = EngineRates(counts, HOST, kv_element_bytes=2, has_graphs=False)
+    assert eager.seconds(StepLoad(1, 100)) > 2 * rates().seconds(StepLoad(1, 100))

@@ -1,0 +1,271 @@
+"""Training: hand-worked passes, ZeRO's traffic, pipelines, offload, and what never gets slower or faster."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplan.accuracy.named_models import model_by_name
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.spec.hardware.catalogue import get_gpu, get_node
+from rlplan.spec.parts.training import LoraSpec
+from rlplan.spec.resolved import SettledTraining
+from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training import kernels, passes, shards
+from rlplan.timing.training.elementwise import cast_bytes, layers_bytes, loss_bytes, repeat_bytes
+from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
+from rlplan.timing.training.mini_batch import MiniBatchShape, largest_normal, micro_batches, train_cost
+from rlplan.timing.training.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
+from rlplan.timing.training.scoring import score_cost
+from rlplan.vocabulary import Role
+
+MODEL = model_by_name("Qwen/Qwen2.5-7B")
+MIXTURE = model_by_name("Qwen/Qwen3-30B-A3B")
+PLAIN = TrainerChoice(3, True, False, False, 4)
+EVEN = MiniBatchShape(512, 2048, 2048**2, 2048, 2048)
+RAGGED = MiniBatchShape(512, 2048, 2 * 2048**2, 8192, 2048)
+
+
+def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
+    node = get_node(name, where="test")
+    return Cluster(get_gpu(name, where="test"), num_gpus, node.num_gpus, node)
+
+
+def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> passes.TrainSetting:
+    given = {"model": MODEL, "role": Role.POLICY, "training": SettledTraining(), "target": "rlplan"} | changes
+    return passes.TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
+
+
+def seconds(
+    num_ranks: int = 8, choice: TrainerChoice = PLAIN, shape: MiniBatchShape = EVEN, **changes: object
+) -> float:
+    return train_cost(setting(num_ranks, choice, **changes), shape, cluster(num_ranks)).seconds
+
+
+def test_the_matmuls_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
+    one = setting(1)
+    batch = passes.MicroBatch(4, Lengths(2048, 2048**2), 4 * 2048)
+    cost = passes.matmul_cost(one, batch, passes.FORWARD, cluster(1))
+    tokens, rate = 4 * 2048, 989.4e12 * cluster(1).efficiencies.matmul.value
+    matmuls = linear_flops(MODEL) * tokens / (rate * passes._matmul_share(one, tokens))
+    scores = 4 * attention_flops(MODEL, batch.lengths) / (rate * 0.5)
+    assert cost.seconds == pytest.approx(matmuls + head_flops(MODEL) * tokens / rate + scores)
+    assert 0.9 < passes._matmul_share(one, tokens) < 1
+
+
+def test_recomputation_is_a_third_more_matmuls_and_frozen_weights_a_third_less():
+    full, none = passes.training_times(Recompute.FULL), passes.training_times(Recompute.NONE)
+    assert (full.matmuls, none.matmuls, full.attention, none.attention) == (4, 3, 4.5, 3.5)
+    assert passes.training_times(Recompute.NONE, is_frozen=True).matmuls == 2
+    assert seconds(choice=replace(PLAIN, gradient_checkpointing=False)) < 0.8 * seconds()
+
+
+def test_a_pass_without_gradients_is_a_quarter_of_one_with_recomputation():
+    whole = train_cost(setting(), EVEN, cluster(8)).parts[Resource.COMPUTE]
+    assert score_cost(setting(), EVEN, cluster(8)).parts[Resource.COMPUTE] == pytest.approx(whole / 4, rel=0.05)
+
+
+def test_a_value_has_no_vocabulary_to_pay_for():
+    value = score_cost(setting(role=Role.VALUE), EVEN, cluster(8)).seconds
+    assert value < 0.95 * score_cost(setting(), EVEN, cluster(8)).seconds
+
+
+def test_stage_three_gathers_twice_and_reduces_once_a_pass():
+    host = cluster(8)
+    rate = 450e9 * host.efficiencies.device_link.value
+    expected = 3 * 2 * MODEL.num_parameters * 7 / 8 / rate
+    assert shards.pass_traffic(setting(), host, is_training=True).parts[Resource.DEVICE_LINK] == pytest.approx(expected)
+    forward = shards.pass_traffic(setting(), host, is_training=False).parts[Resource.DEVICE_LINK]
+    assert forward == pytest.approx(expected / 3)
+
+
+@pytest.mark.parametrize(("stage", "a_pass", "a_step"), [(0, 0, 2), (1, 0, 2), (2, 1, 1), (3, 3, 0)])
+def test_each_stage_of_zero_moves_its_share(stage: int, a_pass: int, a_step: int):
+    host, one = cluster(8), setting(choice=replace(PLAIN, zero_stage=stage))
+    unit = 2 * MODEL.num_parameters * 7 / 8 / (450e9 * host.efficiencies.device_link.value)
+    passed = shards.pass_traffic(one, host, is_training=True).parts.get(Resource.DEVICE_LINK, 0)
+    stepped = shards.step_traffic(one, host).parts.get(Resource.DEVICE_LINK, 0)
+    assert (passed, stepped) == pytest.approx((a_pass * unit, a_step * unit))
+
+
+def test_adapters_reduce_their_own_gradients_alone():
+    lora = SettledTraining(lora=LoraSpec(rank=16))
+    stage = replace(PLAIN, zero_stage=2)
+    small = shards.pass_traffic(setting(choice=stage, training=lora), cluster(8), is_training=True).seconds
+    assert small < 0.02 * shards.pass_traffic(setting(choice=stage), cluster(8), is_training=True).seconds
+    assert (
+        optimizer_cost(setting(training=lora), cluster(8)).seconds
+        < 0.02 * optimizer_cost(setting(), cluster(8)).seconds
+    )
+
+
+def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_to_unfold_it():
+    host, batch = cluster(1), passes.MicroBatch(4, Lengths(1024, 1024**2), 4096)
+    times = passes.training_times(Recompute.NONE, is_frozen=True)
+
+    def extra(**lora: object) -> Cost:
+        return passes.adapter_cost(setting(1, training=SettledTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
+
+    rate = host.memory_bytes_per_s * host.efficiencies.memory.value
+    # q_proj of 28 layers, 3584 by 3584: 2 bytes * (in + 2 r + 6 out), 4096 tokens, forward and twice that backward
+    moved = 28 * 2 * (3584 + 2 * 16 + 6 * 3584) * 4096 * 3
+    thin = extra(rank=16, target_modules=("q_proj",))
+    assert thin.parts[Resource.MEMORY] == pytest.approx(moved / rate)
+    assert thin.parts[Resource.COMPUTE] < 0.2 * thin.parts[Resource.MEMORY]
+    # 6.525e9 weights of the layers: 0.5 bytes read (scales left out) and 2 written, before either product
+    unfolded = extra(rank=16, base_dtype="nf4").seconds - extra(rank=16).seconds
+    assert unfolded == pytest.approx(2 * 2.5 * 6.525e9 / rate, rel=2e-3)
+    assert extra(rank=64).seconds > extra(rank=16).seconds > thin.seconds
+
+
+def test_a_pipeline_waits_for_stages_less_one_passes():
+    deep = TrainerChoice(1, True, False, False, 1, pp=4)
+    cost = train_cost(setting(8, deep, target="megatron"), EVEN, cluster(8))
+    num = micro_batches(setting(8, deep), EVEN)[0]
+    assert num == 256
+    shape = cost.seconds - cost.parts[Resource.IDLE]
+    assert cost.parts[Resource.IDLE] == pytest.approx(shape * 3 / 256, rel=0.02)
+
+
+def test_padding_costs_what_packing_saves():
+    packed = replace(RAGGED, tokens_per_pass=16384)
+    assert seconds(shape=packed) < 0.8 * seconds(shape=RAGGED)
+
+
+def test_rollouts_that_differ_make_ranks_wait():
+    ragged = replace(RAGGED, tokens_per_pass=16384, is_balanced=False)
+    cost = train_cost(setting(64), ragged, cluster(64))
+    mean, each = 8 * 2048, 8
+    most = 2048 * each**0.5 * largest_normal(64)
+    assert cost.parts[Resource.IDLE] == pytest.approx((cost.seconds - cost.parts[Resource.IDLE]) * most / mean)
+
+
+def test_an_optimizer_reads_and_writes_its_states_once():
+    one = setting()
+    moved = 38 * MODEL.num_parameters / 8
+    assert step_bytes_per_parameter(one) == 38
+    assert num_stepped(one) == MODEL.num_parameters / 8
+    assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+
+
+def test_an_offloaded_optimizer_shares_the_hosts_memory():
+    host, gpu = cluster(8), optimizer_cost(setting(), cluster(8)).seconds
+    away = optimizer_cost(setting(choice=replace(PLAIN, offloads_optimizer=True)), host)
+    assert away.parts[Resource.HOST] == pytest.approx(
+        38 * MODEL.num_parameters / host.node_efficiencies.host_memory_bytes_per_s.value
+    )
+    assert away.seconds > 10 * gpu
+    disk = SettledTraining(offload_device="nvme")
+    choice = replace(PLAIN, offloads_optimizer=True)
+    assert optimizer_cost(setting(choice=choice, training=disk), host).seconds > away.seconds
+
+
+def test_eight_bit_states_and_one_moment_move_fewer_bytes():
+    plain, small, muon = (
+        step_bytes_per_parameter(setting(training=SettledTraining(optimizer=name)))
+        for name in ("adamw", "adamw_8bit", "muon")
+    )
+    assert small < plain
+    assert muon == plain - 8
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
+def test_more_gpus_are_never_slower_at_a_mini_batch(ranks: int):
+    assert seconds(2 * ranks) <= seconds(ranks) * 1.001
+
+
+@given(count=st.integers(64, 4096), stage=st.sampled_from([0, 1, 2, 3]))
+def test_more_rollouts_never_take_less_time(count: int, stage: int):
+    choice = replace(PLAIN, zero_stage=stage)
+    less, more = (seconds(choice=choice, shape=replace(EVEN, num_rollouts=n)) for n in (count, count + 64))
+    assert less <= more
+
+
+@pytest.mark.parametrize("length", [512, 2048, 8192, 32768])
+def test_longer_sequences_never_take_less_time(length: int):
+    less, more = (MiniBatchShape(512, s, s * s, s, s) for s in (length, 2 * length))
+    assert seconds(shape=more) > 1.8 * seconds(shape=less)
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"tp": 8}, {"cp": 2}, {"ulysses": 4}])
+def test_ranks_that_share_a_sequence_pay_for_what_they_exchange(axes: dict[str, int]):
+    choice = replace(PLAIN, zero_stage=1, micro_batch=1, **axes)
+    alone = train_cost(setting(choice=replace(PLAIN, zero_stage=1, micro_batch=1)), EVEN, cluster(8))
+    split = train_cost(setting(choice=choice), EVEN, cluster(8))
+    assert split.parts[Resource.DEVICE_LINK] > alone.parts[Resource.DEVICE_LINK]
+    assert 0.9 < split.parts[Resource.COMPUTE] / alone.parts[Resource.COMPUTE] < 1.4  # thin rows of 2048 / ranks
+
+
+def test_experts_exchange_their_rows():
+    choice = replace(PLAIN, zero_stage=1, micro_batch=1)
+    alone = train_cost(setting(choice=choice, model=MIXTURE), EVEN, cluster(8)).parts[Resource.DEVICE_LINK]
+    split = train_cost(setting(choice=replace(choice, ep=8), model=MIXTURE), EVEN, cluster(8))
+    assert split.parts[Resource.DEVICE_LINK] > alone
+
+
+def test_thin_passes_reach_less_of_the_peak():
+    assert kernels.wave_share(256, 4096) < 0.4 < 0.95 < kernels.wave_share(32768, 4096)
+    thin = replace(EVEN, mean_len=128, mean_square_len=128**2, max_len=128)
+    few, many = seconds(choice=replace(PLAIN, micro_batch=1), shape=thin), seconds(shape=thin)
+    assert few > 1.5 * many
+
+
+def test_small_passes_wait_for_the_host_to_launch_kernels():
+    tiny = model_by_name("Qwen/Qwen2.5-0.5B")
+    thin = replace(EVEN, mean_len=64, mean_square_len=64**2, max_len=64)
+    fused = SettledTraining(logits="fused")
+    cost = train_cost(setting(1, replace(PLAIN, micro_batch=1), model=tiny, training=fused), thin, cluster(1))
+    assert cost.bound_by is Resource.LATENCY
+
+
+def test_logits_by_rows_cost_the_head_once_more_and_every_operators_traffic():
+    by_rows, in_place = (
+        train_cost(setting(1, training=SettledTraining(logits=logits)), EVEN, cluster(1))
+        for logits in ("auto", "in_place")
+    )
+    head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.matmul_flops_per_s(cluster(1))
+    assert by_rows.parts[Resource.COMPUTE] - in_place.parts[Resource.COMPUTE] == pytest.approx(head)
+    rate = cluster(1).memory_bytes_per_s * cluster(1).efficiencies.memory.value
+    moved = (46 + 44 - 8 - 6) * MODEL.vocab_size * 512 * 2048 / rate
+    assert by_rows.parts[Resource.MEMORY] - in_place.parts[Resource.MEMORY] == pytest.approx(moved)
+
+
+def test_traffic_hides_behind_computing_but_for_the_first_layer():
+    computing, traffic = Cost({Resource.COMPUTE: 10.0}), Cost({Resource.NETWORK: 30.0})
+    assert shards.overlap(computing, traffic, 10).seconds == pytest.approx(10 + 20 + 3 + 0.15 * 7)
+
+
+def test_fused_kernels_move_fewer_bytes():
+    assert layers_bytes(MODEL, is_fused=True) < layers_bytes(MODEL, is_fused=False) / 2
+    rotary = layers_bytes(MODEL, is_fused=True, has_plain_rotary=True) - layers_bytes(MODEL, is_fused=True)
+    assert rotary == 28 * 16 * (3584 + 512)
+    assert repeat_bytes(MODEL) == 28 * 4 * (512 + 3584)
+    assert cast_bytes(MODEL, is_backward=True) > cast_bytes(MODEL, is_backward=False)
+    assert loss_bytes(IN_PLACE, 10, is_backward=True) < loss_bytes(IN_PLACE, 10, is_backward=False)
+
+
+IN_PLACE = setting().loss
+
+
+def test_attention_of_an_older_kernel_is_slower_and_eight_bit_matmuls_faster():
+    host = cluster(1)
+    rates = [
+        kernels.attention_flops_per_s(host, kernels.Kernels(attention=kind))
+        for kind in (kernels.Attention.FLASH_1, kernels.Attention.FLASH_2, kernels.Attention.VENDOR)
+    ]
+    assert rates == sorted(rates)
+    assert kernels.matmul_flops_per_s(host, has_fp8=True) == pytest.approx(
+        2 * kernels.matmul_flops_per_s(host), rel=1e-3
+    )
+
+
+def test_parameters_on_the_host_come_up_for_every_gather():
+    """One pass of 28 layers is too thin to hide 15 GB over PCIe."""
+    choice = replace(PLAIN, offloads_parameters=True)
+    thin = replace(EVEN, num_rollouts=8, mean_len=128, mean_square_len=128**2, max_len=128)
+    host = cluster(1)
+    alone = train_cost(setting(1, PLAIN), thin, host).seconds
+    assert train_cost(setting(1, choice), thin, host).seconds > alone + 0.5

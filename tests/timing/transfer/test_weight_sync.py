@@ -1,0 +1,114 @@
+"""Weight syncs: hand-worked seconds, published ones, and what must hold for any model and number of GPUs."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplan.accuracy.named_models import model_by_name
+from rlplan.spec.hardware.catalogue import get_gpu, get_node
+from rlplan.timing.cost import Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.transfer import weight_sync as sync
+from rlplan.timing.transfer.weight_sync import Loader, SyncSetup, num_sent_tensors, sync_cost
+
+SMALL, MIDDLE = model_by_name("Qwen/Qwen2.5-7B"), model_by_name("Qwen/Qwen2.5-32B")
+LARGE, GLM = model_by_name("Qwen/Qwen3-235B-A22B"), model_by_name("GLM-4.5-355B-A32B")
+COUNTS = st.sampled_from([8, 16, 32, 64])
+
+
+def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
+    node = get_node(name, where="test")
+    return Cluster(get_gpu(name, where="test"), num_gpus, node.num_gpus, node)
+
+
+def seconds(model: object, setup: SyncSetup, name: str = "dgx-h100") -> float:
+    sides = cluster(setup.num_training, name), cluster(setup.num_generation, name)
+    return sync_cost(model, setup, *sides).seconds  # type: ignore[arg-type]
+
+
+# verl docs/advance/delta_weight_sync.md, second figures of the bundled points.
+DELTAS = [(SMALL, 8, 8, (3.9, 4.9)), (MIDDLE, 16, 16, (11.2, 11.9)), (LARGE, 64, 16, (11.4, 14.9))]
+
+
+@pytest.mark.parametrize(("model", "training", "generation", "measured"), DELTAS)
+def test_published_sparse_hand_overs_are_met_within_a_third(model, training, generation, measured):
+    setup = SyncSetup("delta", 2, training, generation, tp=8, loader=Loader.PICKLED, trainer="fsdp2")
+    assert measured[0] / 1.34 <= seconds(model, setup) <= measured[1] * 1.34
+
+
+def test_packed_buckets_in_turn_take_less_than_half_of_tensors_that_travel_alone():
+    """verl docs/advance/fully_async.md, 235B on 64 + 64 H20: 23.7 s with a checkpoint engine, 58.6 without."""
+    packed = SyncSetup("nccl", 2, 64, 64, tp=8, trainer="megatron")
+    assert seconds(LARGE, packed, "hgx-h20") == pytest.approx(23.7, rel=0.1)
+    assert seconds(LARGE, replace(packed, bucket_bytes=0), "hgx-h20") == pytest.approx(58.6, rel=0.1)
+
+
+def test_experts_are_counted_as_a_checkpoint_names_them():
+    layers = 94
+    assert num_sent_tensors(LARGE) - len(LARGE.parameters) == layers * (3 * 128 - 2)
+    assert num_sent_tensors(SMALL) == len(SMALL.parameters) == 339
+
+
+def test_a_model_of_experts_waits_for_its_tensors_a_dense_one_for_its_bytes():
+    setup = SyncSetup("nccl", 2, 64, 16, tp=16, loader=Loader.PICKLED, trainer="fsdp2")
+    sides = cluster(64), cluster(16)
+    assert sync_cost(LARGE, setup, *sides).bound_by is Resource.LATENCY
+    assert sync_cost(MIDDLE, replace(setup, tp=8), *sides).bound_by is Resource.HOST
+
+
+def test_the_tensors_of_a_large_model_in_place_by_hand():
+    """Colocated: n (gather + load), k requests, bytes over each GPU's adapter, packed and copied at memory speed."""
+    setup = SyncSetup("cuda_ipc", 2, 64, 64, tp=8, bucket_bytes=1 << 30, trainer="megatron", same_devices=True)
+    both = cluster(64)
+    num_bytes, tensors = 2 * GLM.num_parameters, num_sent_tensors(GLM)
+    by_hand = tensors * (sync.GATHER_S_PER_TENSOR + sync.LOAD_S_PER_TENSOR) - (-num_bytes // 2**30) * sync.ROUND_TRIP_S
+    by_hand += num_bytes * 7 / 8 / (50e9 * both.node_efficiencies.network.value)
+    memory = both.memory_bytes_per_s * both.efficiencies.memory.value
+    by_hand += 2 * num_bytes / memory * (1 + 1 / 8)
+    assert sync_cost(GLM, setup, both, both).seconds == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_ranks_that_hold_everything_gather_nothing():
+    whole = SyncSetup("cuda_ipc", 2, 8, 8, zero_stage=2, same_devices=True)
+    cost, both = sync_cost(SMALL, whole, cluster(8), cluster(8)), cluster(8)
+    assert Resource.DEVICE_LINK not in cost.parts
+    assert cost.seconds < sync_cost(SMALL, replace(whole, zero_stage=3), both, both).seconds
+
+
+def test_an_adapter_costs_a_small_part_of_the_model():
+    adapter = SyncSetup("adapter", 2, 8, 8, adapter_bytes=160 << 20)
+    assert seconds(SMALL, adapter) < seconds(SMALL, replace(adapter, transport="disk")) / 4
+
+
+def test_disk_is_written_once_and_read_once():
+    cost = sync_cost(SMALL, SyncSetup("disk", 2, 8, 8), cluster(8), cluster(8))
+    rate = cluster(8).node_efficiencies.disk_bytes_per_s.value
+    assert cost.parts[Resource.DISK] == pytest.approx(2 * 2 * SMALL.num_parameters / rate)
+
+
+def test_engines_in_the_trainers_host_need_no_network():
+    inside = sync_cost(SMALL, SyncSetup("nccl", 2, 4, 4), cluster(4), cluster(4))
+    assert Resource.NETWORK not in inside.parts
+    outside = sync_cost(SMALL, SyncSetup("nccl", 2, 8, 8), cluster(8), cluster(8))
+    assert outside.parts[Resource.NETWORK] > 0
+
+
+def test_eight_bit_weights_bring_their_scales_along():
+    setup = SyncSetup("cuda_ipc", 2, 64, 64, tp=8, trainer="megatron", same_devices=True)
+    assert seconds(GLM, replace(setup, element_bytes=1)) > seconds(GLM, setup)
+
+
+@given(training=COUNTS, generation=COUNTS, loader=st.sampled_from(Loader), share=st.floats(0.001, 0.2))
+def test_a_larger_model_never_takes_less_and_nothing_is_free(training, generation, loader, share):
+    for transport in ("cuda_ipc", "shared_memory", "nccl", "disk", "delta"):
+        setup = SyncSetup(transport, 2, training, generation, loader=loader, changed_share=share)
+        small, large = (seconds(model, setup) for model in (SMALL, MIDDLE))
+        assert 0 < small <= large
+
+
+@given(stages=st.lists(st.floats(0, 100), min_size=1, max_size=4), buckets=st.integers(1, 1000))
+def test_overlapped_stages_lie_between_the_slowest_and_the_sum(stages, buckets):
+    total = sync.overlapped(tuple(sync.Cost({Resource.LATENCY: stage}) for stage in stages), buckets).seconds
+    assert max(stages) - 1e-9 <= total <= sum(stages) + 1e-9
