@@ -242,7 +242,7 @@ def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
 def test_the_trades_of_time_against_memory_are_shown_and_kept(rlplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     answer = rlplan("plan", *ASKED, "--pareto", "-o", path)
-    assert "Time against headroom" in answer.out
+    assert "step time against headroom" in answer.out
     front = json.loads(path.read_text())["results"]["pareto"]
     rooms = [point["headroom_bytes"] for point in front]
     assert rooms == sorted(rooms)

@@ -25,10 +25,10 @@ from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
 
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 FORMULA_MODULES = (
-    *("params", "logits", "activations", "training", "backward", "generation", "sync_buckets"),
+    *("params", "logits", "activations", "training", "backward", "generation"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
-    *("quantization", "quantized_checkpoints", "weight_sync.packets"),
+    *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets"),
     *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),
     *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict_gpu", "gpu.rank", "gpu.exported"),
 )

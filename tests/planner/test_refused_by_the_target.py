@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two kinds of GPUs": ({"hardware": "8xH100 + 8xL40S"}, "GPUs of one kind"),
     "answers that are given": (
         {"algorithm": "dpo", "workload": {"num_samples_per_prompt": 2}},
-        "these answers are given",
+        "answers are given (preference data)",
     ),
     "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
     "hosts that are not full": (
@@ -43,8 +43,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
     "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
-    "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine makes fp8"),
-    "speculative decoding": ({"rollout": {"speculative_tokens": 3}}, "is not in the memory model"),
+    "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
+    "speculative decoding": ({"rollout": {"speculative_tokens": 3}}, "is not modelled"),
 }
 
 
