@@ -65,7 +65,7 @@ def ray_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder, logs = tmp_path_factory.mktemp("traps"), tmp_path_factory.mktemp("logs")
     sprung = set_traps(folder)
     done = subprocess.run(
-        [sys.executable, "-P", str(ROOT / "tests" / "runtime" / "live_ray.py"), str(logs)],
+        [sys.executable, "-P", str(ROOT / "tests" / "runtime" / "live" / "live_ray.py"), str(logs)],
         cwd=folder, env=os.environ | INSTALLED, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -71,10 +71,10 @@ def finished_steps(folder: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else -1
 
 
-def killed(command: tuple[str, ...], folder: Path, run_phase: Callable[[], bool], delay_s: float) -> None:
+def killed(command: tuple[str, ...], folder: Path, reached: Callable[[], bool], delay_s: float) -> None:
     """Begin or resume a run, and kill its driver some time after a moment; everything that it started goes with it."""
     process = start(*command)
-    wait_for(lambda: run_phase() or process.poll() is not None, 200)
+    wait_for(lambda: reached() or process.poll() is not None, 200)
     time.sleep(delay_s)
     kill(process)
 
