@@ -147,7 +147,15 @@ def test_a_bundle_made_of_any_form_is_the_same(rlplan: Call, named: Named, form:
     assert one["schedule"] == other["schedule"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+ALSO_NIGHTLY = (("cpu", "plan"), ("gpu", "job"), ("gpu", "bundle"))
+REPORTED = [
+    pytest.param(machine, form, marks=pytest.mark.nightly if (machine, form) in ALSO_NIGHTLY else ())
+    for machine in MACHINES
+    for form in FORMS
+]
+
+
+@pytest.mark.parametrize(("named", "form"), REPORTED, indirect=["named"])
 def test_a_report_of_any_form_says_the_same(rlplan: Call, named: Named, form: str, tmp_path: Path) -> None:
     answer = rlplan("report", getattr(named, form), "-o", tmp_path / "report", "--json")
     assert answer.exit_code == 0, answer.err
