@@ -30,12 +30,12 @@ SHELL := /bin/sh
 SYSTEM_PACKAGES := bubblewrap iproute2
 
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them.
-NIGHTLY_models := tests/memory tests/spec
-NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli
+NIGHTLY_models := tests/memory tests/spec tests/timing
+NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs
 NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
   tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
-  tests/runtime/cluster/test_fake_gpus.py tests/runtime/sandbox
+  tests/runtime/cluster/test_fake_gpus.py tests/runtime/sandbox tests/runtime/measure
 NIGHTLY_runs := tests/runtime/runs/test_algorithm_runs.py tests/runtime/runs/test_role_runs.py \
   tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
   tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \

@@ -10,6 +10,7 @@ from tests.cli.conftest import Call
 from tests.cli.test_commands import json_of
 
 
+@pytest.mark.nightly  # the table of these points is shown below
 def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
     value = json_of(rlplan("accuracy", "--json"))
     assert len(value["points"]) == 151 + 2 * 381

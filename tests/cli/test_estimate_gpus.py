@@ -106,10 +106,10 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(rlplan: Call) -> None
 
 def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
     fixed = ("training.zero_stage=3", "training.offloads_optimizer=true", "training.offloads_parameters=true")
-    place = "placement.placement=colocated"
-    answer = rlplan("estimate", "--model", "meta-llama/Llama-3.1-70B", "--gpus", "8xA100", *fixed, place)
+    host = ("placement.placement=colocated", "hardware.host_memory=64GiB", "hardware.num_hosts=1")
+    answer = rlplan("estimate", *MODEL, "--gpus", "2xA100", *fixed, *host)
     assert answer.exit_code == 1
-    assert "of a host's memory, 1.12 TiB available" in answer.err
+    assert "of a host's memory, 64.0 GiB available" in answer.err
     assert "a host's memory: " in answer.out
 
 

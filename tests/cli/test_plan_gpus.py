@@ -25,10 +25,17 @@ def data_of(answer: Answer) -> Any:
     return json.loads(answer.out)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("planned")
+
+
 @pytest.fixture
-def plan(rlplan: Call, tmp_path: Path) -> Path:
-    path = tmp_path / "new" / "plan.json"
-    assert rlplan("plan", *ASKED, "-o", path).exit_code == 0
+def plan(rlplan: Call, folder: Path) -> Path:
+    """Made once."""
+    path = folder / "new" / "plan.json"
+    if not path.exists():
+        assert rlplan("plan", *ASKED, "-o", path).exit_code == 0
     return path
 
 

@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,35 +10,40 @@ import pytest
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
+from tests.cli.conftest import Answer, Call, start
 
-ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from rlplan_cli.app import main; main()"
+Profiles = Callable[..., Answer]
 
 
-def rlplan(
-    *arguments: str, columns: int | None = None, path: str | None = None, profiles: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own; columns: of a terminal; path: what replaces PATH; profiles: one's own."""
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environment |= {"COLUMNS": str(columns)} if columns else {}
-    environment |= {"PATH": path} if path is not None else {}
-    environment |= {"RLPLAN_PROFILES": str(profiles)} if profiles else {}
-    command = [sys.executable, "-c", MAIN, "profiles", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def profiles(rlplan: Call, monkeypatch: pytest.MonkeyPatch) -> Profiles:
+    """`rlplan profiles ...`; columns: of a terminal; path: what replaces PATH; folder: of one's own profiles."""
+
+    def call(
+        *arguments: str, columns: int | None = None, path: str | None = None, folder: Path | None = None
+    ) -> Answer:
+        for name, value in {"COLUMNS": columns, "PATH": path, "RLPLAN_PROFILES": folder}.items():
+            if value is not None:
+                monkeypatch.setenv(name, str(value))
+            elif name != "PATH":
+                monkeypatch.delenv(name, raising=False)
+        return rlplan("profiles", *arguments)
+
+    return call
 
 
 @pytest.mark.parametrize("columns", [80, 140, None])
-def test_list_fits_the_screen_and_cuts_nothing(columns: int | None):
-    done = rlplan("list", columns=columns)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_list_fits_the_screen_and_cuts_nothing(profiles: Profiles, columns: int | None) -> None:
+    done = profiles("list", columns=columns)
+    assert done.exit_code == 0, done.err
+    lines = done.out.splitlines()
     assert max(len(line) for line in lines) <= (columns or 120)
-    assert "…" not in done.stdout
+    assert "…" not in done.out
     assert {line.split()[0] for line in lines if line.strip()} >= set(profile_paths())
 
 
-def test_list_as_json_has_bytes_and_rates_of_every_profile():
-    printed = json.loads(rlplan("list", "--json").stdout)
+def test_list_as_json_has_bytes_and_rates_of_every_profile(profiles: Profiles) -> None:
+    printed = json.loads(profiles("list", "--json").out)
     assert printed["schema_version"] == 1
     rows = {row["name"]: row for row in printed["profiles"]}
     assert set(rows) == set(profile_paths())
@@ -51,87 +55,89 @@ def test_list_as_json_has_bytes_and_rates_of_every_profile():
 
 @pytest.mark.parametrize("name", ["h100", "mi300x", "dgx-h100", "cpu-host", "gb200-nvl72"])
 @pytest.mark.parametrize("columns", [80, 140])
-def test_show_has_a_source_for_every_value(name: str, columns: int):
-    done = rlplan("show", name, columns=columns)
-    assert done.returncode == 0, done.stderr
-    assert max(len(line) for line in done.stdout.splitlines()) <= columns
-    assert "provenance" in done.stdout
-    assert "kind: " in done.stdout
-    assert "None" not in done.stdout
+def test_show_has_a_source_for_every_value(profiles: Profiles, name: str, columns: int) -> None:
+    done = profiles("show", name, columns=columns)
+    assert done.exit_code == 0, done.err
+    assert max(len(line) for line in done.out.splitlines()) <= columns
+    assert "provenance" in done.out
+    assert "kind: " in done.out
+    assert "None" not in done.out
 
 
-def test_show_as_json_is_the_profile():
-    profile = validate(GpuProfile, json.loads(rlplan("show", "l40s", "--json").stdout), file="stdout")
+def test_show_as_json_is_the_profile(profiles: Profiles) -> None:
+    profile = validate(GpuProfile, json.loads(profiles("show", "l40s", "--json").out), file="stdout")
     assert profile.name == "l40s"
 
 
-def test_show_checks_a_file_of_ones_own(tmp_path: Path):
+def test_show_checks_a_file_of_ones_own(profiles: Profiles, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(profile_paths()["l40s"].read_text().replace("name: l40s", "name: mine"))
-    assert "mine: L40S" in rlplan("show", str(path)).stdout
+    assert "mine: L40S" in profiles("show", str(path)).out
     path.write_text(path.read_text().replace("864GB/s", "864G"))
-    done = rlplan("show", str(path))
-    assert done.returncode == 2
-    assert "memory_bytes_per_s.value" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = profiles("show", str(path))
+    assert done.exit_code == 2
+    assert "memory_bytes_per_s.value" in done.err
+    assert "Traceback" not in done.err
 
 
-def test_an_unknown_profile_is_one_message():
-    done = rlplan("show", "h101")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean 'h100'?" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_unknown_profile_is_one_message(profiles: Profiles) -> None:
+    done = profiles("show", "h101")
+    assert (done.exit_code, done.out) == (2, "")
+    assert "Did you mean 'h100'?" in done.err
+    assert "Traceback" not in done.err
 
 
-def test_detect_without_a_gpu_says_so_and_shows_the_host(tmp_path: Path):
-    done = rlplan("detect", path=str(tmp_path))
-    if "GPU 0" in done.stdout:
+def test_detect_without_a_gpu_says_so_and_shows_the_host(profiles: Profiles, tmp_path: Path) -> None:
+    done = profiles("detect", path=str(tmp_path))
+    if "GPU 0" in done.out:
         pytest.skip("this machine has a GPU that NVML shows")
-    assert done.returncode == 0, done.stderr
-    assert "no NVIDIA GPU answered" in done.stderr
-    assert "profile cpu-host with hardware.memory=" in done.stdout
-    printed = json.loads(rlplan("detect", "--json", path=str(tmp_path)).stdout)
+    assert done.exit_code == 0, done.err
+    assert "no NVIDIA GPU answered" in done.err
+    assert "profile cpu-host with hardware.memory=" in done.out
+    printed = json.loads(profiles("detect", "--json", path=str(tmp_path)).out)
     assert (printed["schema_version"], printed["gpus"]) == (1, [])
     assert printed["host"]["num_cores"] >= 1
 
 
-def test_detect_shows_the_profile_of_a_gpu_and_a_new_one_for_another(tmp_path: Path):
+def test_detect_shows_the_profile_of_a_gpu_and_a_new_one_for_another(profiles: Profiles, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     lines = "0, NVIDIA H200, 143771, 615, 9.0, 580.1\n1, NVIDIA GeForce RTX 3080, 10240, 369, 8.6, 580.1"
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{lines}'\n")
     program.chmod(0o755)
-    done = rlplan("detect", path=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    if "NVML" in done.stdout:
+    done = profiles("detect", path=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    if "NVML" in done.out:
         pytest.skip("this machine has a GPU that NVML shows")
-    assert "GPU 0: NVIDIA H200, 140 GiB to CUDA: profile h200-sxm" in done.stdout
-    assert "GPU 1: NVIDIA GeForce RTX 3080, 9.64 GiB to CUDA: no profile" in done.stdout
-    assert "name: rtx-3080\n" in done.stdout
-    assert "memory: {value: 9871MiB, provenance: measured" in done.stdout
+    assert "GPU 0: NVIDIA H200, 140 GiB to CUDA: profile h200-sxm" in done.out
+    assert "GPU 1: NVIDIA GeForce RTX 3080, 9.64 GiB to CUDA: no profile" in done.out
+    assert "name: rtx-3080\n" in done.out
+    assert "memory: {value: 9871MiB, provenance: measured" in done.out
 
 
-def test_measure_shows_rates_and_writes_a_profile_that_commands_find(tmp_path: Path):
-    done = rlplan("measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
-    assert done.returncode == 0, done.stderr
-    assert "GFLOP/s" in done.stdout
-    assert "this-host" in done.stderr
-    shown = rlplan("show", "this-host", profiles=tmp_path)
-    assert "rlplan profiles measure" in shown.stdout.replace("\n", " "), shown.stderr
+def test_measure_shows_rates_and_writes_a_profile_that_commands_find(profiles: Profiles, tmp_path: Path) -> None:
+    done = start("profiles", "measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
+    assert done.exit_code == 0, done.err
+    assert "GFLOP/s" in done.out
+    assert "this-host" in done.err
+    shown = profiles("show", "this-host", folder=tmp_path)
+    assert "rlplan profiles measure" in shown.out.replace("\n", " "), shown.err
 
 
-def test_measure_refuses_a_file_before_it_measures(tmp_path: Path):
-    done = rlplan("measure", "--out", str(tmp_path / "no-folder" / "mine.yaml"))
-    assert done.returncode == 2
-    assert "--out" in done.stderr
-    assert "matrix products" not in done.stderr
+def test_measure_refuses_a_file_before_it_measures(profiles: Profiles, tmp_path: Path) -> None:
+    done = profiles("measure", "--out", str(tmp_path / "no-folder" / "mine.yaml"))
+    assert done.exit_code == 2
+    assert "--out" in done.err
+    assert "matrix products" not in done.err
 
 
-def test_a_profile_of_ones_own_folder_stands_beside_the_bundled_ones_or_replaces_one(tmp_path: Path):
+def test_a_profile_of_ones_own_folder_stands_beside_the_bundled_ones_or_replaces_one(
+    profiles: Profiles, tmp_path: Path
+) -> None:
     text = profile_paths()["l40s"].read_text()
     (tmp_path / "mine.yaml").write_text(text.replace("name: l40s", "name: mine").replace("'NVIDIA L40S'", "'Mine'"))
     (tmp_path / "l40s.yaml").write_text(text.replace("864GB/s", "432GB/s"))
-    shown = json.loads(rlplan("show", "l40s", "--json", profiles=tmp_path).stdout)
+    shown = json.loads(profiles("show", "l40s", "--json", folder=tmp_path).out)
     assert shown["memory_bytes_per_s"]["value"] == 432_000_000_000
-    assert json.loads(rlplan("show", "mine", "--json", profiles=tmp_path).stdout)["name"] == "mine"
-    done = rlplan("show", "mine", profiles=tmp_path / "nowhere")
-    assert done.returncode == 2
-    assert "RLPLAN_PROFILES" in done.stderr
+    assert json.loads(profiles("show", "mine", "--json", folder=tmp_path).out)["name"] == "mine"
+    done = profiles("show", "mine", folder=tmp_path / "nowhere")
+    assert done.exit_code == 2
+    assert "RLPLAN_PROFILES" in done.err

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import termios
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 
 
+@cache
 def in_terminal(columns: int, *arguments: Any, **environment: str) -> str:
-    """What `rlplan ARGUMENTS` writes into a terminal of that width, escape codes included."""
+    """What `rlplan ARGUMENTS` writes into a terminal of that width, escape codes included; the same is asked once."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
@@ -59,8 +61,16 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 140])
-@pytest.mark.parametrize("arguments", SHOWN.values(), ids=SHOWN)
+WIDE_TOO = ("estimate", "profiles show")
+"""Also at 140 columns; the others at night."""
+FITS = [
+    pytest.param(columns, words, id=f"{name}-{columns}", marks=marks)
+    for name, words in SHOWN.items()
+    for columns, marks in ((80, ()), (140, () if name in WIDE_TOO else pytest.mark.nightly))
+]
+
+
+@pytest.mark.parametrize(("columns", "arguments"), FITS)
 def test_a_table_fits_and_loses_nothing(columns: int, arguments: list[Any]) -> None:
     text = plain(in_terminal(columns, *arguments))
     assert all(len(line) <= columns for line in text.splitlines())

@@ -189,7 +189,7 @@ def _check_refused(found: Plan) -> None:
         executable_plan(found)
 
 
-@pytest.mark.parametrize("first", [0, 20])
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.nightly)])
 def test_of_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_path: Path) -> None:
     verdicts = [check(seed, tmp_path / str(seed)) for seed in range(first, first + 20)]
     assert Verdict.FITS in verdicts

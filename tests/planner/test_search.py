@@ -189,9 +189,10 @@ def test_the_same_job_gives_the_same_plan_twice() -> None:
     assert find_plan(make_job()) == find_plan(make_job())
 
 
-def test_a_schedule_of_many_mini_batches_is_planned_in_a_moment() -> None:
-    plan = make_plan(workload={"num_prompts_per_step": 256, "num_samples_per_prompt": 2, "mini_batch_size": 2})
-    assert len(plan.schedule.step) == 6 + 2 * 256
+@pytest.mark.parametrize("count", [64, pytest.param(256, marks=pytest.mark.nightly)])
+def test_a_schedule_of_many_mini_batches_is_planned_in_a_moment(count: int) -> None:
+    plan = make_plan(workload={"num_prompts_per_step": count, "num_samples_per_prompt": 2, "mini_batch_size": 2})
+    assert len(plan.schedule.step) == 6 + 2 * count
 
 
 def test_remedies_lower_nothing_that_changes_what_is_learned() -> None:

@@ -10,10 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from rlplan.errors import SpecError
 from rlplan.report.evaluations import missing
+from rlplan.report.html import render_page
 from rlplan.report.run_folder import read_run_folder
+from rlplan.report.summary import find, summarize
 from rlplan.report.write import ReportFiles, write_report
 from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
 
@@ -50,6 +53,14 @@ class Page(HTMLParser):
 
 def _read(files: ReportFiles) -> tuple[Page, dict[str, object]]:
     return Page(files.page.read_text()), json.loads(files.summary.read_text())
+
+
+def _shown(run: Path, *others: Path) -> tuple[Page, dict[str, object]]:
+    """The page and the summary of a run; pictures, which tests/report/test_charts.py looks at, are empty."""
+    findings = find(run, others)
+    summary = summarize(findings)
+    pictures = dict.fromkeys(("learning", "memory_timeline", "memory_by_process", "prediction"), Figure())
+    return Page(render_page(findings, summary, pictures)), json.loads(json.dumps(summary, allow_nan=False))
 
 
 @pytest.fixture(name="compared", scope="module")
@@ -176,15 +187,12 @@ def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_before_its_second_evaluation_says_so(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted"))
-    page, _ = _read(write_report(run, tmp_path / "report"))
+    page, _ = _shown(make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted")))
     assert "25.0 % before; no later evaluation, 3 of 40 steps" in page.text
 
 
 def test_a_job_with_its_own_reward_is_reported_by_that_rewards_name(tmp_path: Path) -> None:
-    runs = [make_run_with_own_reward(tmp_path / name) for name in ("run", "again")]
-    files = write_report(runs[0], tmp_path / "report", runs[1:])
-    page, summary = _read(files)
+    page, summary = _shown(*(make_run_with_own_reward(tmp_path / name) for name in ("run", "again")))
     assert "length_score, held out \u22123 \u2192 4.068 +7.068 in 6 of 6 steps" in page.text.replace("\u00a0", " ")
     assert "accuracy" not in page.text.lower()
     assert re.search(r"seed 0 \(run\) 0 0\.0003 6 \u22123 4\.068 \+7\.068 rose", page.text)
@@ -203,8 +211,7 @@ def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated
     ("state", "words"), [("interrupted", "The run was interrupted"), ("running", "had not ended"), ("odd", "'odd'")]
 )
 def test_the_state_of_a_run_is_said_in_words(tmp_path: Path, state: str, words: str) -> None:
-    run = make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM"))
-    page, _ = _read(write_report(run, tmp_path / "report"))
+    page, _ = _shown(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))
     assert words in page.text.replace("&#39;", "'")
     assert "Exit code 5. stopped by SIGTERM" in page.text
 
@@ -228,7 +235,7 @@ def test_a_prediction_that_is_too_small_is_the_headline(tmp_path: Path) -> None:
         if row.get("process") == "rollout_engine/0" and row.get("statistic") == "peak" and row["kind"] == "total":
             row["num_bytes"] *= 2
     (run / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page, _ = _read(write_report(run, tmp_path / "report"))
+    page, _ = _shown(run)
     assert re.search(r"Worst process peak \u2212\d+\.\d % rollout_engine/0; 1 of 5 predicted too small", page.text)
 
 

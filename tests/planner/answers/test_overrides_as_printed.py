@@ -104,7 +104,7 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
     assert {"training.lora='{rank: 64}'", "training.lora='{rank: 64, base_dtype: nf4}'"} <= set(remedies)
 
 
-@pytest.mark.parametrize("name", ["too small a card", "all fixed", "apart"])
+@pytest.mark.parametrize("name", ["too small a card", "all fixed", pytest.param("apart", marks=pytest.mark.nightly)])
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     plan = found(name)
     explanation = explain(plan, more_devices=True)

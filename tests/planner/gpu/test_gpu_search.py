@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -87,13 +88,28 @@ def test_of_two_trained_models_that_share_a_gpu_in_time_the_second_starts_when_t
             assert totals["start", action.id] < both, action.id
 
 
+TOO_SMALL = ("Qwen/Qwen2.5-7B", "2xRTX4090", "grpo", "training.zero_stage=2", "hardware.price_per_gpu_hour=3")
+
+
+@cache
+def too_small() -> Plan:
+    """A job that does not fit, on GPUs that have a price."""
+    return found(*TOO_SMALL)
+
+
 def test_what_does_not_fit_names_changes_of_which_each_makes_it_fit() -> None:
-    spec = plan("meta-llama/Llama-3.1-70B", "8xH100", "grpo", "training.zero_stage=2")
-    answer = best_plan(spec)
-    assert answer.verdict is Verdict.DOES_NOT_FIT
-    assert answer.remedies
-    change = answer.remedies[0].change.split()
-    assert best_plan(_changed(spec, *change)).verdict is not Verdict.DOES_NOT_FIT
+    assert too_small().verdict is Verdict.DOES_NOT_FIT
+    assert too_small().remedies
+    change = too_small().remedies[0].change.split()
+    assert best_plan(_changed(plan(*TOO_SMALL), *change)).verdict is not Verdict.DOES_NOT_FIT
+
+
+def test_remedies_are_ranked_by_what_a_step_costs_then() -> None:
+    remedies = too_small().remedies
+    assert len({one.num_devices for one in remedies}) > 1
+    assert [one.order for one in remedies] == sorted(one.order for one in remedies)
+    for one in remedies:
+        assert one.dollars == pytest.approx(3 * one.num_devices * one.seconds / 3600)
 
 
 def _changed(spec: SettledJob, *changes: str) -> SettledJob:

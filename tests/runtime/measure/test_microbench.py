@@ -136,7 +136,9 @@ def test_a_rank_that_fails_ends_the_others_and_says_why():
     assert ranks_of(os.getpid()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM, signal.SIGKILL]
+)
 def test_whoever_stops_it_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path):
     """Stopped in the middle of its collectives; a kill leaves the ranks to notice by themselves."""
     program = "from rlplan_cli.app import main; main()"

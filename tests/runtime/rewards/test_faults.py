@@ -22,7 +22,7 @@ from tests.factories import make_job
 from tests.waiting import at_most, own_processes, wait_for
 
 FAULTY = Path(__file__).with_name("faulty.py")
-TIMEOUT_S = 2.0
+TIMEOUT_S, HANG_S = 2.0, 1.0
 FAULTS = {
     "nan": "it gave nan",
     "infinite": "it gave inf",
@@ -48,7 +48,7 @@ FAULTS = {
 
 
 def function(name: str) -> FunctionSpec:
-    timeout_s = TIMEOUT_S if FAULTS.get(name) == "timeout" else scaled(TIMEOUT_S)
+    timeout_s = HANG_S if FAULTS.get(name) == "timeout" else scaled(TIMEOUT_S)
     return FunctionSpec(kind="function", path=f"{FAULTY}:{name}", timeout_s=timeout_s, memory=512 * MIB)
 
 
@@ -216,7 +216,10 @@ def test_code_in_a_mathematical_answer_does_nothing(tmp_path: Path, frame: str) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["9^{9^{9^{9}}}", "10^{10^{10}}", "9^{9**9}"])
+TOWERS = ("9^{9^{9^{9}}}", *(pytest.param(text, marks=pytest.mark.nightly) for text in ("10^{10^{10}}", "9^{9**9}")))
+
+
+@pytest.mark.parametrize("text", TOWERS)
 def test_towers_cost_their_timeout_one_after_the_other_and_are_no_silent_zero(text: str) -> None:
     judge = Judge((MATH.model_copy(update={"timeout_s": TIMEOUT_S}),), None)
     try:

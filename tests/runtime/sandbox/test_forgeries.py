@@ -15,6 +15,8 @@ from rlplan.spec.parts.rewards import CodeExecutorSpec
 from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
+UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
+"""These take all the time that they are given, in each of three forms: in `make test` one will do."""
 SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scaled(2.0), timeout_s=scaled(4.0))
 RIGHT = 4 * 10**6 + 13
 CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == {RIGHT}", "entry_point": "f"})
@@ -45,6 +47,17 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
     """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0
+    if name not in UNTIL_THE_DEADLINE:
+        check_other_forms(name, sandbox)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", UNTIL_THE_DEADLINE)
+def test_no_forged_verdict_passes_that_takes_its_time_in_each_form(name: str, sandbox: Sandbox) -> None:
+    check_other_forms(name, sandbox)
+
+
+def check_other_forms(name: str, sandbox: Sandbox) -> None:
     assert value(sandbox, FORGERIES[name], CLOSE) == 0.0
     assert value(sandbox, FORGERIES[name] + "\nprint(f(7))", PRINTS) == 0.0
 
