@@ -20,10 +20,11 @@ from rlplan.spec.base import shorten
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The edits of one file of a bundle. file: its path in the folder, with `/`."""
+    """The edits of one file of a bundle."""
 
     folder: Path
     file: str
+    """Its path in the folder, with `/`."""
     plan: Plan
 
     def laid_over(self, given: Any, found: Any, key: KeyPath = ()) -> Any:

@@ -28,10 +28,11 @@ from rlplan.simulate.timeout import Timeout
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine can run at once. num_blocks: of `block_size` tokens, in the KV cache."""
+    """What one engine can run at once."""
 
     max_num_seqs: int
     num_blocks: int
+    """Of `block_size` tokens, in the KV cache."""
     block_size: int = 16
 
     @staticmethod

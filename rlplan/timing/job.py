@@ -17,14 +17,16 @@ PartCosts = Mapping[tuple[Part, str], Cost]
 
 @dataclass(frozen=True)
 class JobTiming:
-    """Actions with their start and Cost. step: of every step; sometimes: of some (evaluation), from the step's end.
+    """Actions with their start and Cost.
 
     An action starts when all that come before it have ended; those that run beside each other may overlap.
     """
 
     start: StepTiming
     step: StepTiming
+    """Of every step."""
     sometimes: StepTiming
+    """Of some steps (evaluation), from the step's end."""
     finish: StepTiming
 
     def cost(self, part: Part, action_id: str) -> Cost | None:

@@ -19,11 +19,12 @@ from rlplan.vocabulary import ActionKind, Phase
 
 @dataclass(frozen=True)
 class ActionTime:
-    """An action within a steady step. start_s: from the beginning of the step."""
+    """An action within a steady step."""
 
     action_id: str
     phase: Phase
     start_s: float
+    """From the beginning of the step."""
     cost: Cost
 
     @property
@@ -34,10 +35,12 @@ class ActionTime:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A steady step. actions: in the order of the schedule. idle_s: that the faster of two sides waits."""
+    """A steady step."""
 
     actions: tuple[ActionTime, ...]
+    """In the order of the schedule."""
     idle_s: float = 0.0
+    """How long the faster of generation and training waits for the other."""
 
     @cached_property
     def seconds(self) -> float:

@@ -46,16 +46,14 @@ CRITIC = re.compile(r"ppo", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RlRun:
-    """A published step. training, generation: the same GPUs when they are shared. num_scored: forward passes of the
-    policy's size over all rollouts (old log-probs, a reference). critic: None without. gathers_tokens: generation by a
-    ZeRO-3 trainer itself, which gathers every layer for every token (DeepSpeed-Chat). num_steps: steps of a stage that
-    was timed whole. is_async: generation beside training.
-    """
+    """A published step."""
 
     settings: RunSettings
     model: ModelSpec
     critic: ModelSpec | None
+    """The value model, None without."""
     training: Cluster
+    """The same GPUs as `generation` where they are shared."""
     generation: Cluster
     num_rollouts: int
     num_samples: int
@@ -69,9 +67,13 @@ class RlRun:
     target: Target
     tokens_per_pass: int
     num_scored: int
+    """Forward passes of the policy's size over all rollouts (old log-probs, a reference)."""
     gathers_tokens: bool
+    """A ZeRO-3 trainer generates itself and gathers every layer for every token (DeepSpeed-Chat)."""
     num_steps: float
+    """Steps of a stage that was timed whole."""
     is_async: bool
+    """Generation runs beside training."""
 
 
 def read_rl_run(point: MeasuredPoint) -> RlRun:

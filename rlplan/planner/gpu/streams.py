@@ -26,17 +26,19 @@ from rlplan.planner.gpu.tables import Vector, fit
 
 @dataclass(frozen=True, slots=True)
 class TrainerEntry:
-    """seconds: of everything but rollouts, and of the fastest weight sync to any engine."""
+    """A trainer with its bound."""
 
     seconds: float
+    """Of everything but rollouts, and of the fastest weight sync to any engine."""
     choice: TrainerChoice
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """seconds: of rollouts and switches with all the KV cache that is ever useful."""
+    """An engine with its bound."""
 
     seconds: float
+    """Of rollouts and switches with all the KV cache that is ever useful."""
     choice: EngineChoice
 
 

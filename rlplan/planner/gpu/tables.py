@@ -58,14 +58,15 @@ class RoleTable:
 
 @dataclass(frozen=True)
 class ScheduleMoments:
-    """The moments of a schedule. places: (device, process -> slot) of each distinct moment of one device of each group;
-    hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
-    """
+    """The distinct moments of a schedule."""
 
     actions: Mapping[tuple[RunPhase, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
+    """(device, process -> slot) of each moment of one device of each group."""
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
+    """(host, process -> slot) of each moment of a host."""
     kinds: Mapping[str, int]
+    """Process -> number of processes like it on its host."""
 
     @cached_property
     def walks(self) -> dict[str, "Walk"]:
@@ -84,13 +85,14 @@ class ScheduleMoments:
 
 @dataclass(frozen=True)
 class Walk:
-    """A process in a schedule: its distinct slots, and which of them it is in at each moment of a device and of a host;
-    -1 where it is not there.
-    """
+    """Where one process is at each moment of a schedule."""
 
     slots: tuple[tuple[RunPhase, Action, bool], ...]
+    """Its distinct slots."""
     places: tuple[int, ...]
+    """Index of its slot at each moment of a device; -1 where it is not there."""
     hosts: tuple[int, ...]
+    """The same at each moment of a host."""
 
 
 def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> ScheduleMoments:
@@ -134,15 +136,16 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Bytes of some processes at every moment of a schedule: of devices as expected and at the high end, and of hosts.
-
-    holds_kv: at which moments of devices the KV cache is there.
-    """
+    """Bytes of some processes at every moment of a schedule."""
 
     expected: tuple[int, ...]
+    """Of devices, as expected."""
     high: tuple[int, ...]
+    """Of devices, at the high end."""
     hosts: tuple[int, ...]
+    """Of hosts."""
     holds_kv: tuple[int, ...] = ()
+    """Moments of devices at which the KV cache is there."""
 
     def __add__(self, other: "Vector") -> "Vector":
         return Vector(
@@ -172,10 +175,8 @@ def vector_of(grid: ScheduleMoments, process: str, table: RoleTable, *, any_toke
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
-
-    slack_expected, slack_high, slack_host: capacity that the worst moment leaves, negative where it overflows.
-    host: bytes of the fullest host with what the driver holds.
+    """Bytes without KV cache at the worst moment of a schedule, and what is left of capacity; below 0 where it
+    overflows.
     """
 
     expected: int
@@ -183,18 +184,22 @@ class Fit:
     slack_expected: int
     slack_high: int
     room_expected: int
+    """The least that is left at the moments where the KV cache is there."""
     room_high: int
     host: int
+    """The fullest host, with what the driver holds."""
     slack_host: int
 
 
 @dataclass(frozen=True)
 class Room:
-    """What there is at each moment of a schedule: bytes of a device, bytes of a host without what the driver holds."""
+    """Bytes that there are at each moment of a schedule."""
 
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
+    """Without what the driver holds."""
     driver: tuple[int, ...]
+    """What the driver holds of each host."""
 
 
 def fit(one: Vector, other: Vector, room: Room) -> Fit:

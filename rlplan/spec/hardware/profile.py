@@ -37,7 +37,7 @@ class Sourced(Spec):
     provenance: Provenance
     source: str = Field(min_length=1)
     date: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
-    """Year, month or day of the source, or of the look-up for a web page."""
+    """Year, month or day of the source; of the look-up where the source is a public log."""
 
 
 class SourcedBytes(Sourced):

@@ -32,9 +32,10 @@ class LimitsSpec(Spec):
 
 
 class PreflightSpec(Spec):
-    """Before step 1. rehearses: train on one micro-batch of the longest sequences, measure it, and begin anew."""
+    """Before step 1."""
 
     rehearses: bool = True
+    """Train on one micro-batch of the longest sequences, measure it, and begin anew."""
 
 
 class CheckpointsSpec(Spec):
@@ -50,9 +51,10 @@ class CheckpointsSpec(Spec):
 
 
 class MetricsSpec(Spec):
-    """sinks: loggers that get the metrics beside the run folder's own files; a dead one never stops a run."""
+    """Where metrics go."""
 
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Loggers that get them beside the run folder's own files; a dead one never stops a run."""
 
 
 class ControlsSpec(Spec):

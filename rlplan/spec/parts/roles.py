@@ -19,9 +19,10 @@ SCALAR_HEAD = "score.weight"
 
 
 class ReferenceSpec(Spec):
-    """The KL anchor. path: its own model; without one it is the policy as it starts."""
+    """The KL anchor."""
 
     path: str | None = None
+    """Its own model; None for the policy as it starts."""
 
 
 class RewardModelSpec(Spec):

@@ -29,11 +29,13 @@ HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences that go through the model at once, padded to the longest. seq_len, response_len: tokens of each."""
+    """Sequences that go through the model at once, padded to the longest."""
 
     num_sequences: int
     seq_len: int
+    """Tokens of each, prompt and response."""
     response_len: int
+    """Tokens of each."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,13 +50,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """FLOPs, bytes and operations of a pass. fresh_bytes: touched for the first time. read_bytes: weights and
-    operands.
-    """
+    """FLOPs, bytes and operations of a pass."""
 
     flops: float
     fresh_bytes: float
+    """Touched for the first time."""
     read_bytes: float
+    """Weights and operands."""
     num_ops: int
 
     def __add__(self, other: "PassCounts") -> "PassCounts":

@@ -29,9 +29,7 @@ GRID_RATIO = 1.2
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeed:
-    """How fast one engine is. has_custom_all_reduce: vLLM's own, within a host; else NCCL's.
-
-    grids: times that were worked out before, so that one speed should serve a search.
+    """How fast one engine is.
 
     Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
     """
@@ -41,7 +39,9 @@ class EngineSpeed:
     choice: EngineChoice
     cluster: Cluster
     has_custom_all_reduce: bool = True
+    """vLLM's own, within a host; else NCCL's."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
+    """Times that were worked out before: a search asks one speed many times."""
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -84,17 +84,17 @@ class EngineSpeed:
 
 @dataclass(frozen=True, slots=True)
 class EngineRollouts:
-    """One engine's share of a step. num_samples: of a prompt, which is prefilled once. kv_tokens: that the cache holds.
-
-    max_num_seqs: at work at once, at most.
-    """
+    """One engine's share of a step."""
 
     num_rollouts: int
     prompt_len: float
     num_samples: int
+    """Of a prompt, which is prefilled once."""
     lengths: Lengths
     max_num_seqs: int
+    """Sequences that run at once, at most."""
     kv_tokens: float
+    """What the cache holds."""
 
     @property
     def limit(self) -> float:

@@ -31,19 +31,23 @@ _LEVELS = (0.85, 0.65, 0.45, 0.25, 0.12, 0.05, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some token steps. busy: rollouts at work for each of S, on average. age: tokens that these have generated."""
+    """Some token steps."""
 
     steps: float
     busy: float
+    """Running rollouts for each of S, on average."""
     age: float
+    """Tokens that these have generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """pieces: of a step, their steps added up are its length. longest: response of the sample, in tokens."""
+    """A step's generation, piece by piece."""
 
     pieces: tuple[Piece, ...]
+    """Their steps add up to its length."""
     longest: float
+    """Response of the sample, in tokens."""
 
 
 @lru_cache(maxsize=512)

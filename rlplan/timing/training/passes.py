@@ -42,15 +42,17 @@ with its copies 8, MLP 2, sums 2."""
 
 @dataclass(frozen=True)
 class TrainSetting:
-    """A role that computes. num_ranks: all of its GPUs. kernels: None as the target has them."""
+    """A role that computes."""
 
     model: ModelSpec
     role: Role
     training: SettledTraining
     choice: TrainerChoice
     num_ranks: int
+    """All of its GPUs."""
     target: Target = "rlplan"
     kernels: Kernels | None = None
+    """None as the target has them."""
 
     @cached_property
     def runs(self) -> Kernels:
@@ -88,11 +90,13 @@ class TrainSetting:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a group of ranks computes in one pass. lengths: as computed, with padding. num_head_tokens: with logits."""
+    """What a group of ranks computes in one pass."""
 
     num_sequences: float
     lengths: Lengths
+    """As computed, with padding."""
     num_head_tokens: float
+    """Tokens with logits."""
 
     @property
     def num_tokens(self) -> float:
@@ -102,16 +106,18 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Times:
-    """How often each part of a forward pass is computed in all: matmuls, attention, elementwise operators (in bytes),
-    casts backward, exchanges between ranks; head: matmuls of the head. is_training: there is a backward pass.
-    """
+    """How often each part of a forward pass is computed in all."""
 
     matmuls: float
     attention: float
     elementwise: float
+    """Of the operators' bytes."""
     exchanges: float
+    """Between ranks."""
     head: float
+    """The head's matmul."""
     is_training: bool
+    """There is a backward pass."""
 
 
 FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
