@@ -35,15 +35,6 @@ class EngineLimits:
     """Of `block_size` tokens, in the KV cache."""
     block_size: int = 16
 
-    @staticmethod
-    def of_tokens(max_num_seqs: int, kv_tokens: int, block_size: int = 16) -> "EngineLimits":
-        """For a KV cache of so many tokens, as whole blocks.
-
-        >>> EngineLimits.of_tokens(256, 1000).num_blocks
-        62
-        """
-        return EngineLimits(max_num_seqs, kv_tokens // block_size, block_size)
-
 
 class Group:
     """Rollouts of one prompt, on one engine. left: that are not rewarded yet. batch: the RL step it was made for.

@@ -38,8 +38,6 @@ class Algorithm(Spec):
     """False where the data set holds the answers."""
     trains_pairs: bool = False
     """A prompt's rollouts meet in one loss, and so in one pass."""
-    sequences_per_sample: int = Field(default=1, ge=1, le=2)
-    """Sequences that one sample of the batch brings into a pass: two for a chosen and a rejected answer."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
     """Keys of `algorithm:` with other defaults than AlgorithmSpec's."""
 

@@ -50,7 +50,7 @@ class RlRun:
 
     settings: RunSettings
     model: ModelSpec
-    critic: ModelSpec | None
+    value: ModelSpec | None
     """The value model, None without."""
     training: Cluster
     """The same GPUs as `generation` where they are shared."""
@@ -95,7 +95,7 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
     return RlRun(
         settings=settings,
         model=model,
-        critic=_critic(settings, model),
+        value=_value_model(settings, model),
         training=training,
         generation=generation,
         num_rollouts=num_rollouts,
@@ -231,7 +231,7 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSp
     )
 
 
-def _critic(settings: RunSettings, model: ModelSpec) -> ModelSpec | None:
+def _value_model(settings: RunSettings, model: ModelSpec) -> ModelSpec | None:
     """A value model: as named, the policy's size where PPO names none, none for algorithms without one."""
     name = settings.raw("critic") or settings.raw("value_model")
     if not name:

@@ -1,6 +1,6 @@
-"""write_plan_report: a plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
+"""A plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
 
-In: a plan.json of a plan or of a job, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
+In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
 PlanFiles. Left out: runs (report/write.py). No output names a path of this machine.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rlplan import __version__
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan
 from rlplan.report import charts, html, style
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import gantt
@@ -59,11 +59,6 @@ class PlanFiles:
         """The names that every report of a plan uses."""
         names = ("report.html", "timeline.png", "actions.png", "gantt.png", "staleness.png", "report.json")
         return PlanFiles(*(folder / name for name in names))
-
-
-def write_plan_report(path: Path, out_dir: Path) -> PlanFiles:
-    """Write the report of a plan file. Raises: SpecError where the file is none, or where nothing can be written."""
-    return write_simulation_report(path, out_dir) or write_report_of(read_plan(path), path.name, out_dir)
 
 
 def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:

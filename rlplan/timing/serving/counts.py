@@ -112,11 +112,6 @@ class EngineCounts:
     """In a step."""
     ranks: int
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token in the caches that keep all tokens."""
-        return sum(cache.num_bytes for cache in self.caches if cache.window is None)
-
 
 @dataclass(frozen=True, slots=True)
 class EngineCut:
@@ -139,7 +134,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     >>> counts = engine_counts(find_model("meta-llama/Llama-3.1-8B"), EngineCut())
     >>> counts.matmuls[0].num_weights  # 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     6979321856
-    >>> counts.kv_bytes_per_token, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
+    >>> counts.caches[0].num_bytes, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
     (131072, 0)
     """
     layout = engine_layout(cut.tp, ep=cut.ep)
