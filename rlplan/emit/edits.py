@@ -73,7 +73,7 @@ class Edits:
 
 
 def emit_again(folder: Path, into: str = "") -> str:
-    """The command that writes a bundle anew from its own plan, over itself or into another folder."""
+    """The command that writes a bundle again from its own plan, over itself or into another folder."""
     return shlex.join(["rlplan", "emit", str(folder / "plan.json"), "-o", into or str(folder)])
 
 

@@ -96,7 +96,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
     """One bundle a device; on a CPU host each worker takes one logical CPU of its device's bundle.
 
     Logical CPUs are slots, not cores: processes of a hybrid placement time-share a device. A process that is alone
-    at work while the others wait (engine, scorer) may use the threads of its whole group.
+    that runs while the others wait (engine, scorer) may use the threads of its whole group.
     """
     job = plan.job
     devices = [f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices)]

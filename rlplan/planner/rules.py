@@ -174,7 +174,7 @@ def _placed(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 
 def _shared_out(job: SettledJob, choice: Choice) -> Iterator[str]:
-    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
+    """Ranks that share a pass are a group; a mini-batch is split over the groups."""
     training, size = choice.arrangement.num_training, job.workload.rollouts_per_mini_batch
     ranks = choice.trainer.ranks_per_sequence
     if training < 1:

@@ -53,13 +53,13 @@ class EnginePool:
         """Deal groups out, each to the engine that has the fewest rollouts; those of one call begin together."""
         load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(load)
-        dealt: dict[int, list[Rollout]] = {}
+        assigned: dict[int, list[Rollout]] = {}
         for group in groups:
             busy, index = load[0]
-            dealt.setdefault(index, []).extend(group.rollouts)
+            assigned.setdefault(index, []).extend(group.rollouts)
             heapq.heapreplace(load, (busy + len(group.rollouts), index))
             self.num_running += len(group.rollouts)
-        for index, rollouts in dealt.items():
+        for index, rollouts in assigned.items():
             self.engines[index].submit(rollouts)
 
     def silence(self) -> Event:

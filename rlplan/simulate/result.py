@@ -82,12 +82,12 @@ class SimulationResult:
 
     @property
     def mean_staleness(self) -> float:
-        """Versions, in the mean over trained tokens."""
+        """Versions, averaged over trained tokens."""
         count = sum(self.token_staleness.values())
         return sum(age * tokens for age, tokens in self.token_staleness.items()) / count if count else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """A value for json.dumps, with what is worked out of the fields beside them."""
+        """A value for json.dumps, with what is computed from the fields beside them."""
         return {
             **asdict(self),
             "mean_step_s": self.mean_step_s,

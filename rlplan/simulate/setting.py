@@ -20,7 +20,7 @@ from rlplan.vocabulary import ActionKind
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """The rollouts of a step: groups of `num_samples` of one prompt, dealt out to engines that are all alike."""
+    """The rollouts of a step: groups of `num_samples` of one prompt, distributed over identical engines."""
 
     num_prompts: int
     num_samples: int
@@ -42,7 +42,7 @@ class Asynchrony:
     """Prompts are begun one by one and trained as they finish; otherwise whole batches are handed over."""
     interrupts: bool = False
     """The weight sync stops running rollouts, which continue under the new weights (partial rollouts, their KV cache
-    made anew); otherwise it waits until none is running."""
+    recomputed); otherwise it waits until none is running."""
     num_takes: int = 1
     """Parts in which a step's prompts are taken and trained; weights are handed over after the last."""
     max_groups_at_once: int | None = None

@@ -1,7 +1,7 @@
 """JobTiming: seconds of a whole job's actions, by part of its schedule.
 
 In: a Schedule and a Cost for each action of each part. Out: when actions of a usual step run, and what a run takes.
-Left out: how costs are worked out (cpu/actions.py), the first step, which is slower, and what the controller does in
+Left out: how costs are computed (cpu/actions.py), the first step, which is slower, and what the controller does in
 between.
 """
 

@@ -1,7 +1,7 @@
 """One steady step in seconds: when each action of a schedule starts, and what it waits for.
 
 In: a Schedule, the Cost of each action. Out: StepTiming, and the same as predicted spans.
-Left out: how costs are worked out (the other files of timing/), randomness (simulate/).
+Left out: how costs are computed (the other files of timing/), randomness (simulate/).
 
 A synchronous step is its chain. With max_staleness of 1 and more, generation runs on its own devices beside everything
 else, so that a steady step lasts as long as the slower of the two sides; the weight sync belongs to both.

@@ -294,7 +294,7 @@ def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> N
     for words in (
         "sorter, grpo, 2x cpu-host: ",
         "disaggregated: ",
-        "in the mean of 4 simulated steps",
+        "on average over 4 simulated steps",
         "Who was busy",
         "1 old",
     ):

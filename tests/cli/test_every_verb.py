@@ -113,7 +113,7 @@ def test_pages_of_a_cpu_host_and_of_gpus_have_the_same_headings(rlplan: Call, fo
             "explain",
             ("What binds in each phase", "Memory: ", "Next best", "Choices that the search rejected", "What if"),
         ),
-        ("simulate", ("One step, in the mean", "Who was busy", "Rollouts: ")),
+        ("simulate", ("Mean step", "Who was busy", "Rollouts: ")),
     ):
         for job in jobs:
             lines = rlplan(verb, job, *(("--steps", "2") if verb == "simulate" else ())).out.splitlines()

@@ -180,7 +180,7 @@ def _runs(processes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title: str) -> None:
-    """A row a candidate: what differs from the chosen one, its step, and the room that it leaves."""
+    """A row a candidate: what differs from the chosen layout, its step, and the room that it leaves."""
     rows = list(alternatives)
     if not rows:
         return
@@ -193,7 +193,7 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
             cells[:2] = [format_seconds(one.seconds), f"{one.seconds / plan.seconds - 1:+.1%}"]
         if not is_narrow:
             cells.append(one.verdict.value)
-        table.add_row(*cells, differences(one.choice, plan.choice, plan.job) or "the chosen one")
+        table.add_row(*cells, differences(one.choice, plan.choice, plan.job) or "the chosen layout")
     stdout.print(table)
 
 

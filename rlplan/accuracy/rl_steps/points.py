@@ -105,7 +105,7 @@ def hand_over(run: RlRun) -> Cost:
 
 
 def mini_batch_shape(run: RlRun, num_rollouts: int) -> MiniBatchShape:
-    """Rollouts as the trainer sees them. A mini-batch is as the prompts come; all of a step's are dealt by length."""
+    """Rollouts as the trainer sees them. A mini-batch is as the prompts come; a step's are balanced by length."""
     mean = run.prompt_len + run.lengths.mean
     return MiniBatchShape(
         num_rollouts=num_rollouts,

@@ -161,7 +161,7 @@ def read_tokens(settings: RunSettings) -> Tokens:
 
 
 def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
-    """What the backward pass computes anew. default: of the trainer; without one it must be stated. selective: what the
+    """What the backward pass recomputes. default: of the trainer; without one it must be stated. selective: what the
     trainer means by the bare word.
     """
     if settings.lists_techniques:

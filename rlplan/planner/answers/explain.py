@@ -187,7 +187,7 @@ def _as_chosen(plan: Plan) -> JobSpec:
 
 
 def _check_current(plan: Plan, search: Search) -> None:
-    """What changes would bring is worked out now. Raises: SpecError where the plan's own step is another by now."""
+    """What changes would bring is computed now. Raises: SpecError where the plan's own step is another by now."""
     now = search.step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
     if not math.isclose(now, plan.seconds, rel_tol=1e-6):
         raise SpecError(
@@ -259,7 +259,7 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
 
 
 def _rivals(plan: Plan, families: Sequence[Outcome]) -> list[Layout]:
-    """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
+    """Layouts that fit at least as well as the chosen layout, from the runners-up and the families."""
     rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.fit.rank]
     for one in families:
         if one.plan is not None and one.plan.fit.rank <= plan.fit.rank:

@@ -3,7 +3,7 @@
 In: a Plan, its search, and the layouts that stand against each other. Out: a Sensitivity for each constant that is not
 measured. Left out: constants of memory, whose intervals the ledger carries; layouts that nobody named.
 
-Which layouts fit does not depend on these constants, so that it is enough to work out the seconds of each anew.
+Which layouts fit does not depend on these constants, so that it is enough to compute the seconds of each again.
 """
 
 from collections.abc import Iterator, Sequence

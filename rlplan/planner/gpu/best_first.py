@@ -1,7 +1,7 @@
 """Best first: candidates that fit, the fastest first, exactly, without making all of them.
 
 In: a GpuSpace and a CandidateScorer. Out: scored candidates in order. Left out: how bytes (roles.py) and
-seconds (times.py) are worked out, and what is made of the best (search.py).
+seconds (times.py) are computed, and what is made of the best (search.py).
 
 Best first: a heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each by a lower bound of
 its seconds; what is popped is refined and pushed back, and a scored candidate that is popped is the best of all that

@@ -1,4 +1,4 @@
-"""Streams: choices of a trainer or an engine from the fastest on, worked out as far as somebody reads.
+"""Streams: choices of a trainer or an engine from the fastest on, computed as far as somebody reads.
 
 In: an arrangement's micro-batch sweeps, bytes and seconds of each choice. Out: choices in the order of a lower bound of
 their seconds, without those that cannot fit whatever they are combined with. Left out: combining them (search.py).

@@ -1,7 +1,7 @@
 """Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
 
 In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
-Left out: how seconds are worked out (timing/), which candidate is best (search.py).
+Left out: how seconds are computed (timing/), which candidate is best (search.py).
 
 A step's actions belong to the trainer's choice, to the engine's, or (the weight sync alone) to both. So the seconds of
 a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.

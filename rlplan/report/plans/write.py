@@ -91,15 +91,15 @@ def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) 
     return files
 
 
-def draw(told: Forecast) -> dict[str, Figure]:
+def draw(predicted: Forecast) -> dict[str, Figure]:
     """`timeline`, `gantt`, and `actions` where the timeline has seconds, in which short actions are too thin to see."""
-    memory = charts.memory_timeline if told.ledger.shares_host_memory else charts.memory_by_device
-    figures = {"timeline": memory(told, told.windows)}
-    if told.timing is not None:
-        others = told.in_order()
+    memory = charts.memory_timeline if predicted.ledger.shares_host_memory else charts.memory_by_device
+    figures = {"timeline": memory(predicted, predicted.windows)}
+    if predicted.timing is not None:
+        others = predicted.in_order()
         figures["actions"] = memory(others, others.windows)
-    timed = tuple(window for window in told.windows if window.is_timed)
-    figures["gantt"] = gantt(told, timed[-1:] or told.windows, told.timing)
+    timed = tuple(window for window in predicted.windows if window.is_timed)
+    figures["gantt"] = gantt(predicted, timed[-1:] or predicted.windows, predicted.timing)
     return figures
 
 

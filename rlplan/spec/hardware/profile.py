@@ -150,7 +150,7 @@ class CpuLatencies(Spec):
     call: SourcedSeconds
     """A call of a worker process and its answer."""
     rollout: SourcedSeconds
-    """A rollout dealt out, sent, decoded or looked at once."""
+    """A rollout assigned, sent, decoded or looked at once."""
     gradient: SourcedSeconds
     """A parameter's part in a backward pass (the trainer's hooks)."""
     update: SourcedSeconds
@@ -164,7 +164,7 @@ class CpuLatencies(Spec):
     engine_request: SourcedSeconds
     """For each prompt."""
     reload_tensor: SourcedSeconds
-    """A parameter loaded and packed anew."""
+    """A parameter loaded and packed again."""
     start_trainer: SourcedSeconds
     """On one core, until the process has its libraries and an empty model; so are the next two."""
     start_scorer: SourcedSeconds
@@ -172,7 +172,7 @@ class CpuLatencies(Spec):
     stop_engine: SourcedSeconds
     """The engine taken apart."""
     restart_engine: SourcedSeconds
-    """The engine made anew in a process that has its libraries."""
+    """The engine created again in a process that has its libraries."""
 
 
 class CpuProfile(ProfileBase):

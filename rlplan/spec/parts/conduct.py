@@ -35,7 +35,7 @@ class PreflightSpec(Spec):
     """Before step 1."""
 
     rehearses: bool = True
-    """Train on one micro-batch of the longest sequences, measure it, and begin anew."""
+    """Train on one micro-batch of the longest sequences, measure it, and start over from the same weights."""
 
 
 class CheckpointsSpec(Spec):

@@ -182,5 +182,5 @@ class Lengths:
 
 @lru_cache(maxsize=64)
 def cut_lengths(spec: LengthSpec, longest: int) -> Lengths:
-    """The distribution cut at `longest` tokens, worked out once."""
+    """The distribution cut at `longest` tokens, computed once."""
     return Lengths(spec, longest)

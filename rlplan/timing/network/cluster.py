@@ -39,7 +39,7 @@ ANY_HOST = NodeEfficiencies.model_validate(
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """GPUs of one kind. Compared by identity, so that what was worked out of one can be kept."""
+    """GPUs of one kind. Compared by identity, so that what was computed of one can be kept."""
 
     gpu: GpuProfile
     num_gpus: int

@@ -134,7 +134,7 @@ def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wi
 
 
 class EngineRates:
-    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is worked out
+    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is computed
     once, for a search asks for thousands of steps."""
 
     def __init__(

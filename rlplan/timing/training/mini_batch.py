@@ -53,7 +53,7 @@ class MiniBatchShape:
     tokens_per_pass: int = 0
     """Of a packed pass; 0 pads a pass to its longest sequence."""
     is_balanced: bool = True
-    """Rollouts are dealt to ranks by their lengths."""
+    """Rollouts are balanced over ranks by their lengths."""
 
     @property
     def deviation(self) -> float:

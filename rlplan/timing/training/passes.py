@@ -71,7 +71,7 @@ class TrainSetting:
 
     @cached_property
     def recompute(self) -> Recompute:
-        """What the backward pass computes anew."""
+        """What the backward pass recomputes."""
         if self.runs.recompute is not None:
             return self.runs.recompute
         return Recompute.FULL if self.choice.gradient_checkpointing else Recompute.NONE
@@ -84,7 +84,7 @@ class TrainSetting:
         return loss_named(self.training.logits, self.target)
 
     def head_times(self, times: "Times") -> float:
-        """How often the head's matmul is computed: once more going back where logits are taken anew, by rows."""
+        """How often the head's matmul is computed: once more going back where logits are recomputed, by rows."""
         return times.head + (times.is_training and self.loss is Loss.BY_ROWS)
 
 
@@ -275,7 +275,7 @@ def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
 
     Counts: adapters' bytes as often as elementwise operators, and their FLOPs, whose backward pass has both
     gradients; a 4-bit base `DEQUANTIZED` a weight before each matmul. Source: timing/training/adapters.py; bitsandbytes
-    0.45 MatMul4Bit, which keeps the 4-bit weight and dequantises it anew backward.
+    0.45 MatMul4Bit, which keeps the 4-bit weight and dequantises it again backward.
     """
     lora = setting.training.lora
     if lora is None:
