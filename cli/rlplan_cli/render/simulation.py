@@ -1,4 +1,4 @@
-"""A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
+"""A simulated run in a terminal: its steps against the formula, phases, utilisation, staleness.
 
 In: a Plan and the SimulationResult. Out: stdout.
 """
@@ -19,7 +19,7 @@ from rlplan_cli.render.terminal import new_table, say, stdout
 
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
-    """How steps vary, what they are made of, who was busy, how old rollouts were."""
+    """How steps vary, what they are made of, utilisation, staleness."""
     assert plan.timing is not None, "a simulated plan has its seconds"
     show_speed(plan)
     _show_steps(result)
@@ -53,7 +53,7 @@ def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: Simula
 
 
 def _show_groups(result: SimulationResult) -> None:
-    table = new_table("group", "devices", "busy", "waiting a step", title="Who was busy")
+    table = new_table("group", "devices", "busy", "idle a step", title="Utilisation")
     for group in result.groups:
         waits = format_seconds(group.bubble_s / len(result.step_s))
         table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
