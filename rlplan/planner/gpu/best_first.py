@@ -92,8 +92,8 @@ class PairBounds:
     def _beside_states(self, trainer: TrainerChoice, engine: EngineChoice) -> tuple[int, float] | None:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         roles, parts = self.scorer.roles, self.scorer.roles.parts(self.arrangement)
-        one, other = roles.holding_vector(self.arrangement, trainer), roles.engine_vector(self.arrangement, engine)
-        need = roles.without_host_memory(fit(one, other, parts.room))
+        one, other = roles.resident_bytes(self.arrangement, trainer), roles.engine_bytes(self.arrangement, engine)
+        need = roles.without_host_memory(fit(one, other, parts.capacities))
         slack = need.slack_expected if self.rank else need.slack_high
         if slack < 0 or need.slack_host < 0:
             return None

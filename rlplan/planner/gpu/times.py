@@ -172,7 +172,7 @@ class GpuTimes:
 
     def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """Trained states copied to the host, or copied and written where the trainer waits."""
-        saved = self.roles.saved_bytes(action.role, self.roles.closed(arrangement, choice, NO_ENGINE))
+        saved = self.roles.saved_bytes(action.role, Choice(arrangement, choice, NO_ENGINE))
         cluster = self._cluster(arrangement, TRAINING)
         cost = checkpoint_cost(saved * arrangement.num_training, cluster.num_hosts, cluster)
         waits = action.kind is ActionKind.WRITE_STATES
@@ -241,7 +241,7 @@ class GpuTimes:
 
     def _move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A role to the host, or back."""
-        forecast = self.roles.forecast(action.processes[0], self.roles.closed(arrangement, choice, NO_ENGINE), 1.0)
+        forecast = self.roles.forecast(action.processes[0], Choice(arrangement, choice, NO_ENGINE), 1.0)
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
         if isinstance(forecast, TrainerOnGpu):
