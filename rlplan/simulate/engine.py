@@ -74,7 +74,7 @@ class Rollout:
 
 
 class Engine:
-    """One rollout engine. on_finish: told of each rollout that has all its tokens."""
+    """One rollout engine. on_finish: called with each rollout that has all its tokens."""
 
     def __init__(
         self, env: Environment, speed: Speed, limits: EngineLimits, on_finish: Callable[[Rollout], None]
@@ -150,7 +150,7 @@ class Engine:
 
     def _end(self, event: Event) -> None:
         """A segment has ended: the batch has its tokens, and who has all of them leaves."""
-        if event is not self._next:
+        if event is not self._next:  # of a segment that was shortened since
             return
         self.num_segments += 1
         self._grow(self._planned)
@@ -162,7 +162,7 @@ class Engine:
                 self._leave(rollout)
                 self.on_finish(rollout)
         if self._is_paused:
-            for rollout in reversed(list(self.running)):
+            for rollout in reversed(list(self.running)):  # so that the first to come is the first to go on
                 self._leave(rollout)
                 self.waiting.appendleft(rollout)
             self._idle()
@@ -204,7 +204,7 @@ class Engine:
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
         ends = self._ends
-        while ends and ends[0][2].ticket != ends[0][1]:
+        while ends and ends[0][2].ticket != ends[0][1]:  # it was preempted, and joins again with another ticket
             heapq.heappop(ends)
         if not ends:
             return 0

@@ -1,4 +1,4 @@
-"""Setting: everything that a simulation is told.
+"""Setting: everything that a simulation is given.
 
 In: a schedule, the cost of each action, the rollouts of a step, how far generation may run ahead. Out: a checked value.
 Left out: where costs and speeds come from (timing/), and what is drawn (lengths.py).

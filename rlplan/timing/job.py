@@ -48,19 +48,19 @@ def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
     """
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
-    step = _play("step", always, costs, 0.0)
+    step = _timed("step", always, costs, 0.0)
     if schedule.async_rollouts is not None:
         mine = {action.id: costs[("step", action.id)] for action in always}
         step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.async_rollouts.max_staleness)
     return JobTiming(
-        start=_play("start", schedule.start, costs, 0.0),
+        start=_timed("start", schedule.start, costs, 0.0),
         step=step,
-        sometimes=_play("step", rare, costs, step.seconds),
-        finish=_play("finish", schedule.finish, costs, 0.0),
+        sometimes=_timed("step", rare, costs, step.seconds),
+        finish=_timed("finish", schedule.finish, costs, 0.0),
     )
 
 
-def _play(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
+def _timed(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
     ends: dict[str, float] = {}
     times = []
     for action in actions:

@@ -168,7 +168,7 @@ class BestFirst:
     def _refine(self, pair: Pair) -> None:
         """Pushes its successors, and itself with a refined bound for each mode of weight sync."""
         self._open(pair.bounds, pair.i, pair.j + 1)
-        if pair.j == 0:
+        if pair.j == 0:  # else (i + 1, j) would be opened once from (i + 1, j - 1) and once from here
             self._open(pair.bounds, pair.i + 1, 0)
         bounds = pair.bounds
         for transport in bounds.space.transports(bounds.arrangement, pair.engine):
@@ -184,6 +184,7 @@ class BestFirst:
         scored = bounds.scorer.score(candidate)
         self.num_scored += 1
         if scored.rank <= bounds.rank:
+            # 1 behind the 0 of bounds: a candidate is the answer only when no bound as low as it is left
             heappush(self._heap, (scored.key, 1, simplicity(candidate), scored))
 
     def _push(self, key: Key, item: object) -> None:

@@ -143,6 +143,7 @@ class Trainers:
             return ()
         if self._fits(roles.trainer_bytes(self.arrangement, choices[0])):
             return choices
+        # the largest micro-batch comes first and smaller ones need no more, so the first that fits is found by halving
         low, high = 0, len(choices) - 1
         if low == high or not self._fits(roles.trainer_bytes(self.arrangement, choices[high])):
             return ()

@@ -165,7 +165,7 @@ def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: 
 def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts:
     """Seconds with so many places for rollouts."""
     lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
-    steady = max(0, int(ratio - DEEPEST))
+    steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the occupancy beside them is one that is cached
     shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
     age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
     pieces = [(steady * lengths.mean, places, age)] if steady else []

@@ -1,7 +1,7 @@
 """How many rollouts an engine runs, from the first token of a step to the last of its longest rollout.
 
 In: response lengths, rollouts for each that runs at once. Out: an Occupancy, in token steps: apart from any engine, so
-that a search works it out once. Left out: seconds (generation.py), preemption.
+that a search computes it once. Left out: seconds (generation.py), preemption.
 
 All rollouts wait at time 0; one starts wherever another ends. Once none is left to start, the running ones finish: the
 long tail. The lengths are quantiles of the distribution, in several evenly mixed orders, whose times are averaged: it
@@ -88,6 +88,7 @@ def _schedule(lengths: list[float], places: int, sums: list[list[float]]) -> Non
     for length in lengths[places:]:
         last_start = running[0][0]
         heapq.heapreplace(running, (last_start + length, last_start))
+    # an age grows from 0 to the length: its sum over a rollout's steps is length^2 / 2, less what falls into the tail
     tail_ages = sum((end - start) ** 2 - (last_start - start) ** 2 for end, start in running) / 2
     _add(sums[0], last_start, last_start * places, sum(length**2 for length in lengths) / 2 - tail_ages)
     alive, starts, now, level = len(running), sum(start for _, start in running), last_start, 0
