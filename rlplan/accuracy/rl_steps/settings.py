@@ -88,7 +88,7 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
     num_rollouts = _rollouts(settings, num_samples)
     prompt, lengths = _lengths(settings)
     target: Target = "megatron" if re.search(r"megatron|mcore", text) else "rlplan" if is_chat else "fsdp2"
-    choice = _choice(settings, target, training.num_gpus, model)
+    choice = _choice(settings, target, training.num_gpus)
     max_len = prompt + lengths.longest
     mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
     mini = mini * (num_samples or 1) if "mini_batch" in settings and "train_gbs" not in settings else mini
@@ -199,7 +199,7 @@ def _engine_tp(settings: RunSettings, model: ModelSpec, cluster: Cluster) -> int
     return ranks
 
 
-def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSpec) -> TrainerChoice:
+def _choice(settings: RunSettings, target: Target, num_gpus: int) -> TrainerChoice:
     """How the policy is trained: NeMo-RL's `[tp, cp, ep, pp]`, keys of their own, else all in ZeRO-3.
 
     Assumed: activations are recomputed. Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses.

@@ -263,7 +263,7 @@ class GpuTimes:
     def _switch(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         cluster, level = self._cluster(arrangement, GENERATION), choice.sleep_level
         if kind is ActionKind.WAKE_KV_CACHE:
-            return wake_kv_cost(kv_cache, cluster)
+            return wake_kv_cost(kv_cache)
         size = self.roles.engine(Choice(arrangement, NO_TRAINER, choice)).weight_bytes
         if kind is ActionKind.WAKE_WEIGHTS:
             return wake_weights_cost(size, cluster, level=level)
