@@ -15,29 +15,23 @@ TRACE_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One execution of one action on one process.
-
-    step: RL step from 1; 0 while starting; -1 while finishing. attempt: from 1.
-    start_s, end_s: seconds since the trace began.
-    """
+    """One execution of one action on one process."""
 
     action_id: str
     step: int
+    """RL step from 1; 0 while starting; -1 while finishing."""
     process: str
     device: str
     start_s: float
+    """Since the trace began, as `end_s`."""
     end_s: float
     attempt: int = 1
+    """From 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Bytes that a process held at the end of an action (`resident`), at most inside it (`peak`), or inside
-    it before it repacked them (`loaded`: an engine's weights on a CPU).
-
-    kind: a MemoryKind, or `total` for the whole process as the operating system sees it.
-    statistic: `resident` | `peak` | `loaded`. at_s: seconds since the trace began.
-    """
+    """Bytes that a process held at an action."""
 
     action_id: str
     step: int
@@ -45,17 +39,22 @@ class MemorySample:
     device: str
     role: str
     kind: str
+    """A MemoryKind, or `total` for the whole process as the operating system sees it."""
     statistic: str
+    """`resident` at the end of the action, `peak` inside it, `loaded` inside it before an engine on a CPU repacked its
+    weights."""
     num_bytes: int
     at_s: float
+    """Since the trace began."""
     attempt: int = 1
 
 
 @dataclass
 class Trace:
-    """Spans and samples in the order in which they were recorded. origin: `measured` | `predicted`."""
+    """Spans and samples in the order in which they were recorded."""
 
     origin: str
+    """`measured` | `predicted`."""
     spans: list[Span] = field(default_factory=list)
     samples: list[MemorySample] = field(default_factory=list)
 

@@ -1,7 +1,11 @@
 """Options that several commands share, and what they mean."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,3 +26,31 @@ Model = Annotated[
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
 Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+@dataclass(frozen=True)
+class JobArguments:
+    """Which job is meant: a file with overrides, or a model, an algorithm and GPUs by name."""
+
+    source: Source = None
+    overrides: Overrides = None
+    model: Model = None
+    algorithm: AlgorithmName = None
+    gpus: Gpus = None
+
+
+def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes JobArguments, for typer: it makes an option of each parameter, so each field becomes one."""
+    fields = inspect.signature(JobArguments).parameters
+    _, *others = inspect.signature(command).parameters.values()
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        asked = JobArguments(**{name: values.pop(name) for name in fields})
+        command(asked, **values)
+
+    parameters = [*fields.values(), *others]
+    made: Any = flat
+    made.__signature__ = inspect.Signature(parameters)
+    made.__annotations__ = {one.name: one.annotation for one in parameters}  # typer reads both
+    return flat

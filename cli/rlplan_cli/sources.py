@@ -4,7 +4,6 @@ In: the arguments of a verb. Out: a Question. Left out: answering it.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +12,10 @@ from rlplan.errors import SpecError
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
+from rlplan_cli.options import JobArguments
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
-
-KEYS = {"model": "policy", "gpus": "hardware"}
-"""Options of a command line that are keys of a job by another name."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,11 @@ class Question:
         return self.plan.model_copy(update={"pareto": search_of(self.job).on(self.plan.num_devices).pareto()})
 
 
-def read_question(
-    verb: str, source: str | Path | None, overrides: tuple[str, ...], answers: Mapping[str, str | None]
-) -> Question:
-    """The question of a command line. answers: options that are keys of a job. Raises: SpecError."""
-    given = {KEYS.get(key, key): value for key, value in answers.items() if value is not None}
-    text = None if source is None else str(source)
+def read_question(verb: str, asked: JobArguments, objective: str | None = None) -> Question:
+    """The question of a command line. Raises: SpecError."""
+    keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
+    given = {key: value for key, value in keys.items() if value is not None}
+    text, overrides = asked.source, tuple(asked.overrides or ())
     if text is None or ("=" in text and given):
         if not given:
             raise _nothing_asked(verb)
@@ -77,7 +73,7 @@ def executable(verb: str, source: Path, overrides: tuple[str, ...]) -> "Plan":
     """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
     from rlplan.planner.executable import executable_plan
 
-    return executable_plan(read_question(verb, source, overrides, {}).answer())
+    return executable_plan(read_question(verb, JobArguments(str(source), [*overrides])).answer())
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:

@@ -37,22 +37,22 @@ PREDICTED, REFUSED = "predicted", "refused"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One point. relative_error: signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict.
-
-    pair: of a serving latency, the model, GPU and format that it is one of; empty elsewhere.
-    without_effect: of a prediction, the settings that it did not need, each with the reason.
-    """
+    """One point."""
 
     id: str
     kind: str
     measured: float | str | tuple[float, float]
+    """A number, a word, or a range."""
     predicted: float | str | None
     unit: str
     relative_error: float | None
+    """Signed, (predicted - measured) / measured; 0 inside a range; 0 or 1 for a verdict."""
     status: str
     reason: str | None
     pair: str = ""
+    """Of a serving latency, its model, GPU and format; empty elsewhere."""
     without_effect: dict[str, str] = field(default_factory=dict)
+    """Settings that the prediction did not need, each with the reason."""
 
     def as_json(self) -> dict[str, Any]:
         """The point as a mapping."""

@@ -86,10 +86,7 @@ _STATISTICS = {
 
 
 class MeasuredPoint(Lenient):
-    """One measurement. settings: what it was made under, in the source's words; reliability: A best.
-
-    Keys that stand beside these are kept: what they say counts as a setting (settings_read.py).
-    """
+    """One measurement. Keys that stand beside these are kept: what they say counts as a setting (settings_read.py)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -98,9 +95,11 @@ class MeasuredPoint(Lenient):
     model: str | None = None
     gpu: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
+    """What it was made under, in the source's words."""
     measured: Measured
     source: str = ""
     reliability: str = ""
+    """A is the best."""
     notes: str | None = None
 
 

@@ -16,17 +16,16 @@ from rlplan.accuracy.points import MeasuredPoint
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the formulas say. value: in the point's own unit, or a word where a word was measured.
-
-    is_right: for verdicts, whether the word agrees (a verdict is right or wrong, not near).
-    parts: what the value is made of, in the same unit, for those who ask why.
-    without_effect: settings that it did not need, each with the reason (settings_read.py); predictors leave it empty.
-    """
+    """What the formulas say."""
 
     value: float | str
+    """In the point's own unit, or a word where a word was measured."""
     is_right: bool | None = None
+    """For verdicts, whether the word agrees (a verdict is right or wrong, not near)."""
     parts: dict[str, float] = field(default_factory=dict)
+    """What the value is made of, in the same unit, for those who ask why."""
     without_effect: dict[str, str] = field(default_factory=dict)
+    """Settings that it did not need, each with the reason (settings_read.py); predictors leave it empty."""
 
 
 @dataclass(frozen=True)

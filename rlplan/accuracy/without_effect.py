@@ -17,16 +17,16 @@ ENGINE = r"vllm_\w+|kv_\w+|trtllm_\w+|inference_peak|serving_\w+|throughput_infe
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """names, kinds, values: what the whole of each must match, in lower case. beside: settings of which one is stated.
-
-    values: every value where it is empty; beside: whatever is stated where it is empty.
-    """
+    """Settings that do not change what is predicted: patterns that must match whole, in lower case."""
 
     names: str
     why: str
     kinds: str = ""
+    """Of points."""
     values: str = ""
+    """Empty for every value."""
     beside: tuple[str, ...] = ()
+    """Settings of which one must be stated; empty for none."""
 
     def holds(self, kind: str, name: str, settings: Mapping[str, Any]) -> bool:
         """Whether this row speaks of that setting."""

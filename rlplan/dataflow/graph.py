@@ -11,40 +11,38 @@ from rlplan.vocabulary import ActionKind, Phase, Role
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing that happens to one role.
-
-    after: ids of calls of the same part (start, step or finish) that must have finished.
-    every: the call happens in steps that are a multiple of it; first: from that step on.
-    mini_batch: index of the mini-batch, for train calls. repeat: of how many alike that follow one another it is the
-    first, in a view.
-    held_by: the role whose processes do it, where that is not `role`. takes_all: every rank of it takes part, where
-    one would do.
-    """
+    """One thing that happens to one role."""
 
     id: str
     kind: ActionKind
     role: Role
     phase: Phase
     after: tuple[str, ...] = ()
+    """Ids of calls of the same part (start, step or finish) that must have finished."""
     every: int = 1
+    """It happens in steps that are a multiple of this."""
     mini_batch: int | None = None
+    """Index of the mini-batch, for train calls."""
     held_by: Role | None = None
+    """The role whose processes do it, where that is not `role`."""
     takes_all: bool = False
+    """Every rank of the role takes part, where one would do."""
     first: int = 1
+    """The first step in which it happens."""
     repeat: int = 1
+    """In a view: how many calls alike follow one another, this one the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncRollouts:
-    """Rollouts that are generated beside the steps (off-policy by at most max_staleness versions).
-
-    action_id: of the generating action. max_staleness: in policy versions, through a bounded queue. interrupts: new
-    weights reach it in the middle of its work; otherwise it comes to rest first.
-    """
+    """Rollouts that are generated beside the steps, off-policy."""
 
     action_id: str
+    """Of the generating action."""
     max_staleness: int
+    """In policy versions, through a bounded queue."""
     interrupts: bool
+    """New weights reach the engine while it generates; otherwise it finishes what is running first."""
 
 
 @dataclass(frozen=True, slots=True)

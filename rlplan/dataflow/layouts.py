@@ -22,19 +22,18 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class RoleLayout:
-    """How one role's worker processes lie on a device group, one process a device from the first on.
-
-    dp: groups that compute passes of their own; tp: tensor-parallel ranks of one replica; zero_stage: of a role that is
-    not trained 3 where its ranks share the weights, else 0. A group's ranks follow one another.
-    """
+    """How one role's worker processes lie on a device group, one process a device from the first on."""
 
     role: Role
     worker: Worker
     group: str
     devices: tuple[str, ...]
     dp: int = 1
+    """Groups of ranks that compute passes of their own; a group's ranks follow one another."""
     tp: int = 1
+    """Tensor-parallel ranks of one replica."""
     zero_stage: int = 0
+    """Of a role that is not trained 3 where its ranks share the weights, else 0."""
 
     @property
     def shares_frozen_weights(self) -> bool:

@@ -65,11 +65,7 @@ _FROM_ONE_RANK = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.C
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that happens to one role on one device group, when everything in `after` has finished.
-
-    processes: the worker processes that take part; empty for what the driver does itself. repeat: of how many alike
-    that follow one another this is the first; 1 in a schedule that runs, more in a view of it (build.py).
-    """
+    """One thing that happens to one role on one device group, when everything in `after` has finished."""
 
     id: str
     kind: ActionKind
@@ -78,11 +74,14 @@ class Action:
     device_group: str
     stream: Stream
     processes: tuple[str, ...]
+    """The worker processes that take part; empty for what the driver does itself."""
     after: tuple[str, ...] = ()
     every: int = 1
+    """It happens in steps that are a multiple of this, from `first` on."""
     mini_batch: int | None = None
     first: int = 1
     repeat: int = 1
+    """In a view of a schedule (build.py): how many actions alike follow one another, this one the first. Else 1."""
 
     def happens_in(self, step: int) -> bool:
         """Whether this action belongs to RL step `step` (from 1; start and finish actions always happen)."""
@@ -91,17 +90,19 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole job on device groups: actions before, in every step, and after. async_rollouts: None of a synchronous
-    schedule.
-    """
+    """A whole job on device groups."""
 
     placement: Placement
     groups: tuple[DeviceGroup, ...]
     layouts: tuple[RoleLayout, ...]
     start: tuple[Action, ...]
+    """Once, before the first step."""
     step: tuple[Action, ...]
+    """In every step."""
     finish: tuple[Action, ...]
+    """Once, after the last step."""
     async_rollouts: AsyncRollouts | None = None
+    """None of a synchronous schedule."""
 
     @property
     def parts(self) -> tuple[tuple[Part, tuple[Action, ...]], ...]:

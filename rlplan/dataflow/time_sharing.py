@@ -20,14 +20,14 @@ _BESIDE = (ActionKind.VERIFY,)
 
 @dataclass(frozen=True, slots=True)
 class TimeSharing:
-    """sleeps: the engine sleeps instead of being stopped. offloaded: roles that are moved away while they wait.
-
-    stages: trained states may be copied for a checkpoint, and the copy stays while others compute.
-    """
+    """How roles on the same devices give up memory to each other."""
 
     sleeps: bool
+    """The engine sleeps instead of being stopped."""
     offloaded: tuple[Role, ...] = ()
+    """Roles that are moved away while they wait."""
     stages: bool = False
+    """Trained states may be copied for a checkpoint, and the copy stays while others compute."""
 
 
 def share_time(graph: StepGraph, sharing: TimeSharing) -> StepGraph:

@@ -8,8 +8,8 @@
     DIR/launch.sh               the one command
 
 In: a Plan. Out: those files; and back: `read_bundle(write_bundle(plan)) == execution_spec(plan)`.
-Every file but plan.json follows from plan.json, and is made anew when a bundle is read: what stands in it is compared
-(edits.py), never believed. Files that a plan does not give are not opened.
+Every file but plan.json follows from plan.json, and is generated again when a bundle is read: what stands in it is
+compared (edits.py), never believed. Files that a plan does not give are not opened.
 """
 
 import json
@@ -117,7 +117,7 @@ def _check_script(folder: Path, found: str) -> str:
             f"launch.sh: line {number} is {shorten(other)}, the plan gives {shorten(given)}",
             where=f"{folder / 'launch.sh'}: {number}",
             rule="the script of a bundle is the one that every bundle has",
-            way_out=f"`{emit_again(folder)}` writes it anew; keep a script of your own outside of the bundle",
+            way_out=f"`{emit_again(folder)}` writes it again; keep a script of your own outside of the bundle",
         )
     return found
 
@@ -143,7 +143,7 @@ def _unlike(folder: Path, what: str, name: str) -> SpecError:
         what,
         where=str(folder / name),
         rule="one file for each trained role, one for the rollout engine, execution.json, ray.json and launch.sh",
-        way_out=f"`{emit_again(folder)}` writes the bundle anew",
+        way_out=f"`{emit_again(folder)}` writes the bundle again",
     )
 
 

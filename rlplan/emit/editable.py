@@ -16,9 +16,10 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Numbers from low to high. kind: int, float (whole numbers too) or str (digits, as in an environment)."""
+    """Numbers from low to high."""
 
     kind: type
+    """int, float (whole numbers too) or str (digits, as in an environment)."""
     low: float
     high: float
 
@@ -53,17 +54,19 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Editable:
-    """One row. file: its folder, or its name. key: dotted, `*` for any one part. why: it is safe.
-
-    job_key: that sets it in the job, where one does. may_be_added: where the plan gives none.
-    """
+    """One row: a value of an emitted file that may be changed by hand."""
 
     file: str
+    """Its folder, or its name."""
     key: str
+    """Dotted, `*` for any one part."""
     takes: Number | OneOf
     why: str
+    """Why the change is safe."""
     job_key: str = ""
+    """The key of the job that sets it, where there is one."""
     may_be_added: bool = False
+    """Where the plan gives no value."""
 
 
 SWITCH = OneOf((True, False))

@@ -20,10 +20,11 @@ from rlplan.spec.base import shorten
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The edits of one file of a bundle. file: its path in the folder, with `/`."""
+    """The edits of one file of a bundle."""
 
     folder: Path
     file: str
+    """Its path in the folder, with `/`."""
     plan: Plan
 
     def laid_over(self, given: Any, found: Any, key: KeyPath = ()) -> Any:
@@ -72,7 +73,7 @@ class Edits:
 
 
 def emit_again(folder: Path, into: str = "") -> str:
-    """The command that writes a bundle anew from its own plan, over itself or into another folder."""
+    """The command that writes a bundle again from its own plan, over itself or into another folder."""
     return shlex.join(["rlplan", "emit", str(folder / "plan.json"), "-o", into or str(folder)])
 
 

@@ -18,14 +18,15 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 class ExecutionSpec(Spec):
-    """What will run. deepspeed: one config a trained role, and a frozen one whose ranks
-    share its weights; vllm: engine arguments of the policy's rollout engine."""
+    """What will run."""
 
     schema_version: Literal[1] = 1
     job: ResolvedJob
     schedule: Schedule
     deepspeed: dict[str, dict[str, Any]]
+    """One config for each trained role, and for each frozen one whose ranks share its weights."""
     vllm: dict[str, dict[str, Any]]
+    """Engine arguments of the policy's rollout engine."""
     ray: RayPlacement
 
 

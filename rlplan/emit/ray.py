@@ -63,41 +63,40 @@ THREADS_A_GPU = 4
 
 
 class WorkerPlacement(Spec):
-    """One worker process. bundle: index into the placement group; num_threads: its OpenMP threads.
-
-    num_gpus: its part of the bundle's GPU.
-    """
+    """One worker process."""
 
     process: str
     worker: Worker
     role: Role
     device: str
     bundle: int
+    """Index into the placement group."""
     num_cpus: float
     num_threads: int
+    """Its OpenMP threads."""
     environment: dict[str, str]
     num_gpus: float = 0.0
+    """Its share of the bundle's GPU."""
 
 
 class RayPlacement(Spec):
-    """Bundles, one a device, and the workers in them. object_store_memory: bytes of Ray's shared store.
-
-    islands: bundles that lie on one host together; each island becomes one STRICT_PACK placement group.
-    spreads_islands: no two islands on one host.
-    """
+    """Bundles, one a device, and the workers in them."""
 
     bundles: tuple[dict[str, float], ...]
     islands: tuple[tuple[int, ...], ...]
+    """Bundles that lie on one host together; each island becomes one STRICT_PACK placement group."""
     spreads_islands: bool = True
+    """No two islands on one host."""
     workers: tuple[WorkerPlacement, ...]
     object_store_memory: int = 128 * MIB
+    """Bytes of Ray's shared store."""
 
 
 def ray_placement(plan: Plan) -> RayPlacement:
     """One bundle a device; on a CPU host each worker takes one logical CPU of its device's bundle.
 
     Logical CPUs are slots, not cores: processes of a hybrid placement time-share a device. A process that is alone
-    at work while the others wait (engine, scorer) may use the threads of its whole group.
+    that runs while the others wait (engine, scorer) may use the threads of its whole group.
     """
     job = plan.job
     devices = [f"{job.device_kind}:{index}" for index in range(job.hardware.num_devices)]

@@ -148,7 +148,7 @@ class SearchStats:
     num_candidates: int = 0
     """That there are."""
     num_scored: int = 0
-    """Whose bytes and seconds were worked out."""
+    """Whose bytes and seconds were computed."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why rlplan's own runtime does not run a choice of a job."""
     if job.target != "rlplan":
         return
-    yield from _placed(job, choice)
-    yield from _shared_out(job, choice)
+    yield from _devices(job, choice)
+    yield from _mini_batches(job, choice)
     if job.device_kind == "cuda":
         yield from _engines_on_gpus(job, choice)
         yield from _sync_on_gpus(job, choice)
@@ -152,7 +152,7 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
 
 
-def _placed(job: SettledJob, choice: Choice) -> Iterator[str]:
+def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Devices enough, and groups of their own for what runs beside each other."""
     arrangement, engine = choice.arrangement, choice.engine
     placement, num_processes = arrangement.placement, choice.engines * engine.tp
@@ -173,8 +173,8 @@ def _placed(job: SettledJob, choice: Choice) -> Iterator[str]:
         )
 
 
-def _shared_out(job: SettledJob, choice: Choice) -> Iterator[str]:
-    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups."""
+def _mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Ranks that share a pass are a group; a mini-batch is split over the groups."""
     training, size = choice.arrangement.num_training, job.workload.rollouts_per_mini_batch
     ranks = choice.trainer.ranks_per_sequence
     if training < 1:
@@ -233,7 +233,7 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
     needs_each = sync_mode == "cuda_ipc" and arrangement.num_training > 1
     if choice.senders != "auto" and needs_each != (choice.senders == "each"):
         wanted = "each" if needs_each else "one"
-        yield f"placement.sync_senders {choice.senders} with transport {sync_mode}: {wanted} is right here"
+        yield f"placement.sync_senders {choice.senders} with transport {sync_mode}: {wanted} is needed"
 
 
 def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:

@@ -19,17 +19,17 @@ from rlplan.vocabulary import Role
 
 @dataclass(frozen=True)
 class GpuPool:
-    """GPUs of one kind. capacity: bytes of one that may be used. host_capacity: of one host, None where not known.
-
-    node: the machine they sit in, None where none is known.
-    """
+    """GPUs of one kind."""
 
     gpu: GpuProfile
     num_gpus: int
     capacity: int
+    """Bytes of one GPU that may be used."""
     gpus_per_host: int
     host_capacity: int | None
+    """Bytes of one host, None where not known."""
     node: NodeProfile | None = None
+    """The machine they sit in, None where none is known."""
 
     @property
     def num_hosts(self) -> int:
@@ -49,12 +49,13 @@ class GpuPool:
 
 @dataclass(frozen=True)
 class GpuSetting:
-    """Where a job on GPUs runs and what with. pools: one group of GPUs, or those that train and those that generate.
+    """Where a job on GPUs runs and what with.
 
     What is asked of the whole setting (`gpu`, `capacity`, ...) is the first pool's, but for `num_gpus`.
     """
 
     pools: tuple[GpuPool, ...]
+    """One group of GPUs, or those that train and those that generate."""
     models: Mapping[Role, ModelSpec]
 
     def pool(self, group: str) -> GpuPool:

@@ -26,10 +26,6 @@ PERSISTENT = tuple(str(kind) for kind in PERSISTENT_KINDS)
 
 _AT = ["run_phase", "action_id", "process"]
 _BYTES = ["resident_bytes", "peak_bytes", "loaded_bytes"]
-_PREDICTED_COLUMNS = [
-    *("run_phase", "action_id", "phase", "process", "device", "role", "kind", "space"),
-    *("resident_bytes", "peak_bytes", "provenance", "source", "loaded_bytes"),
-]
 _MEASURED_COLUMNS = [
     *("step", "attempt", "run_phase", "action_id", "process", "device", "role", "kind", "statistic"),
     *("measured_bytes", "at_s"),

@@ -16,8 +16,6 @@ from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.trace import Trace
 
-FINISHED = "finished"
-
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
 
 

@@ -1,4 +1,4 @@
-"""Findings: everything that a report says, worked out once, and its machine-readable summary.
+"""Findings: everything that a report says, computed once, and its machine-readable summary.
 
 In: the run folder that the report is about and those to lay beside it. Out: dataframes, and a JSON-able summary.
 Left out: drawing and wording.

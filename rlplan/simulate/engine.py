@@ -28,20 +28,12 @@ from rlplan.simulate.timeout import Timeout
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine can run at once. num_blocks: of `block_size` tokens, in the KV cache."""
+    """What one engine can run at once."""
 
     max_num_seqs: int
     num_blocks: int
+    """Of `block_size` tokens, in the KV cache."""
     block_size: int = 16
-
-    @staticmethod
-    def of_tokens(max_num_seqs: int, kv_tokens: int, block_size: int = 16) -> "EngineLimits":
-        """For a KV cache of so many tokens, as whole blocks.
-
-        >>> EngineLimits.of_tokens(256, 1000).num_blocks
-        62
-        """
-        return EngineLimits(max_num_seqs, kv_tokens // block_size, block_size)
 
 
 class Group:
@@ -82,7 +74,7 @@ class Rollout:
 
 
 class Engine:
-    """One rollout engine. on_finish: told of each rollout that has all its tokens."""
+    """One rollout engine. on_finish: called with each rollout that has all its tokens."""
 
     def __init__(
         self, env: Environment, speed: Speed, limits: EngineLimits, on_finish: Callable[[Rollout], None]
@@ -158,7 +150,7 @@ class Engine:
 
     def _end(self, event: Event) -> None:
         """A segment has ended: the batch has its tokens, and who has all of them leaves."""
-        if event is not self._next:
+        if event is not self._next:  # of a segment that was shortened since
             return
         self.num_segments += 1
         self._grow(self._planned)
@@ -170,7 +162,7 @@ class Engine:
                 self._leave(rollout)
                 self.on_finish(rollout)
         if self._is_paused:
-            for rollout in reversed(list(self.running)):
+            for rollout in reversed(list(self.running)):  # so that the first to come is the first to go on
                 self._leave(rollout)
                 self.waiting.appendleft(rollout)
             self._idle()
@@ -212,7 +204,7 @@ class Engine:
     def _steps_to_go(self) -> int:
         """Decode steps until the next rollout ends or blocks are lacking."""
         ends = self._ends
-        while ends and ends[0][2].ticket != ends[0][1]:
+        while ends and ends[0][2].ticket != ends[0][1]:  # it was preempted, and joins again with another ticket
             heapq.heappop(ends)
         if not ends:
             return 0

@@ -17,7 +17,7 @@ from rlplan.simulate.timeout import Timeout
 
 
 class EnginePool:
-    """All engines. on_rewarded: told of each group whose rollouts all have their rewards."""
+    """All engines. on_rewarded: called with each group whose rollouts all have their rewards."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class EnginePool:
         return made
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """Deal groups out, each to the engine that has the fewest rollouts; those of one call begin together."""
+        """Groups go each to the engine that has the fewest rollouts; those of one call begin together."""
         load = [(engine.num_unfinished, index) for index, engine in enumerate(self.engines)]
         heapq.heapify(load)
-        dealt: dict[int, list[Rollout]] = {}
+        assigned: dict[int, list[Rollout]] = {}
         for group in groups:
             busy, index = load[0]
-            dealt.setdefault(index, []).extend(group.rollouts)
+            assigned.setdefault(index, []).extend(group.rollouts)
             heapq.heapreplace(load, (busy + len(group.rollouts), index))
             self.num_running += len(group.rollouts)
-        for index, rollouts in dealt.items():
+        for index, rollouts in assigned.items():
             self.engines[index].submit(rollouts)
 
     def silence(self) -> Event:

@@ -9,7 +9,7 @@ import random
 from rlplan.spec.parts.lengths import Lengths
 
 TABLE = 1 << 14
-"""Quantiles that are worked out beforehand; between two of them a length is interpolated."""
+"""Quantiles that are computed beforehand; between two of them a length is interpolated."""
 
 TAIL = 64
 """Intervals at either end of the table where quantiles bend too much for that: there the exact one is taken."""

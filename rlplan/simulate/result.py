@@ -17,11 +17,12 @@ SIMULATION_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class GroupUse:
-    """A device group. busy_s: seconds that its devices worked, in the mean over them; the rest are bubbles."""
+    """A device group."""
 
     name: str
     num_devices: int
     busy_s: float
+    """Seconds that its devices worked, averaged over them; the rest are bubbles."""
     bubble_s: float
 
     @property
@@ -33,30 +34,29 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """A simulated run.
-
-    step_s: from the end of a step (the weight sync of its weights) to the end of the next; the first from the start.
-    phase_s: seconds of each phase in all steps; of an asynchronous step they overlap.
-    token_staleness, rollout_staleness: how many were how many versions old when they were trained; a rollout as old as
-        its oldest token.
-    num_tokens: generated, those of unfinished rollouts too; num_trained_tokens: of those that were trained.
-    kv_use: largest share of an engine's KV cache that held anything.
-    num_events: changes of a batch, rewards and actions that ended.
-    """
+    """A simulated run."""
 
     seed: int
     seconds: float
     step_s: tuple[float, ...]
+    """From the end of a step (the weight sync of its weights) to the end of the next; the first from the start."""
     phase_s: Mapping[Phase, float]
+    """Seconds of each phase in all steps; in an asynchronous run they overlap."""
     groups: tuple[GroupUse, ...]
     token_staleness: Mapping[int, int]
+    """Staleness in policy versions -> number of trained tokens."""
     rollout_staleness: Mapping[int, int]
+    """The same of trained rollouts: each is as stale as its oldest token."""
     num_tokens: int
+    """Generated, those of unfinished rollouts too."""
     num_trained_tokens: int
+    """Of rollouts that were trained."""
     num_prefill_tokens: int
     num_preemptions: int
     kv_use: float
+    """Largest share of an engine's KV cache that held anything."""
     num_events: int
+    """Changes of a batch, rewards and actions that ended."""
     trace: Trace
     schema_version: int = SIMULATION_SCHEMA_VERSION
 
@@ -82,12 +82,12 @@ class SimulationResult:
 
     @property
     def mean_staleness(self) -> float:
-        """Versions, in the mean over trained tokens."""
+        """Versions, averaged over trained tokens."""
         count = sum(self.token_staleness.values())
         return sum(age * tokens for age, tokens in self.token_staleness.items()) / count if count else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """A value for json.dumps, with what is worked out of the fields beside them."""
+        """A value for json.dumps, with what is computed from the fields beside them."""
         return {
             **asdict(self),
             "mean_step_s": self.mean_step_s,

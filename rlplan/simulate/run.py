@@ -25,13 +25,16 @@ from rlplan.simulate.staleness import StalenessCounts, must_be_waited_for, num_a
 from rlplan.vocabulary import ActionKind, Phase
 
 Play = Generator[Event, Any, None]
+STREAM = 0
+"""The batch of all groups of a stream; others are numbered by their step."""
+VERSION, QUEUE = -1, -2
+"""What may change beside a batch: the weights' version, and the groups that may be trained on."""
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
     """Play the whole run. Raises: SpecError where the setting makes no sense.
 
-    The collector of reference cycles rests meanwhile: it takes half the time, and what is done with frees
-    itself.
+    Garbage collection is off meanwhile: it would take half the time, and reference counts free what is done with.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -77,7 +80,7 @@ class _Run:
         """An action on its devices, once they are free."""
         names = self.setting.groups_of(action)
         requests = [self.devices[name].request() for name in names]
-        for request in requests:
+        for request in requests:  # in the same order for every action, so that no two wait for each other
             yield request
         start = self.env.now
         yield self.env.timeout(self.setting.seconds(action) * share)
@@ -136,7 +139,7 @@ class _Run:
         assert self.setting.generates is not None
         for step in range(1, self.setting.num_steps + 1):
             while self.version < step - 1 - int(asynchrony.max_staleness):
-                yield self._change(-1)
+                yield self._change(VERSION)
             yield from self._generate(self.engine_pool, self.setting.generates, step)
 
     def _train_behind(self, asynchrony: Asynchrony) -> Play:
@@ -160,7 +163,7 @@ class _Run:
         for step in range(1, self.setting.num_steps + 1):
             for take in range(asynchrony.num_takes):
                 while len(self.queue) < per_take or (asynchrony.is_bound and self._must_wait(asynchrony, per_take)):
-                    yield self._change(-2)
+                    yield self._change(QUEUE)
                 if asynchrony.is_bound:
                     self.queue = deque(sorted(self.queue, key=lambda group: group.number))
                 self._train_on(self._take(per_take))
@@ -196,9 +199,9 @@ class _Run:
         allowed = min(num_allowed(self.version, asynchrony.max_staleness, size), self.setting.num_steps * size)
         count = allowed - self.num_begun
         if asynchrony.max_groups_at_once is not None:
-            count = min(count, asynchrony.max_groups_at_once - self.open.get(0, 0))
+            count = min(count, asynchrony.max_groups_at_once - self.open.get(STREAM, 0))
         if count > 0:
-            self._begin(engine_pool, 0, count)
+            self._begin(engine_pool, STREAM, count)
 
     # ------------------------------------------------------------------------------------------------- shared
 
@@ -214,11 +217,11 @@ class _Run:
         self.queue.append(group)
         del self.unfinished[group.number]
         self.open[group.batch] -= 1
-        if group.batch == 0:
+        if group.batch == STREAM:
             self._feed()
-            self._tell(-2)
+            self._notify(QUEUE)
         elif not self.open[group.batch]:
-            self._tell(group.batch)
+            self._notify(group.batch)
 
     def _take(self, count: int) -> list[Group]:
         return [self.queue.popleft() for _ in range(count)]
@@ -248,18 +251,18 @@ class _Run:
         self.engine_pool.resume(self.version)
         self.is_handing_over = False
         self._step_ended()
-        self._tell(-1)
+        self._notify(VERSION)
 
     def _change(self, subject: int) -> Event:
-        """The next time that something happens to a batch (by number), the version (-1) or the queue (-2)."""
+        """The next time that something happens to a batch (by number), VERSION or QUEUE."""
         event = self.env.event()
         self.changed.append((subject, event))
         return event
 
-    def _tell(self, subject: int) -> None:
-        told = [event for about, event in self.changed if about == subject]
+    def _notify(self, subject: int) -> None:
+        waiting = [event for about, event in self.changed if about == subject]
         self.changed = [pair for pair in self.changed if pair[0] != subject]
-        for event in told:
+        for event in waiting:
             event.succeed()
 
     def _result(self) -> SimulationResult:

@@ -1,4 +1,4 @@
-"""Setting: everything that a simulation is told.
+"""Setting: everything that a simulation is given.
 
 In: a schedule, the cost of each action, the rollouts of a step, how far generation may run ahead. Out: a checked value.
 Left out: where costs and speeds come from (timing/), and what is drawn (lengths.py).
@@ -20,7 +20,7 @@ from rlplan.vocabulary import ActionKind
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """The rollouts of a step: groups of `num_samples` of one prompt, dealt out to engines that are all alike."""
+    """The rollouts of a step: groups of `num_samples` of one prompt, distributed over identical engines."""
 
     num_prompts: int
     num_samples: int
@@ -32,49 +32,46 @@ class StepRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Asynchrony:
-    """How generation runs beside training.
-
-    max_staleness: versions that generation may be ahead of what is trained, in steps' worth of prompts. At any time at
-        most (version + 1 + max_staleness) x num_prompts prompts have been begun. A fraction is allowed when streaming;
-        0 streams the rollouts of one version into training without ever using older ones.
-    streams: prompts are begun one by one and trained as they come; otherwise whole batches are handed over.
-    interrupts: the weight sync stops rollouts in mid-sentence, and they go on under the new weights (partial
-        rollouts, their KV cache made anew); otherwise it waits until none is running.
-    num_takes: parts in which a step's prompts are taken and trained; weights are handed over after the last.
-    max_groups_at_once: prompts that are worked on at the same time.
-    is_bound: no group becomes older than `max_staleness` either: the oldest are taken first, and a step waits for one
-        that would be too old for the next; otherwise groups are taken as they end, and only what is begun is bounded.
-    """
+    """How generation runs beside training."""
 
     max_staleness: float = 1.0
+    """Policy versions that generation may be ahead of training: at most (version + 1 + max_staleness) x num_prompts
+    prompts have been begun at any time. A fraction is allowed when streaming; 0 streams the rollouts of one version
+    into training without ever using older ones."""
     streams: bool = False
+    """Prompts are begun one by one and trained as they finish; otherwise whole batches are handed over."""
     interrupts: bool = False
+    """The weight sync stops running rollouts, which continue under the new weights (partial rollouts, their KV cache
+    recomputed); otherwise it waits until none is running."""
     num_takes: int = 1
+    """Parts in which a step's prompts are taken and trained; weights are handed over after the last."""
     max_groups_at_once: int | None = None
+    """Prompts that are worked on at the same time."""
     is_bound: bool = False
+    """No group becomes older than `max_staleness`: the oldest are taken first, and a step waits for one that would be
+    too old for the next. Otherwise groups are taken as they end, and only what is begun is bounded."""
 
 
 @dataclass(frozen=True)
 class SimulationSetting:
-    """What is simulated.
-
-    costs: by action id; an action without one takes no time. GENERATE is simulated by engines where there are
-    `rollouts`
-        and a `speed`, and takes its cost otherwise. asynchrony: None for a synchronous step.
-    reward_latency_s: from a rollout's last token to its reward; at most `num_reward_workers` at once (0: any number).
-    ledger: where memory over time is wanted. num_traced_steps: the first steps, that go into the trace.
-    """
+    """What is simulated. With `rollouts` and a `speed` engines simulate GENERATE, which otherwise takes its cost."""
 
     schedule: Schedule
     costs: Mapping[str, Cost] = field(default_factory=dict)
+    """By action id; an action without one takes no time."""
     rollouts: StepRollouts | None = None
     speed: Speed | None = None
     num_steps: int = 20
     asynchrony: Asynchrony | None = None
+    """None for a synchronous step."""
     reward_latency_s: float = 0.0
+    """From a rollout's last token to its reward."""
     num_reward_workers: int = 0
+    """Rewards computed at once; 0 for any number."""
     ledger: MemoryLedger | None = None
+    """Where memory over time is wanted."""
     num_traced_steps: int = 3
+    """The first steps, which go into the trace."""
 
     def __post_init__(self) -> None:
         _check_rollouts(self.rollouts, self.speed)

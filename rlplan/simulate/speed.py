@@ -34,11 +34,11 @@ def batch_prefill_s(speed: Speed, num_tokens: int, num_attended: float) -> float
 
 
 CELL = 1 << 14
-"""Tokens held, in steps of which a remembered speed is worked out; between two it is interpolated."""
+"""Tokens held, in steps of which a remembered speed is computed; between two it is interpolated."""
 
 
 class RememberedSpeed:
-    """Another speed, worked out once for each number of sequences and CELL of tokens.
+    """Another speed, computed once for each number of sequences and CELL of tokens.
 
     A simulation asks a million times, and a model of an engine thinks for microseconds.
 

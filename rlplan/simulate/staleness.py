@@ -46,20 +46,6 @@ def must_be_waited_for(begun_under: Iterable[int], version: int, max_staleness: 
     )
 
 
-def mean_lag(num_in_system: float, num_prompts: float) -> float:
-    """Versions between a prompt's beginning and its training, in the mean, when everything flows steadily.
-
-    Counts: prompts begun and not yet trained / prompts of a batch.
-    Source: Little's law; Sample Factory (Petrenko et al. 2020) and its documentation, "Policy Lag": the lag is
-        proportional to num_epochs x samples in flight / batch size, counted in optimizer steps.
-    Assumes: a steady flow, first in first out. Differs: from Sample Factory by counting weight syncs.
-
-    >>> mean_lag(1024, 512)
-    2.0
-    """
-    return num_in_system / num_prompts
-
-
 class StalenessCounts:
     """Ages at the moment of training, in versions."""
 

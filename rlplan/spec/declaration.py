@@ -19,26 +19,27 @@ POLICY_ALONE = (Role.POLICY,)
 
 
 class Algorithm(Spec):
-    """What an algorithm is made of. `advantage` and `loss` are names that `rlplan.runtime.losses` knows.
-
-    trained_roles: the policy first. min_samples_per_prompt: that its advantage compares. num_baseline_samples: greedy
-    rollouts of each prompt beside the sampled ones, rewarded and never trained on. has_rollouts: False where the
-    answers are given. trains_pairs: a prompt's rollouts meet in one loss, and so in one pass. sequences_per_sample:
-    that one sample of a job's batch brings into a pass: two where a chosen and a rejected answer are one sample.
-    defaults: keys of `algorithm:` that are other than usual where the job leaves them out.
-    """
+    """What an algorithm is made of."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_+]{0,63}$")
     source: str
+    """The paper, or the upstream file, that defines it."""
     advantage: str
+    """A name that `rlplan.runtime.losses` knows."""
     loss: str
+    """A name that `rlplan.runtime.losses` knows."""
     trained_roles: tuple[Role, ...] = POLICY_ALONE
+    """The policy first."""
     min_samples_per_prompt: int = Field(default=1, ge=1)
+    """Rollouts of a prompt that the advantage must be able to compare."""
     num_baseline_samples: int = Field(default=0, ge=0, le=1)
+    """Greedy rollouts of each prompt beside the sampled ones: rewarded, never trained on."""
     has_rollouts: bool = True
+    """False where the data set holds the answers."""
     trains_pairs: bool = False
-    sequences_per_sample: int = Field(default=1, ge=1, le=2)
+    """A prompt's rollouts meet in one loss, and so in one pass."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
+    """Keys of `algorithm:` with other defaults than AlgorithmSpec's."""
 
     @field_validator("trained_roles")
     @classmethod

@@ -24,10 +24,12 @@ DIGEST_LENGTH = 16
 
 
 class Fingerprints(Spec):
-    """model: of the policy's folder, empty where it was not there. profile: of the hardware profile's values."""
+    """Digests of what a plan was made for, to notice that it changed since."""
 
     model: str
+    """Of the policy's folder; empty where it was not there."""
     profile: str
+    """Of the hardware profile's values."""
 
 
 def take_fingerprints(job: JobSpec) -> Fingerprints:

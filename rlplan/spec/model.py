@@ -49,12 +49,7 @@ RUNNABLE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3
 
 
 class ModelSpec(Spec):
-    """The shape of a decoder. All sizes are counts of elements or tokens.
-
-    attention_kinds: what each layer attends to (`full`, `sliding`, `chunked`, `linear`); empty where all are full.
-    window: tokens that a sliding or chunked layer sees. options: conditions of the family's tables that hold here.
-    quantization: of the checkpoint, None for plain weights; shapes are those of the unquantised model.
-    """
+    """The shape of a decoder. All sizes are counts of elements or tokens."""
 
     architecture: str
     hidden_size: int = Field(ge=1, le=MAX_DIMENSION)
@@ -70,8 +65,11 @@ class ModelSpec(Spec):
     has_qk_norm: bool
     has_output_bias: bool = False
     options: tuple[str, ...] = ()
+    """Conditions of the family's tables that hold here."""
     attention_kinds: tuple[str, ...] = ()
+    """What each layer attends to (`full`, `sliding`, `chunked`, `linear`); empty where all are full."""
     window: int | None = None
+    """Tokens that a sliding or chunked layer sees."""
     experts: ExpertsSpec | None = None
     latent_attention: LatentAttentionSpec | None = None
     indexer: IndexerSpec | None = None
@@ -79,6 +77,7 @@ class ModelSpec(Spec):
     global_attention: GlobalAttentionSpec | None = None
     vision: VisionSpec | None = None
     quantization: QuantizationSpec | None = None
+    """Of the checkpoint, None for plain weights; shapes are those of the unquantised model."""
 
     def __hash__(self) -> int:
         """Of a few sizes: enough to tell models apart, and cheap in a cache's key."""

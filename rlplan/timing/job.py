@@ -1,7 +1,7 @@
 """JobTiming: seconds of a whole job's actions, by part of its schedule.
 
 In: a Schedule and a Cost for each action of each part. Out: when actions of a usual step run, and what a run takes.
-Left out: how costs are worked out (cpu/actions.py), the first step, which is slower, and what the controller does in
+Left out: how costs are computed (cpu/actions.py), the first step, which is slower, and what the controller does in
 between.
 """
 
@@ -17,14 +17,16 @@ PartCosts = Mapping[tuple[Part, str], Cost]
 
 @dataclass(frozen=True)
 class JobTiming:
-    """Actions with their start and Cost. step: of every step; sometimes: of some (evaluation), from the step's end.
+    """Actions with their start and Cost.
 
     An action starts when all that come before it have ended; those that run beside each other may overlap.
     """
 
     start: StepTiming
     step: StepTiming
+    """Of every step."""
     sometimes: StepTiming
+    """Of some steps (evaluation), from the step's end."""
     finish: StepTiming
 
     def cost(self, part: Part, action_id: str) -> Cost | None:
@@ -46,19 +48,19 @@ def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
     """
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
-    step = _play("step", always, costs, 0.0)
+    step = _timed("step", always, costs, 0.0)
     if schedule.async_rollouts is not None:
         mine = {action.id: costs[("step", action.id)] for action in always}
         step = time_step(replace(schedule, step=always), mine, max_staleness=schedule.async_rollouts.max_staleness)
     return JobTiming(
-        start=_play("start", schedule.start, costs, 0.0),
+        start=_timed("start", schedule.start, costs, 0.0),
         step=step,
-        sometimes=_play("step", rare, costs, step.seconds),
-        finish=_play("finish", schedule.finish, costs, 0.0),
+        sometimes=_timed("step", rare, costs, step.seconds),
+        finish=_timed("finish", schedule.finish, costs, 0.0),
     )
 
 
-def _play(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
+def _timed(part: Part, actions: tuple[Action, ...], costs: PartCosts, begin_s: float) -> StepTiming:
     ends: dict[str, float] = {}
     times = []
     for action in actions:

@@ -21,13 +21,15 @@ FIRST = 1
 
 @dataclass(frozen=True, slots=True)
 class ActionSeconds:
-    """An action of a part. predicted_s: None where the plan has no seconds. median_s: over `count` executions."""
+    """An action of a part."""
 
     part: Part
     action_id: str
     phase: Phase
     predicted_s: float | None
+    """None where the plan has no seconds."""
     median_s: float
+    """Over `count` executions."""
     count: int
 
     @property

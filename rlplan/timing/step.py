@@ -1,7 +1,7 @@
 """One steady step in seconds: when each action of a schedule starts, and what it waits for.
 
 In: a Schedule, the Cost of each action. Out: StepTiming, and the same as predicted spans.
-Left out: how costs are worked out (the other files of timing/), randomness (simulate/).
+Left out: how costs are computed (the other files of timing/), randomness (simulate/).
 
 A synchronous step is its chain. With max_staleness of 1 and more, generation runs on its own devices beside everything
 else, so that a steady step lasts as long as the slower of the two sides; the weight sync belongs to both.
@@ -19,11 +19,12 @@ from rlplan.vocabulary import ActionKind, Phase
 
 @dataclass(frozen=True)
 class ActionTime:
-    """An action within a steady step. start_s: from the beginning of the step."""
+    """An action within a steady step."""
 
     action_id: str
     phase: Phase
     start_s: float
+    """From the beginning of the step."""
     cost: Cost
 
     @property
@@ -34,10 +35,12 @@ class ActionTime:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A steady step. actions: in the order of the schedule. idle_s: that the faster of two sides waits."""
+    """A steady step."""
 
     actions: tuple[ActionTime, ...]
+    """In the order of the schedule."""
     idle_s: float = 0.0
+    """How long the faster of generation and training waits for the other."""
 
     @cached_property
     def seconds(self) -> float:

@@ -304,8 +304,8 @@ def test_a_job_is_simulated_with_the_staleness_that_it_allows(rlplan: Call) -> N
     for words in (
         "sorter, grpo, 2x cpu-host: ",
         "disaggregated: ",
-        "in the mean of 4 simulated steps",
-        "Who was busy",
+        "on average over 4 simulated steps",
+        "Utilisation",
         "1 old",
     ):
         assert words in answer.out

@@ -124,13 +124,13 @@ def test_a_page_of_a_plan_or_a_bundle_is_that_of_its_job_word_for_word(page: Cal
 def test_pages_of_a_cpu_host_and_of_gpus_have_the_same_headings(page: Call, folder: Path) -> None:
     jobs = (QUICKSTART, partial(folder))
     for verb, headings in (
-        ("estimate", ("One step on ", "The binding run_phase: ", "Peak of each process", "KV cache: ", "Host: ")),
-        ("plan", ("One steady step", "Its actions", "Memory: ", "Next best", "Not ")),
+        ("estimate", ("Memory in one step, ", "At the peak: ", "Peak of each process", "KV cache: ", "Host: ")),
+        ("plan", ("Steady step by phase", "Steady step by action", "Memory: ", "Next best", "Not ")),
         (
             "explain",
             ("What binds in each phase", "Memory: ", "Next best", "Choices that the search rejected", "What if"),
         ),
-        ("simulate", ("One step, in the mean", "Who was busy", "Rollouts: ")),
+        ("simulate", ("Mean step", "Utilisation", "Rollouts: ")),
     ):
         for job in jobs:
             lines = page(verb, job).out.splitlines()

@@ -136,7 +136,7 @@ def test_an_explanation_is_a_page(rlplan: Call, plan: Path) -> None:
         "Choices that the search rejected",
         "What if",
         "one GPU more" if "one GPU more" in answer.out else "one host more",
-        "A step if ...",
+        "Seconds of a step if a constant changes",
         "constants are derived or assumed",
     ):
         assert words in answer.out
@@ -178,7 +178,7 @@ def test_a_simulation_says_how_steps_vary(rlplan: Call, plan: Path, tmp_path: Pa
     out = tmp_path / "deep" / "result.json"
     answer = rlplan("simulate", plan, "--steps", 3, "-o", out)
     assert (answer.exit_code, answer.err) == (0, f"result written to {out}\n")
-    for words in ("in the mean of 3 simulated steps (seed 0)", "simulated", "formula", "Who was busy", "Rollouts: "):
+    for words in ("on average over 3 simulated steps (seed 0)", "simulated", "formula", "Utilisation", "Rollouts: "):
         assert words in answer.out
     result = json.loads(out.read_text())
     assert result["schema_version"] == 1

@@ -94,7 +94,7 @@ def test_a_narrow_terminal_leaves_columns_out_rather_than_breaking_them() -> Non
     narrow, wide = (plain(in_terminal(columns, "estimate", QUICKSTART)) for columns in (80, 140))
     assert "scorer/reference/0   486 MiB   score/reference" in wide
     assert "scorer/reference/0   486 MiB   process" in narrow
-    assert re.search(r"active +idle +together", narrow)
+    assert re.search(r"active +idle +total", narrow)
     assert all(len(line) <= 80 for line in narrow.splitlines() if line.startswith(" "))
 
 

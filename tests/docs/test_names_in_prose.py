@@ -3,12 +3,14 @@
 In: tracked Markdown pages and docstrings. Left out: docs/decisions.md and CHANGELOG.md, which tell of what was.
 
 A name is taken for an upstream project's where the sentence before it names that project, or where it stands after the
-docstring's `Source`. In Markdown tables sources have columns of their own, so pages are held to dotted names, calls and
-paths from the repository's root, docstrings to bare file names too.
+docstring's `Source`; a name without a dot, such as `num_takes` or `RolloutBuffer`, also where the docstring or its
+module's names one. In Markdown tables sources have columns of their own, so pages are held to names and to paths from
+the repository's root, docstrings to bare file names too.
 """
 
 import ast
 import builtins
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -30,7 +32,7 @@ OF_A_BUNDLE = {row.key for row in EDITABLE}
 LIBRARIES = {"ray", "torch", "vllm", "deepspeed", "transformers", "os", "math", "json"}
 UPSTREAM = re.compile(
     r"\b(Source|vLLM|SGLang|DeepSpeed\w*|ZeRO's|torch\w*|PyTorch|ATen|transformers|accelerate|PEFT|TRL|verl|litgpt|Ray"
-    r"|Megatron\w*|bitsandbytes|Liger|aiconfigurator|flash-linear-attention|CPython|nccl\S*|baselines|slime)\b"
+    r"|Megatron\w*|bitsandbytes|Liger|aiconfigurator|flash-linear-attention|CPython|nccl\S*|baselines|slime|NemotronH|datasets)\b"
 )
 OF_MODELS = re.compile(r"(modeling|configuration)_\w+\.py")
 """Files of transformers by their names alone."""
@@ -38,22 +40,11 @@ FILE = re.compile(r"(?<![\w./<-])((?:[\w-]+/)*\w+\.py)\b(?!:NAME|:function)")
 PATH = re.compile(rf"(?<![\w./<:@-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)(?![\w/*{{<])")
 DOTTED = re.compile(r"`((?:[\w-]+/)*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
 CALL = re.compile(r"`([a-z_]\w*)\([^`]*\)`")
-SUFFIXES = {
-    "py",
-    "md",
-    "json",
-    "jsonl",
-    "yaml",
-    "png",
-    "csv",
-    "html",
-    "lock",
-    "toml",
-    "safetensors",
-    "jinja",
-    "log",
-    "sh",
-}
+BARE = re.compile(r"`(\w*[^\W_]_[^\W_]\w*|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)`")
+"""An identifier of more than one word."""
+SUFFIX = re.compile("py|md|jsonl?|yaml|png|csv|html|lock|toml|safetensors|jinja|log|sh")
+RENAMED = ("renamed", "old_budget")
+"""Modules that hold the keys of older versions."""
 
 
 @cache
@@ -91,6 +82,25 @@ def defined() -> dict[str, set[str]]:
     return found
 
 
+@cache
+def words() -> set[str]:
+    """Every identifier of our code, and every word in the library's strings and in data: keys, settings, metrics."""
+    found = set[str]()
+    for path, tree in sources().items():
+        prose = {id(constant) for constant in prose_of(tree)}
+        found |= {path.stem, path.parent.name, *_bound(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in prose and path.relative_to(ROOT).parts[0] != "tests" and path.stem not in RENAMED:
+                    found.update(re.findall(r"\w+", node.value))
+            elif isinstance(node, ast.Name | ast.Attribute | ast.keyword):
+                found.add(next(getattr(node, part) for part in ("id", "attr", "arg") if hasattr(node, part)) or "")
+    data = (ROOT / path for path in paths() if path.endswith((".yaml", ".toml", ".j2", "/job.json", "points.json")))
+    for path in (*data, ROOT / "Makefile", ROOT / "pyproject.toml"):
+        found.update(re.findall(r"\w+", read(path)))
+    return found
+
+
 def _ancestors(name: str, bases: dict[str, set[str]]) -> set[str]:
     """The classes that one inherits from, by name."""
     found, left = set[str](), {name}
@@ -117,11 +127,16 @@ def pages() -> list[str]:
     return sorted({*found, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
 
 
-def docstrings(path: Path) -> Iterator[str]:
+def prose_of(tree: ast.Module) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes and functions, and those under a constant or a field."""
-    for node in ast.walk(sources()[path]):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+            yield node.value
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for constant in prose_of(sources()[path]):
+        yield without_doctests(str(constant.value))
 
 
 def is_upstream(text: str, start: int) -> bool:
@@ -152,17 +167,23 @@ def gone_paths(text: str) -> Iterator[str]:
 
 def gone_names(text: str) -> Iterator[str]:
     for match in DOTTED.finditer(text):
-        *_, holder, name = ["", *match.group(1).rpartition("/")[2].split(".")[:2]]
-        is_known = match.group(1) in OF_A_BUNDLE or holder in SECTIONS | LIBRARIES
-        if is_known or match.group(1).rpartition(".")[2] in SUFFIXES:
-            continue
-        if holder in defined() and name not in defined()[holder]:
+        parts = match.group(1).rpartition("/")[2].split(".")
+        is_known = match.group(1) in OF_A_BUNDLE or parts[0] in SECTIONS | LIBRARIES or SUFFIX.fullmatch(parts[-1])
+        pairs = itertools.pairwise(parts)
+        if not is_known and any(holder in defined() and name not in defined()[holder] for holder, name in pairs):
             yield match.group(1)
     for match in CALL.finditer(text):
         name = match.group(1)
         known = any(name in names for names in defined().values()) or hasattr(builtins, name)
         if not known and not is_upstream(text, match.start()):
             yield f"{name}()"
+
+
+def gone_bare_names(text: str, about: str = "") -> Iterator[str]:
+    """about: what says whose names these are, such as the module's docstring."""
+    for match in BARE.finditer(text):
+        if match.group(1) not in words() and not UPSTREAM.search(about) and not is_upstream(text, match.start()):
+            yield match.group(1)
 
 
 def without_doctests(text: str) -> str:
@@ -172,15 +193,16 @@ def without_doctests(text: str) -> str:
 @pytest.mark.parametrize("page", pages())
 def test_every_name_of_ours_on_a_page_exists(page: str) -> None:
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", read(ROOT / page))
-    assert [*gone_paths(text), *gone_names(text)] == []
+    assert [*gone_paths(text), *gone_names(text), *gone_bare_names(text)] == []
 
 
 def test_every_name_of_ours_in_a_docstring_exists() -> None:
     gone = [
         f"{path.relative_to(ROOT)}: {name}"
-        for path in sources()
-        for text in map(without_doctests, docstrings(path))
-        for name in (*gone_files(text), *gone_paths(text), *gone_names(text))
+        for path, tree in sources().items()
+        for text in docstrings(path)
+        for bare in [gone_bare_names(text, f"{ast.get_docstring(tree)} {text}")]
+        for name in (*gone_files(text), *gone_paths(text), *gone_names(text), *bare)
     ]
     assert gone == []
 
@@ -194,3 +216,9 @@ def test_names_that_are_gone_are_found_and_those_of_other_projects_are_not() -> 
         "units.format_bites"
     ]
     assert list(gone_names("`format_bytes(3)`, `format_bites(3)`; vLLM's `profile_run()`")) == ["format_bites()"]
+    assert list(gone_names("`ledger.MemoryLedger.host_peek`")) == ["ledger.MemoryLedger.host_peek"]
+    assert list(gone_bare_names("`format_bytes`, `format_bites`, `MemoryLedger`, `MemoryLegder`, `zero_stage`")) == [
+        "format_bites",
+        "MemoryLegder",
+    ]
+    assert list(gone_bare_names("vLLM's `num_scheduled_requests`; then `num_gone`")) == ["num_gone"]

@@ -38,7 +38,7 @@ def compare(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     golden = path.read_text(encoding="utf-8") if path.exists() else ""
-    assert text == golden, f"{path.relative_to(ROOT)} differs: REGENERATE_GOLDENS=1 writes it anew"
+    assert text == golden, f"{path.relative_to(ROOT)} differs: REGENERATE_GOLDENS=1 writes it again"
 
 
 def one_line_an_item(value: dict[str, Any]) -> str:

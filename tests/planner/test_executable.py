@@ -163,7 +163,7 @@ def test_a_job_that_contradicts_itself_on_gpus_is_refused() -> None:
     job = executable_plan(budget(placement={"placement": "hybrid"})).job
     for change, words in (
         ({"transport": Transport.NCCL}, "on shared GPUs weights go by"),
-        ({"sync_senders": "one"}, "each is right here"),
+        ({"sync_senders": "one"}, "each is needed"),
     ):
         other = job.model_copy(update={"placement": job.placement.model_copy(update=change)})
         (rejection,) = list_choices(other)[1]

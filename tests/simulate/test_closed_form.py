@@ -45,7 +45,7 @@ def test_the_closed_form_of_generation_is_the_mean_of_simulated_steps(
     closed = generation.generate_cost(
         speed, generation.EngineRollouts(256, 512, 8, lengths, max_num_seqs, kv_tokens)
     ).seconds
-    work = StepRollouts(32, 8, 512, lengths, 1, EngineLimits.of_tokens(max_num_seqs, kv_tokens))
+    work = StepRollouts(32, 8, 512, lengths, 1, EngineLimits(max_num_seqs, kv_tokens // 16))
     schedule = plain_schedule(Placement.HYBRID, 1, 1)
     simulated = simulate(SimulationSetting(schedule, {}, work, speed, 20), 1).mean_step_s
     assert closed == pytest.approx(simulated, rel=within)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+from rlplan_cli.options import AsJson, JobArguments, with_job_options
 
 if TYPE_CHECKING:
     from rlplan_cli.sources import Question
@@ -16,12 +16,9 @@ Trace = Annotated[
 ]
 
 
+@with_job_options
 def command(
-    job: Source = None,
-    overrides: Overrides = None,
-    model: Model = None,
-    algorithm: AlgorithmName = None,
-    gpus: Gpus = None,
+    job: JobArguments,
     trace: Trace = False,
     as_json: AsJson = False,
 ) -> None:
@@ -33,8 +30,7 @@ def command(
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question
 
-    answers = {"model": model, "algorithm": algorithm, "gpus": gpus}
-    question = read_question(NAME, job, tuple(overrides or ()), answers)
+    question = read_question(NAME, job)
     if trace:
         _show_trace(question, as_json=as_json)
         return

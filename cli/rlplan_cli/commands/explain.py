@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+from rlplan_cli.options import AsJson, JobArguments, with_job_options
 
 NAME = "explain"
 
@@ -15,12 +15,9 @@ WhatIf = Annotated[
 MoreDevices = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the devices too.")]
 
 
+@with_job_options
 def command(
-    job: Source = None,
-    overrides: Overrides = None,
-    model: Model = None,
-    algorithm: AlgorithmName = None,
-    gpus: Gpus = None,
+    job: JobArguments,
     changes: WhatIf = None,
     more_devices: MoreDevices = False,
     as_json: AsJson = False,
@@ -33,7 +30,7 @@ def command(
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question
 
-    question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
+    question = read_question(NAME, job)
     asked = [Change((change,)) for change in changes or ()]
     asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
     with waiting("asking") as listen:

@@ -1,11 +1,12 @@
 """`rlplan plan`: choose a layout for a job, and write the plan."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+from rlplan_cli.options import AsJson, JobArguments, with_job_options
 
 NAME = "plan"
 SHOWN_FIRST = 3
@@ -22,12 +23,9 @@ Lengths = Annotated[
 Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
 
 
+@with_job_options
 def command(
-    job: Source = None,
-    overrides: Overrides = None,
-    model: Model = None,
-    algorithm: AlgorithmName = None,
-    gpus: Gpus = None,
+    job: JobArguments,
     objective: Objective = None,
     top: Top = SHOWN_FIRST,
     pareto: Pareto = False,
@@ -46,9 +44,8 @@ def command(
     if lengths is not None:
         from rlplan.spec.measured_lengths import lengths_of_run
 
-        overrides = [*lengths_of_run(lengths), *(overrides or ())]
-    answers = {"model": model, "algorithm": algorithm, "gpus": gpus, "objective": objective}
-    question = read_question(NAME, job, tuple(overrides or ()), answers)
+        job = replace(job, overrides=[*lengths_of_run(lengths), *(job.overrides or ())])
+    question = read_question(NAME, job, objective=objective)
     with waiting("searching"):
         plan = question.answer(with_pareto=pareto)
     if out is not None and plan.fits:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
-from rlplan_cli.options import AsJson
+from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note
 
 NAME = "report"
@@ -61,5 +61,5 @@ def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> t
         )
     folder = out or source.with_name(f"{source.stem}-report")
     files = write_simulation_report(source, folder) if source.suffix == ".json" else None
-    files = files or write_report_of(read_question(NAME, source, (), {}).answer(), source.name, folder)
+    files = files or write_report_of(read_question(NAME, JobArguments(str(source))).answer(), source.name, folder)
     return files.page, files.summary

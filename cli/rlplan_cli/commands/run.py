@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan_cli.options import AsJson, Overrides
+from rlplan_cli.options import AsJson, JobArguments, Overrides
 from rlplan_cli.render.terminal import note
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | Path, str]":
         plan = executable(NAME, what, overrides)
         return plan, plan.job.name
     if overrides:
-        read_question(NAME, what, overrides, {})  # which refuses them
+        read_question(NAME, JobArguments(str(what), [*overrides]))  # which refuses them
     return what, read_bundle(what).job.name
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, Overrides, Source
+from rlplan_cli.options import AsJson, JobArguments, with_job_options
 
 NAME = "simulate"
 
@@ -14,12 +14,9 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same l
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result, with its trace, to this JSON file.")]
 
 
+@with_job_options
 def command(
-    job: Source = None,
-    overrides: Overrides = None,
-    model: Model = None,
-    algorithm: AlgorithmName = None,
-    gpus: Gpus = None,
+    job: JobArguments,
     steps: Steps = 20,
     seed: Seed = 0,
     out: Out = None,
@@ -36,7 +33,7 @@ def command(
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question
 
-    question = read_question(NAME, job, tuple(overrides or ()), {"model": model, "algorithm": algorithm, "gpus": gpus})
+    question = read_question(NAME, job)
     with waiting("playing"):
         plan = question.answer()
         check_fits(plan)

@@ -32,8 +32,8 @@ def show_estimate(plan: Plan) -> None:
     for group in () if plan.is_on_host else plan.schedule.groups:
         device = group.devices[0]
         if device in plan.ledger.devices:
-            alike = "" if len(group.devices) == 1 else f" ({len(group.devices)} alike)"
-            words = f"one GPU{alike}" + ("" if group.name == "shared" else f", {group.name}")
+            words = "one GPU" + ("" if group.name == "shared" else f" for {group.name}")
+            words += f" (all {len(group.devices)} hold the same)" if len(group.devices) > 1 else ""
             processes = tuple(name for name, place in plan.shown_schedule.processes if place == device)
             _show_step(plan, words, processes, device)
     _show_binding(plan)
@@ -47,7 +47,7 @@ def _show_step(plan: Plan, where: str, processes: tuple[str, ...], device: str) 
     """A row an action, a column a process: what it holds then, inside the action or waiting. device: empty for all."""
     is_compact = 28 + CELL * (len(processes) + 1) > stdout.width
     names = ("active", "idle") if is_compact else tuple(map(_short_name, processes))
-    table = new_table("action", *names, "together", title=f"One step on {where}{_unit()}")
+    table = new_table("action", *names, "total", title=f"Memory in one step, {where}{_unit()}")
     repeats = {action.id for action in plan.schedule.step if (action.mini_batch or 0) > 1}
     held: dict[str, int] = {}
     binding, here = plan.binding, _rows_by_moment(plan, device)
@@ -84,12 +84,12 @@ def _rows_by_moment(plan: Plan, device: str) -> dict[tuple[str, str], list[Ledge
 
 
 def _show_binding(plan: Plan) -> None:
-    """The binding run_phase: a row a kind, a column a process."""
+    """What is held at the peak: a row a kind, a column a process."""
     peak = plan.binding
     processes = list(dict.fromkeys(process for process, _, _, _ in peak.rows))
-    title = f"The binding run_phase: {peak.action_id}, {WHEN[peak.run_phase]}{_unit()}"
+    title = f"At the peak: {peak.action_id}, {WHEN[peak.run_phase]}{_unit()}"
     is_compact = 10 + CELL * (len(processes) + 1) > stdout.width
-    table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "together", title=title)
+    table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "total", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for process, _, kind, size in peak.rows:
         cells = sizes[SHORT.get(kind, kind.value)]
@@ -139,7 +139,7 @@ def _show_risks(plan: Plan) -> None:
         say(
             "KV cache",
             f"{format_bytes(kv.kv_cache_memory_bytes)} a rank = {kv.num_tokens:,} tokens an engine; its "
-            f"{kv.max_num_seqs} sequences ask for {format_bytes(kv.expected_bytes)}, "
+            f"{kv.max_num_seqs} sequences need {format_bytes(kv.expected_bytes)}, "
             f"{format_bytes(kv.enough_bytes)} at P99; {_room(kv)}. "
             f"vLLM: kv_cache_memory_bytes={kv.kv_cache_memory_bytes}, max_num_seqs={kv.max_num_seqs}",
         )

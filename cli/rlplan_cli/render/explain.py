@@ -119,18 +119,26 @@ def _show_sensitivities(explanation: Explanation) -> None:
         stdout.print("Every constant of time is measured: none is uncertain.", style="dim")
         return
     low, high = (f"x {factor}" for factor in FACTORS)
-    table = new_table("constant", "value", low, high, "best then", title="A step if ...", left=("best then",))
+    table = new_table(
+        "constant",
+        "value",
+        low,
+        high,
+        "best layout then",
+        title="Seconds of a step if a constant changes",
+        left=("best layout then",),
+    )
     for one in rows[:NUM_CONSTANTS]:
         seconds = map(format_seconds, one.seconds)
         table.add_row(one.constant, f"{one.value:.3g}", *seconds, _best_then(one))
     stdout.print(table)
     count = sum(1 for one in rows if any(one.better))
     words = (
-        "this layout stays the best of those named here whichever constant is off"
+        "none makes another of these layouts the best"
         if explanation.is_stable
-        else f"another layout is best with {count} of them"
+        else f"{count} of them make another layout the best"
     )
-    stdout.print(f"{len(rows)} constants are derived or assumed, each by itself: {words}.", style="dim")
+    stdout.print(f"{len(rows)} constants are derived or assumed; changed one at a time, {words}.", style="dim")
 
 
 def _best_then(one: Sensitivity) -> str:

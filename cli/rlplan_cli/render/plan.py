@@ -136,7 +136,7 @@ def _show_phases(plan: Plan) -> None:
         return
     seconds, step = plan.seconds or 1.0, plan.timing.step
     names = ("phase", "seconds", "of the step", "bound by", "breakdown")
-    table = new_table(*names, title="One steady step", left=("bound by", "breakdown"))
+    table = new_table(*names, title="Steady step by phase", left=("bound by", "breakdown"))
     room = stdout.width - sum(map(len, names[:3])) - len("device memory") - 3 * len(names)
     for phase, cost in phase_costs(step).items():
         share, bound = f"{cost.seconds / seconds:.0%}", name_of(cost.bound_by, is_on_host=plan.is_on_host)
@@ -154,7 +154,7 @@ def _show_phases(plan: Plan) -> None:
 def _show_actions(plan: Plan) -> None:
     """The schedule of a step; of mini-batches the first two, for the others are like the second."""
     names = ["action", "seconds", "after", "processes", "stream"][: 4 if stdout.width < NARROW else 5]
-    table = new_table(*names, title="Its actions", left=("after", "processes", "stream"))
+    table = new_table(*names, title="Steady step by action", left=("after", "processes", "stream"))
     costs = plan.costs
     if plan.timing is not None:
         costs |= {one.action_id: one.cost for one in plan.timing.sometimes.actions}
@@ -180,7 +180,7 @@ def _runs(processes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title: str) -> None:
-    """A row a candidate: what differs from the chosen one, its step, and the room that it leaves."""
+    """A row a candidate: what differs from the chosen layout, its step, and the room that it leaves."""
     rows = list(alternatives)
     if not rows:
         return
@@ -193,7 +193,7 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
             cells[:2] = [format_seconds(one.seconds), f"{one.seconds / plan.seconds - 1:+.1%}"]
         if not is_narrow:
             cells.append(one.verdict.value)
-        table.add_row(*cells, differences(one.choice, plan.choice, plan.job) or "the chosen one")
+        table.add_row(*cells, differences(one.choice, plan.choice, plan.job) or "the chosen layout")
     stdout.print(table)
 
 

@@ -1,4 +1,4 @@
-"""A simulated run in a terminal: its steps against the formula, phases, who was busy, how old rollouts were.
+"""A simulated run in a terminal: its steps against the formula, phases, utilisation, staleness.
 
 In: a Plan and the SimulationResult. Out: stdout.
 """
@@ -19,7 +19,7 @@ from rlplan_cli.render.terminal import new_table, say, stdout
 
 
 def show_simulation(plan: Plan, result: SimulationResult) -> None:
-    """How steps vary, what they are made of, who was busy, how old rollouts were."""
+    """How steps vary, what they are made of, utilisation, staleness."""
     assert plan.timing is not None, "a simulated plan has its seconds"
     show_speed(plan)
     _show_steps(result)
@@ -33,7 +33,7 @@ def _show_steps(result: SimulationResult) -> None:
     stdout.print(
         Text.assemble(
             (f"{format_seconds(result.mean_step_s)} a step", "bold"),
-            f" in the mean of {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
+            f" on average over {len(result.step_s)} simulated steps (seed {result.seed}), half of them within {half}, "
             f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} device-hours in all",
         )
     )
@@ -41,7 +41,7 @@ def _show_steps(result: SimulationResult) -> None:
 
 def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:
     count = len(result.step_s)
-    table = new_table("phase", "simulated", "formula", "of the step", title="One step, in the mean")
+    table = new_table("phase", "simulated", "formula", "of the step", title="Mean step")
     formula = {phase: cost.seconds for phase, cost in costs.items()}
     for phase, seconds in result.phase_s.items():
         mean = seconds / count
@@ -53,7 +53,7 @@ def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: Simula
 
 
 def _show_groups(result: SimulationResult) -> None:
-    table = new_table("group", "devices", "busy", "waiting a step", title="Who was busy")
+    table = new_table("group", "devices", "busy", "idle a step", title="Utilisation")
     for group in result.groups:
         waits = format_seconds(group.bubble_s / len(result.step_s))
         table.add_row(group.name, str(group.num_devices), f"{group.utilisation:.0%}", waits)
@@ -72,7 +72,7 @@ def _show_rollouts(result: SimulationResult) -> None:
     total = sum(result.token_staleness.values())
     ages = ", ".join(f"{age} old {count / total:.1%}" for age, count in result.token_staleness.items() if total)
     if set(result.token_staleness) != {0}:
-        say("Staleness of trained tokens, in versions", f"{ages}; {result.mean_staleness:.2f} in the mean")
+        say("Staleness of trained tokens, in versions", f"{ages}; mean {result.mean_staleness:.2f}")
 
 
 def _count(value: float) -> str:

@@ -116,5 +116,5 @@ def _broken(what: str, path: Path) -> SpecError:
         what,
         where=str(path),
         rule="a file of torch.cuda.memory._dump_snapshot: lists, dicts, numbers and text, no code",
-        way_out="dump it anew, or give points as JSON",
+        way_out="dump it again, or give points as JSON",
     )

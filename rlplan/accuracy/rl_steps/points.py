@@ -75,8 +75,8 @@ def step_phases(run: RlRun) -> dict[str, Cost]:
     num_mini = ceil_div(run.num_rollouts, run.mini_batch)
     mini = mini_batch_shape(run, run.mini_batch)
     train = train_cost(policy, mini, run.training) + optimizer_cost(policy, run.training)
-    if run.critic is not None:
-        value = _setting(run, run.critic, Role.VALUE)
+    if run.value is not None:
+        value = _setting(run, run.value, Role.VALUE)
         score += score_cost(value, work, run.training).times(2)  # values, and a reward of the same size
         train += train_cost(value, mini, run.training) + optimizer_cost(value, run.training)
     return {
@@ -105,7 +105,7 @@ def hand_over(run: RlRun) -> Cost:
 
 
 def mini_batch_shape(run: RlRun, num_rollouts: int) -> MiniBatchShape:
-    """Rollouts as the trainer sees them. A mini-batch is as the prompts come; all of a step's are dealt by length."""
+    """Rollouts as the trainer sees them. A mini-batch is as the prompts come; a step's are balanced by length."""
     mean = run.prompt_len + run.lengths.mean
     return MiniBatchShape(
         num_rollouts=num_rollouts,

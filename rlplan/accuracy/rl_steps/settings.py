@@ -46,16 +46,14 @@ CRITIC = re.compile(r"ppo", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RlRun:
-    """A published step. training, generation: the same GPUs when they are shared. num_scored: forward passes of the
-    policy's size over all rollouts (old log-probs, a reference). critic: None without. gathers_tokens: generation by a
-    ZeRO-3 trainer itself, which gathers every layer for every token (DeepSpeed-Chat). num_steps: steps of a stage that
-    was timed whole. is_async: generation beside training.
-    """
+    """A published step."""
 
     settings: RunSettings
     model: ModelSpec
-    critic: ModelSpec | None
+    value: ModelSpec | None
+    """The value model, None without."""
     training: Cluster
+    """The same GPUs as `generation` where they are shared."""
     generation: Cluster
     num_rollouts: int
     num_samples: int
@@ -69,9 +67,13 @@ class RlRun:
     target: Target
     tokens_per_pass: int
     num_scored: int
+    """Forward passes of the policy's size over all rollouts (old log-probs, a reference)."""
     gathers_tokens: bool
+    """A ZeRO-3 trainer generates itself and gathers every layer for every token (DeepSpeed-Chat)."""
     num_steps: float
+    """Steps of a stage that was timed whole."""
     is_async: bool
+    """Generation runs beside training."""
 
 
 def read_rl_run(point: MeasuredPoint) -> RlRun:
@@ -86,14 +88,14 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
     num_rollouts = _rollouts(settings, num_samples)
     prompt, lengths = _lengths(settings)
     target: Target = "megatron" if re.search(r"megatron|mcore", text) else "rlplan" if is_chat else "fsdp2"
-    choice = _choice(settings, target, training.num_gpus, model)
+    choice = _choice(settings, target, training.num_gpus)
     max_len = prompt + lengths.longest
     mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
     mini = mini * (num_samples or 1) if "mini_batch" in settings and "train_gbs" not in settings else mini
     return RlRun(
         settings=settings,
         model=model,
-        critic=_critic(settings, model),
+        value=_value_model(settings, model),
         training=training,
         generation=generation,
         num_rollouts=num_rollouts,
@@ -197,7 +199,7 @@ def _engine_tp(settings: RunSettings, model: ModelSpec, cluster: Cluster) -> int
     return ranks
 
 
-def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSpec) -> TrainerChoice:
+def _choice(settings: RunSettings, target: Target, num_gpus: int) -> TrainerChoice:
     """How the policy is trained: NeMo-RL's `[tp, cp, ep, pp]`, keys of their own, else all in ZeRO-3.
 
     Assumed: activations are recomputed. Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses.
@@ -229,7 +231,7 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int, model: ModelSp
     )
 
 
-def _critic(settings: RunSettings, model: ModelSpec) -> ModelSpec | None:
+def _value_model(settings: RunSettings, model: ModelSpec) -> ModelSpec | None:
     """A value model: as named, the policy's size where PPO names none, none for algorithms without one."""
     name = settings.raw("critic") or settings.raw("value_model")
     if not name:

@@ -54,12 +54,13 @@ def predict_latency(point: MeasuredPoint) -> Prediction:
 
 @dataclass(frozen=True)
 class Server:
-    """The engine of a point. concurrency: requests of this one engine."""
+    """The engine of a point."""
 
     model: ModelSpec
     gpu: GpuProfile
     cut: EngineCut
     concurrency: float
+    """Requests in flight at this one engine."""
     version: VllmVersion
 
 

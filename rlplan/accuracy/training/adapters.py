@@ -41,17 +41,17 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is trained beside a frozen model. num_virtual_tokens: trained tokens that stand before each sequence.
-    copies_table: the language head multiplies with a copy of the vocabulary table, into which trained rows are put.
-    reference_bytes: of a second set of adapters that is not trained, the reference's.
-    """
+    """What is trained beside a frozen model."""
 
     parameters: tuple[Parameter, ...]
     frozen: Frozen
     element_bytes: int
     num_virtual_tokens: int = 0
+    """Trained tokens that stand before each sequence."""
     copies_table: bool = False
+    """The language head multiplies with a copy of the vocabulary table, into which trained rows are put."""
     reference_bytes: int = 0
+    """Of a second set of adapters that is not trained, the reference's."""
 
 
 def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:

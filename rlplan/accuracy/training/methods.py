@@ -18,23 +18,28 @@ from rlplan.spec.base import shorten
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained. reads_inputs: each adapted layer keeps its input; shares_inputs: as it is, in the model's type.
-    outputs: elements of a's type that it keeps of every output; output_copies: those in the model's type. changes:
-    dense changes of its weights (i*o) in a's type that are kept; change_copies: in the model's. adds_tokens: trained
-    tokens stand before every sequence. copies_table: a tied head reads a copy of the table. scales: IA3's vectors.
-    """
+    """What is trained, and what it keeps of each adapted layer for the backward pass."""
 
     name: str
     reads_inputs: bool = True
+    """The layer's input is kept."""
     outputs: int = 0
+    """Elements in a's type, for each output."""
     output_copies: int = 0
+    """Elements in the model's type, for each output."""
     changes: int = 0
+    """Dense changes of the weights (i*o), in a's type."""
     change_copies: int = 0
+    """Dense changes of the weights, in the model's type."""
     shares_inputs: bool = False
+    """Inputs are kept as they are, in the model's type."""
     copies_table: bool = False
+    """A tied head reads a copy of the table."""
     adds_tokens: bool = False
+    """Trained tokens stand before every sequence."""
     trains_norms: bool = False
     scales: bool = False
+    """IA3's vectors."""
     is_lora: bool = False
 
 

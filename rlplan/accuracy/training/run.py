@@ -48,10 +48,7 @@ from rlplan.units import ceil_div
 
 @dataclass(frozen=True)
 class Run:
-    """One run. precision: of the weights. num_ranks: GPUs. ulysses, cp: ranks that share a sequence.
-
-    steps_in_backward: the optimizer steps as each gradient comes. replicates: DDP, nothing is sharded.
-    """
+    """One run."""
 
     settings: RunSettings
     trainer: Trainer
@@ -62,20 +59,25 @@ class Run:
     loss: Loss
     optimizer: Optimizer
     precision: Precision
+    """Of the weights."""
     statistic: Statistic
     quantization: WeightFormat | None
     adapters: Adapters | None
     num_ranks: int
+    """GPUs."""
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    """Ranks that share a sequence, as `ulysses`."""
     ep: int = 1
     ulysses: int = 1
     is_compiled: bool = False
     offloads_activations: bool = False
     offloads_states: bool = False
     steps_in_backward: bool = False
+    """An optimizer step for each gradient as it is made."""
     replicates: bool = False
+    """DDP, nothing is sharded."""
 
     @property
     def has_fused_step(self) -> bool:

@@ -140,10 +140,11 @@ def check_data_parallel(settings: RunSettings, num_ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Tokens:
-    """sequences: of one micro-batch on one rank, each of `length` tokens."""
+    """Of one micro-batch on one rank."""
 
     sequences: int
     length: int
+    """Tokens of each sequence."""
 
     @property
     def num(self) -> int:
@@ -160,7 +161,7 @@ def read_tokens(settings: RunSettings) -> Tokens:
 
 
 def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
-    """What the backward pass computes anew. default: of the trainer; without one it must be stated. selective: what the
+    """What the backward pass recomputes. default: of the trainer; without one it must be stated. selective: what the
     trainer means by the bare word.
     """
     if settings.lists_techniques:
@@ -196,10 +197,12 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
 
 @dataclass(frozen=True)
 class Precision:
-    """stored: bytes of a weight between steps. compute: in the passes."""
+    """Bytes of a weight."""
 
     stored: int
+    """Between steps."""
     compute: int
+    """In the passes."""
 
 
 def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:

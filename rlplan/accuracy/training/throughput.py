@@ -34,12 +34,14 @@ STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step of a published run. num_sequences: of all ranks, each of `length` tokens."""
+    """One optimizer step of a published run."""
 
     setting: TrainSetting
     shape: MiniBatchShape
     num_sequences: int
+    """Of all ranks."""
     length: int
+    """Tokens of each sequence."""
 
     @property
     def num_tokens(self) -> int:

@@ -18,36 +18,42 @@ ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_pr
 
 @dataclass(frozen=True)
 class Trainer:
-    """One trainer. words: what its addresses and names contain.
-
-    loss, recompute: by default; recompute None: it must be stated. selective: what `selective` alone means.
-    repeats_keys, views_fused, held_logit_bytes: see `step_peak.MicroBatchShape`. has_master: weights are kept in fp32
-    and cast to bf16 for the passes. targets, rank, dropout, adapter_bytes: of LoRA by default. keeps_inputs: its
-    bitsandbytes keeps the inputs of frozen linear layers. quantizes_head: 4-bit loading takes the language head too.
-    replicates_scales: scales of 4-bit weights are whole on every rank. is_sharded: several GPUs mean FSDP.
-    gathers_root: embeddings and head are gathered as one, and stay. has_fused_step: the optimizer makes no temporary
-    copies.
-    """
+    """One trainer, with its defaults."""
 
     name: str
     words: tuple[str, ...]
+    """What its addresses and names contain."""
     loss: Loss = Loss.PLAIN
     recompute: Recompute | None = None
+    """None where a point must state it."""
     selective: Recompute | None = None
+    """What `selective` alone means."""
     repeats_keys: bool = False
+    """This and the next two: see `step_peak.MicroBatchShape`."""
     views_fused: bool = False
     held_logit_bytes: int = 0
     has_master: bool = False
+    """Weights are kept in fp32 and cast to bf16 for the passes."""
     targets: tuple[str, ...] = QV
+    """Layers with LoRA."""
     rank: int = 8
+    """Of LoRA."""
     dropout: bool = False
+    """Of LoRA's input."""
     adapter_bytes: int = 2
+    """Of an element of LoRA."""
     keeps_inputs: bool = False
+    """Its bitsandbytes keeps the inputs of frozen linear layers."""
     quantizes_head: bool = False
+    """4-bit loading takes the language head too."""
     replicates_scales: bool = False
+    """Scales of 4-bit weights are whole on every rank."""
     is_sharded: bool = False
+    """Several GPUs mean FSDP."""
     gathers_root: bool = True
+    """Embeddings and head are gathered as one, and stay."""
     has_fused_step: bool = False
+    """The optimizer makes no temporary copies."""
 
 
 TORCHTUNE = Trainer(

@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a change leads to. verdict, seconds, headroom_bytes: None where it cannot be built."""
+    """What a change leads to; verdict, seconds and headroom_bytes are None where it cannot be built."""
 
     change: Change
     """What is asked."""

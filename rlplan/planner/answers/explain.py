@@ -28,23 +28,26 @@ EXPLANATION_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Slack:
-    """A resource that does not bind. grows: times that its seconds could grow before it did."""
+    """A resource that does not bind."""
 
     resource: str
     seconds: float
     grows: float
+    """Factor by which its seconds could grow before it did."""
 
 
 @dataclass(frozen=True)
 class PhaseBottleneck:
-    """One phase of a steady step. share: of the step. slack: what takes time beside what binds, most first."""
+    """One phase of a steady step."""
 
     phase: str
     seconds: float
     share: float
+    """Of the step's seconds."""
     bound_by: str
     bound_s: float
     slack: tuple[Slack, ...]
+    """What takes time beside what binds, most first."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,15 @@ class MemoryBottleneck:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """Another layout that was scored. differs: what leads to it, as it is typed. phases: seconds more in each phase."""
+    """Another layout that was scored."""
 
     differs: str
+    """The overrides that lead to it, as they are typed."""
     seconds: float
     slower_s: float
+    """Seconds more than the chosen layout, of a step."""
     phases: dict[str, float]
+    """Seconds more in each phase."""
     headroom_bytes: int
     verdict: Verdict
     why: str
@@ -86,9 +92,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything. families: choices that the search rejected; what_ifs: what one would ask next; asked: what was
-    asked.
-    """
+    """Everything that `rlplan explain` says."""
 
     verdict: Verdict
     seconds: float
@@ -98,8 +102,11 @@ class Explanation:
     why_not: str
     runners_up: tuple[RunnerUp, ...]
     families: tuple[Outcome, ...]
+    """Choices that the search rejected."""
     what_ifs: tuple[Outcome, ...]
+    """What one would ask next."""
     asked: tuple[Outcome, ...]
+    """What the user asked."""
     sensitivities: tuple[Sensitivity, ...]
 
     @property
@@ -180,7 +187,7 @@ def _as_chosen(plan: Plan) -> JobSpec:
 
 
 def _check_current(plan: Plan, search: Search) -> None:
-    """What changes would bring is worked out now. Raises: SpecError where the plan's own step is another by now."""
+    """What changes would bring is computed now. Raises: SpecError where the plan's own step is another by now."""
     now = search.step_s(plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0)
     if not math.isclose(now, plan.seconds, rel_tol=1e-6):
         raise SpecError(
@@ -252,7 +259,7 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
 
 
 def _rivals(plan: Plan, families: Sequence[Outcome]) -> list[Layout]:
-    """Layouts that fit at least as well as the chosen one, from the runners-up and the families."""
+    """Layouts that fit at least as well as the chosen layout, from the runners-up and the families."""
     rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.fit.rank]
     for one in families:
         if one.plan is not None and one.plan.fit.rank <= plan.fit.rank:

@@ -3,7 +3,7 @@
 In: a Plan, its search, and the layouts that stand against each other. Out: a Sensitivity for each constant that is not
 measured. Left out: constants of memory, whose intervals the ledger carries; layouts that nobody named.
 
-Which layouts fit does not depend on these constants, so that it is enough to work out the seconds of each anew.
+Which layouts fit does not depend on these constants, so that it is enough to compute the seconds of each again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,16 +54,17 @@ class Constant:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One constant. seconds: of a step of the chosen layout with each factor. better: what would then be best instead,
-    as it is typed, empty where the chosen layout stays; gain: by how much of the chosen one's step.
-    """
+    """How the plan depends on one constant of a profile."""
 
     constant: str
     value: float
     provenance: str
     seconds: tuple[float, float]
+    """Of a step of the chosen layout, with each factor."""
     better: tuple[str, str]
+    """With each factor the overrides of the layout that would be best; empty where the chosen one stays."""
     gain: tuple[float, float]
+    """With each factor by what share of the chosen layout's step that one is faster."""
 
     @property
     def span(self) -> float:

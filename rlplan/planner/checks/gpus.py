@@ -71,13 +71,6 @@ def _types(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 def _sizes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     heads, ulysses = setting.policy.num_heads, given_ranks(job.training.ulysses)
-    if ulysses > setting.pools[0].num_gpus:
-        yield (
-            f"training.ulysses is {ulysses}, there are {setting.pools[0].num_gpus} GPUs",
-            "training.ulysses",
-            "ranks that share a sequence (ulysses, cp) or a layer (tp) need a GPU each",
-            "fewer ranks, or more GPUs",
-        )
     if heads % ulysses:
         yield (
             f"training.ulysses is {ulysses}, the model has {heads} attention heads",

@@ -1,7 +1,7 @@
 """Best first: candidates that fit, the fastest first, exactly, without making all of them.
 
 In: a GpuSpace and a CandidateScorer. Out: scored candidates in order. Left out: how bytes (roles.py) and
-seconds (times.py) are worked out, and what is made of the best (search.py).
+seconds (times.py) are computed, and what is made of the best (search.py).
 
 Best first: a heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each by a lower bound of
 its seconds; what is popped is refined and pushed back, and a scored candidate that is popped is the best of all that
@@ -92,8 +92,8 @@ class PairBounds:
     def _beside_states(self, trainer: TrainerChoice, engine: EngineChoice) -> tuple[int, float] | None:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         roles, parts = self.scorer.roles, self.scorer.roles.parts(self.arrangement)
-        one, other = roles.holding_vector(self.arrangement, trainer), roles.engine_vector(self.arrangement, engine)
-        need = roles.without_host_memory(fit(one, other, parts.room))
+        one, other = roles.resident_bytes(self.arrangement, trainer), roles.engine_bytes(self.arrangement, engine)
+        need = roles.without_host_memory(fit(one, other, parts.capacities))
         slack = need.slack_expected if self.rank else need.slack_high
         if slack < 0 or need.slack_host < 0:
             return None
@@ -168,7 +168,7 @@ class BestFirst:
     def _refine(self, pair: Pair) -> None:
         """Pushes its successors, and itself with a refined bound for each mode of weight sync."""
         self._open(pair.bounds, pair.i, pair.j + 1)
-        if pair.j == 0:
+        if pair.j == 0:  # else (i + 1, j) would be opened once from (i + 1, j - 1) and once from here
             self._open(pair.bounds, pair.i + 1, 0)
         bounds = pair.bounds
         for transport in bounds.space.transports(bounds.arrangement, pair.engine):
@@ -184,6 +184,7 @@ class BestFirst:
         scored = bounds.scorer.score(candidate)
         self.num_scored += 1
         if scored.rank <= bounds.rank:
+            # 1 behind the 0 of bounds: a candidate is the answer only when no bound as low as it is left
             heappush(self._heap, (scored.key, 1, simplicity(candidate), scored))
 
     def _push(self, key: Key, item: object) -> None:

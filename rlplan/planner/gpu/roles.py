@@ -23,15 +23,15 @@ from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
+    BytesByMoment,
+    Capacities,
     Fit,
     RoleTable,
-    Room,
     ScheduleMoments,
-    Vector,
+    bytes_by_moment,
+    capacities_of,
     fit,
     moments_of_schedule,
-    room_of,
-    vector_of,
 )
 from rlplan.planner.resolve import resolve
 from rlplan.planner.setting import GpuSetting
@@ -47,9 +47,9 @@ UNKNOWN = 1 << 60
 class ArrangementParts:
     """An arrangement with what every candidate in it shares."""
 
-    grid: ScheduleMoments
+    moments: ScheduleMoments
     schedule: Schedule
-    room: Room
+    capacities: Capacities
 
     @cached_property
     def others(self) -> tuple[str, ...]:
@@ -72,19 +72,19 @@ class GpuRoles:
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
         self._tables: dict[object, RoleTable] = {}
         self._parts: dict[Arrangement, ArrangementParts] = {}
-        self._vectors: dict[object, Vector] = {}
+        self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
         """What every choice in an arrangement shares."""
         if arrangement not in self._parts:
             schedule = build_view(self.job, arrangement, has_engine=self.job.has_rollouts)
-            grid = moments_of_schedule(schedule, self.hosts(schedule))
+            moments = moments_of_schedule(schedule, self.hosts(schedule))
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
             others = self.other_capacities(schedule)
-            room = room_of(grid, self.setting.capacity, host, driver, others)
-            self._parts[arrangement] = ArrangementParts(grid, schedule, room)
+            capacities = capacities_of(moments, self.setting.capacity, host, driver, others)
+            self._parts[arrangement] = ArrangementParts(moments, schedule, capacities)
         return self._parts[arrangement]
 
     def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
@@ -115,9 +115,9 @@ class GpuRoles:
     def fit(self, candidate: Choice) -> Fit:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
         parts = self.parts(candidate.arrangement)
-        one = self.trainer_vector(candidate.arrangement, candidate.trainer)
+        one = self.trainer_bytes(candidate.arrangement, candidate.trainer)
         return self.without_host_memory(
-            fit(one, self.engine_vector(candidate.arrangement, candidate.engine), parts.room)
+            fit(one, self.engine_bytes(candidate.arrangement, candidate.engine), parts.capacities)
         )
 
     def without_host_memory(self, need: Fit) -> Fit:
@@ -130,44 +130,41 @@ class GpuRoles:
         }
         return replace(need, **left)
 
-    @staticmethod
-    def closed(arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice) -> Choice:
-        """An arrangement with choices."""
-        return Choice(arrangement, trainer, engine)
-
-    def trainer_vector(self, arrangement: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False) -> Vector:
+    def trainer_bytes(
+        self, arrangement: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False
+    ) -> BytesByMoment:
         """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
         key = arrangement, choice, any_tokens
-        if key not in self._vectors:
-            candidate = self.closed(arrangement, choice, NO_ENGINE)
+        if key not in self._bytes:
+            candidate = Choice(arrangement, choice, NO_ENGINE)
             parts = self.parts(arrangement)
-            self._vectors[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
-        return self._vectors[key]
+            self._bytes[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
+        return self._bytes[key]
 
-    def holding_vector(self, arrangement: Arrangement, choice: TrainerChoice) -> Vector:
+    def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
         """What every choice holds at least that differs from this one in its passes alone: states, not activations.
 
-        Counts: passes as what is left after them. At no moment is it more than any such choice's own vector.
+        Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_vector(
+        return self.trainer_bytes(
             arrangement, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
         )
 
-    def engine_vector(self, arrangement: Arrangement, choice: EngineChoice) -> Vector:
+    def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
         key = arrangement, choice
-        if key not in self._vectors:
-            candidate = self.closed(arrangement, NO_TRAINER, choice)
+        if key not in self._bytes:
+            candidate = Choice(arrangement, NO_TRAINER, choice)
             parts = self.parts(arrangement)
-            self._vectors[key] = self._sum(parts, parts.engines, candidate)
-        return self._vectors[key]
+            self._bytes[key] = self._sum(parts, parts.engines, candidate)
+        return self._bytes[key]
 
     def _sum(
         self, parts: ArrangementParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
-    ) -> Vector:
+    ) -> BytesByMoment:
         total = _nothing(parts)
         for name in processes:
-            total += vector_of(parts.grid, name, self._table(name, candidate), any_tokens=any_tokens)
+            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
 
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
@@ -308,8 +305,8 @@ class GpuRoles:
         total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
-            total += vector_of(parts.grid, name, RoleTable(forecast, forecast))
-        return self.without_host_memory(fit(total, nothing, parts.room)).slack_expected >= 0
+            total += bytes_by_moment(parts.moments, name, RoleTable(forecast, forecast))
+        return self.without_host_memory(fit(total, nothing, parts.capacities)).slack_expected >= 0
 
     def _table(self, process: str, candidate: Choice) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
@@ -337,7 +334,7 @@ class GpuRoles:
         return self._tables[key]
 
 
-def _nothing(parts: ArrangementParts) -> Vector:
+def _nothing(parts: ArrangementParts) -> BytesByMoment:
     """No bytes at every moment."""
-    nothing = (0,) * len(parts.grid.places)
-    return Vector(nothing, nothing, (0,) * len(parts.grid.hosts))
+    nothing = (0,) * len(parts.moments.places)
+    return BytesByMoment(nothing, nothing, (0,) * len(parts.moments.hosts))

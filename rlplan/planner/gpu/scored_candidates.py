@@ -29,17 +29,17 @@ def rounded(seconds: float, busy: float) -> Key:
 
 @dataclass(frozen=True)
 class ScoredCandidate:
-    """A candidate with what it needs. kv_cache: bytes a GPU. rank: 0 fits, 1 fits in expectation only, 2 does not.
-
-    excess: what GPU, KV cache or host lack most over what there is, and all that they lack.
-    """
+    """A candidate with what it needs."""
 
     choice: Choice
     need: Fit
     kv_cache: int
+    """Bytes of a GPU."""
     rank: int
+    """0 fits, 1 fits in expectation only, 2 does not."""
     timing: StepTiming
     excess: tuple[float, float] = (0.0, 0.0)
+    """The largest shortage among GPU, KV cache and host as a share of what there is, and the sum of all three."""
 
     @property
     def key(self) -> Key:

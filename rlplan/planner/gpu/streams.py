@@ -1,4 +1,4 @@
-"""Streams: choices of a trainer or an engine from the fastest on, worked out as far as somebody reads.
+"""Streams: choices of a trainer or an engine from the fastest on, computed as far as somebody reads.
 
 In: an arrangement's micro-batch sweeps, bytes and seconds of each choice. Out: choices in the order of a lower bound of
 their seconds, without those that cannot fit whatever they are combined with. Left out: combining them (search.py).
@@ -21,22 +21,24 @@ from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
-from rlplan.planner.gpu.tables import Vector, fit
+from rlplan.planner.gpu.tables import BytesByMoment, fit
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerEntry:
-    """seconds: of everything but rollouts, and of the fastest weight sync to any engine."""
+    """A trainer with its bound."""
 
     seconds: float
+    """Of everything but rollouts, and of the fastest weight sync to any engine."""
     choice: TrainerChoice
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """seconds: of rollouts and switches with all the KV cache that is ever useful."""
+    """An engine with its bound."""
 
     seconds: float
+    """Of rollouts and switches with all the KV cache that is ever useful."""
     choice: EngineChoice
 
 
@@ -51,7 +53,7 @@ class Engines:
             most, _ = scorer.kv_cache(arrangement, choice, limit, limit)
             entries.append(EngineEntry(times.engine_seconds(arrangement, choice, most), choice))
         self.entries = sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
-        self._floor: Vector | None = None
+        self._floor: BytesByMoment | None = None
         by_mode = {
             (engine.tp, engine.quantization, mode): (engine, mode)
             for engine in self.choices
@@ -61,14 +63,14 @@ class Engines:
         """Modes of weight sync to them that differ in seconds."""
 
     @property
-    def floor(self) -> Vector:
+    def floor(self) -> BytesByMoment:
         """At every moment the least that any engine of the arrangement holds."""
         if self._floor is None:
-            vectors = [self.scorer.roles.engine_vector(self.arrangement, choice) for choice in self.choices]
-            self._floor = Vector(
-                tuple(map(min, *(vector.expected for vector in vectors), vectors[0].expected)),
-                tuple(map(min, *(vector.high for vector in vectors), vectors[0].high)),
-                tuple(map(min, *(vector.hosts for vector in vectors), vectors[0].hosts)),
+            held = [self.scorer.roles.engine_bytes(self.arrangement, choice) for choice in self.choices]
+            self._floor = BytesByMoment(
+                tuple(map(min, *(one.expected for one in held), held[0].expected)),
+                tuple(map(min, *(one.high for one in held), held[0].high)),
+                tuple(map(min, *(one.hosts for one in held), held[0].hosts)),
             )
         return self._floor
 
@@ -137,22 +139,23 @@ class Trainers:
     def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """The choices of a sweep that fit beside the least of any engine: all from the first that does."""
         roles, choices = self.scorer.roles, sweep.choices
-        if not self._fits(roles.holding_vector(self.arrangement, choices[0])):
+        if not self._fits(roles.resident_bytes(self.arrangement, choices[0])):
             return ()
-        if self._fits(roles.trainer_vector(self.arrangement, choices[0])):
+        if self._fits(roles.trainer_bytes(self.arrangement, choices[0])):
             return choices
+        # the largest micro-batch comes first and smaller ones need no more, so the first that fits is found by halving
         low, high = 0, len(choices) - 1
-        if low == high or not self._fits(roles.trainer_vector(self.arrangement, choices[high])):
+        if low == high or not self._fits(roles.trainer_bytes(self.arrangement, choices[high])):
             return ()
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self._fits(roles.trainer_vector(self.arrangement, choices[middle]))
+            fits = self._fits(roles.trainer_bytes(self.arrangement, choices[middle]))
             low, high = (low, middle) if fits else (middle, high)
         return choices[high:]
 
-    def _fits(self, vector: Vector) -> bool:
+    def _fits(self, held: BytesByMoment) -> bool:
         scorer, parts = self.scorer, self.scorer.roles.parts(self.arrangement)
-        need = scorer.roles.without_host_memory(fit(vector, self.engines.floor, parts.room))
+        need = scorer.roles.without_host_memory(fit(held, self.engines.floor, parts.capacities))
         slack = need.slack_high if self.rank == 0 else need.slack_expected
         return slack >= 0 and need.slack_host >= 0
 

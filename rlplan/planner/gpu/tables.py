@@ -1,7 +1,6 @@
 """Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
 
-In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, Vector of a process at these moments, Fit of
-two.
+In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, BytesByMoment of a process, Fit of two.
 Left out: how a forecast counts (memory/roles/gpu), which candidates there are.
 
 The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
@@ -58,39 +57,41 @@ class RoleTable:
 
 @dataclass(frozen=True)
 class ScheduleMoments:
-    """The moments of a schedule. places: (device, process -> slot) of each distinct moment of one device of each group;
-    hosts: (host, process -> slot, bytes of the driver) of each distinct moment of a host. actions: by moment and id.
-    """
+    """The distinct moments of a schedule."""
 
     actions: Mapping[tuple[RunPhase, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
+    """(device, process -> slot) of each moment of one device of each group."""
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
+    """(host, process -> slot) of each moment of a host."""
     kinds: Mapping[str, int]
+    """Process -> number of processes like it on its host."""
 
     @cached_property
-    def walks(self) -> dict[str, "Walk"]:
+    def by_process(self) -> dict[str, "ProcessMoments"]:
         """Of each process where it is at each moment."""
-        return {process: self._walk(process) for process in self.kinds}
+        return {process: self._moments_of(process) for process in self.kinds}
 
-    def _walk(self, process: str) -> "Walk":
+    def _moments_of(self, process: str) -> "ProcessMoments":
         slots: dict[Slot, int] = {}
         places = [
             slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
         ]
         hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
         known = tuple((run_phase, self.actions[run_phase, name], inside) for run_phase, name, inside in slots)
-        return Walk(known, tuple(places), tuple(hosts))
+        return ProcessMoments(known, tuple(places), tuple(hosts))
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A process in a schedule: its distinct slots, and which of them it is in at each moment of a device and of a host;
-    -1 where it is not there.
-    """
+class ProcessMoments:
+    """Where one process is at each moment of a schedule."""
 
     slots: tuple[tuple[RunPhase, Action, bool], ...]
+    """Its distinct slots."""
     places: tuple[int, ...]
+    """Index of its slot at each moment of a device; -1 where it is not there."""
     hosts: tuple[int, ...]
+    """The same at each moment of a host."""
 
 
 def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> ScheduleMoments:
@@ -133,19 +134,20 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
-    """Bytes of some processes at every moment of a schedule: of devices as expected and at the high end, and of hosts.
-
-    holds_kv: at which moments of devices the KV cache is there.
-    """
+class BytesByMoment:
+    """Bytes of some processes at every moment of a schedule."""
 
     expected: tuple[int, ...]
+    """Of devices, as expected."""
     high: tuple[int, ...]
+    """Of devices, at the high end."""
     hosts: tuple[int, ...]
+    """Of hosts."""
     holds_kv: tuple[int, ...] = ()
+    """Moments of devices at which the KV cache is there."""
 
-    def __add__(self, other: "Vector") -> "Vector":
-        return Vector(
+    def __add__(self, other: "BytesByMoment") -> "BytesByMoment":
+        return BytesByMoment(
             tuple(map(add, self.expected, other.expected)),
             tuple(map(add, self.high, other.high)),
             tuple(map(add, self.hosts, other.hosts)),
@@ -153,29 +155,29 @@ class Vector:
         )
 
 
-def vector_of(grid: ScheduleMoments, process: str, table: RoleTable, *, any_tokens: bool = False) -> Vector:
+def bytes_by_moment(
+    moments: ScheduleMoments, process: str, table: RoleTable, *, any_tokens: bool = False
+) -> BytesByMoment:
     """A process at every moment of a schedule. any_tokens: at least, however many tokens its passes have."""
-    walk = grid.walks[process]
+    mine = moments.by_process[process]
     held = [
         table.at(run_phase, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
-        for run_phase, action, inside in walk.slots
+        for run_phase, action, inside in mine.slots
     ]
     held.append((0, 0, 0, False))
-    alike = grid.kinds[process]
-    return Vector(
-        tuple([held[index][0] for index in walk.places]),
-        tuple([held[index][1] for index in walk.places]),
-        tuple([alike * held[index][2] for index in walk.hosts]),
-        tuple([place for place, index in enumerate(walk.places) if held[index][3]]),
+    alike = moments.kinds[process]
+    return BytesByMoment(
+        tuple([held[index][0] for index in mine.places]),
+        tuple([held[index][1] for index in mine.places]),
+        tuple([alike * held[index][2] for index in mine.hosts]),
+        tuple([place for place, index in enumerate(mine.places) if held[index][3]]),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Bytes without KV cache at the worst moment, and the least room that is left where the KV cache is there.
-
-    slack_expected, slack_high, slack_host: capacity that the worst moment leaves, negative where it overflows.
-    host: bytes of the fullest host with what the driver holds.
+    """Bytes without KV cache at the worst moment of a schedule, and what is left of capacity; below 0 where it
+    overflows.
     """
 
     expected: int
@@ -183,25 +185,28 @@ class Fit:
     slack_expected: int
     slack_high: int
     room_expected: int
+    """The least that is left at the moments where the KV cache is there."""
     room_high: int
     host: int
+    """The fullest host, with what the driver holds."""
     slack_host: int
 
 
 @dataclass(frozen=True)
-class Room:
-    """What there is at each moment of a schedule: bytes of a device, bytes of a host without what the driver holds."""
+class Capacities:
+    """Bytes that there are at each moment of a schedule."""
 
     devices: tuple[int, ...]
     hosts: tuple[int, ...]
     driver: tuple[int, ...]
+    """What the driver holds on each host beside the roles."""
 
 
-def fit(one: Vector, other: Vector, room: Room) -> Fit:
-    """Adds two vectors up."""
+def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
+    """What two parts of an arrangement need together."""
     expected, high = list(map(add, one.expected, other.expected)), list(map(add, one.high, other.high))
-    slack, slack_high = [*map(sub, room.devices, expected)], [*map(sub, room.devices, high)]
-    host = [*map(sum, zip(one.hosts, other.hosts, room.driver, strict=True))]
+    slack, slack_high = [*map(sub, there.devices, expected)], [*map(sub, there.devices, high)]
+    host = [*map(sum, zip(one.hosts, other.hosts, there.driver, strict=True))]
     kv = one.holds_kv or other.holds_kv
     return Fit(
         max(expected),
@@ -211,14 +216,16 @@ def fit(one: Vector, other: Vector, room: Room) -> Fit:
         min((slack[index] for index in kv), default=0),
         min((slack_high[index] for index in kv), default=0),
         max(host),
-        min(map(sub, room.hosts, host)),
+        min(map(sub, there.hosts, host)),
     )
 
 
-def room_of(grid: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]) -> Room:
+def capacities_of(
+    moments: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]
+) -> Capacities:
     """What there is at the moments of a schedule. driver: on the first host. others: where capacity differs."""
-    return Room(
-        tuple(others.get(device, capacity) for device, _ in grid.places),
-        tuple(others.get(name, host) for name, _ in grid.hosts),
-        tuple(driver if name == HOST_DEVICE else 0 for name, _ in grid.hosts),
+    return Capacities(
+        tuple(others.get(device, capacity) for device, _ in moments.places),
+        tuple(others.get(name, host) for name, _ in moments.hosts),
+        tuple(driver if name == HOST_DEVICE else 0 for name, _ in moments.hosts),
     )

@@ -1,7 +1,7 @@
 """Seconds of every action of a candidate: timing/ asked once a choice, and shared by all candidates that have it.
 
 In: a SettledJob, its setting, candidates with bytes of KV cache. Out: costs by action id, StepTiming, bounds.
-Left out: how seconds are worked out (timing/), which candidate is best (search.py).
+Left out: how seconds are computed (timing/), which candidate is best (search.py).
 
 A step's actions belong to the trainer's choice, to the engine's, or (the weight sync alone) to both. So the seconds of
 a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.
@@ -172,7 +172,7 @@ class GpuTimes:
 
     def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """Trained states copied to the host, or copied and written where the trainer waits."""
-        saved = self.roles.saved_bytes(action.role, self.roles.closed(arrangement, choice, NO_ENGINE))
+        saved = self.roles.saved_bytes(action.role, Choice(arrangement, choice, NO_ENGINE))
         cluster = self._cluster(arrangement, TRAINING)
         cost = checkpoint_cost(saved * arrangement.num_training, cluster.num_hosts, cluster)
         waits = action.kind is ActionKind.WRITE_STATES
@@ -241,7 +241,7 @@ class GpuTimes:
 
     def _move(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A role to the host, or back."""
-        forecast = self.roles.forecast(action.processes[0], self.roles.closed(arrangement, choice, NO_ENGINE), 1.0)
+        forecast = self.roles.forecast(action.processes[0], Choice(arrangement, choice, NO_ENGINE), 1.0)
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
         if isinstance(forecast, TrainerOnGpu):
@@ -263,7 +263,7 @@ class GpuTimes:
     def _switch(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         cluster, level = self._cluster(arrangement, GENERATION), choice.sleep_level
         if kind is ActionKind.WAKE_KV_CACHE:
-            return wake_kv_cost(kv_cache, cluster)
+            return wake_kv_cost(kv_cache)
         size = self.roles.engine(Choice(arrangement, NO_TRAINER, choice)).weight_bytes
         if kind is ActionKind.WAKE_WEIGHTS:
             return wake_weights_cost(size, cluster, level=level)

@@ -162,14 +162,14 @@ def simulation_page(simulated: SimulatedPlan) -> Page:
     steps = len(result.step_s)
     middle, late = (format_seconds(result.step_quantile_s(share)) for share in (0.5, 0.95))
     tiles = [
-        Tile("A step, in the mean", format_seconds(result.mean_step_s), f"{middle} at the median, {late} at P95"),
+        Tile("Mean step", format_seconds(result.mean_step_s), f"{middle} at the median, {late} at P95"),
         Tile("Generated", format_rate(result.num_tokens / result.seconds), f"{result.num_tokens:,} tokens"),
         *(
             Tile(f"Busy: {use.name}", style.percent(use.utilisation), f"{use.num_devices} GPUs; the rest waits")
             for use in result.groups
         ),
         Tile("GPU-hours", f"{result.gpu_hours:.3g}", f"for {steps} steps"),
-        Tile("Staleness of trained tokens", f"{result.mean_staleness:.2f} versions", "in the mean"),
+        Tile("Staleness of trained tokens", f"{result.mean_staleness:.2f} versions", "mean"),
     ]
     facts = [
         ("Preemptions", f"{result.num_preemptions:,}; the fullest KV cache was {style.percent(result.kv_use)} full"),

@@ -1,6 +1,6 @@
-"""write_plan_report: a plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
+"""A plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
 
-In: a plan.json of a plan or of a job, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
+In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
 PlanFiles. Left out: runs (report/write.py). No output names a path of this machine.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rlplan import __version__
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan
 from rlplan.report import charts, html, style
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import gantt
@@ -61,11 +61,6 @@ class PlanFiles:
         return PlanFiles(*(folder / name for name in names))
 
 
-def write_plan_report(path: Path, out_dir: Path) -> PlanFiles:
-    """Write the report of a plan file. Raises: SpecError where the file is none, or where nothing can be written."""
-    return write_simulation_report(path, out_dir) or write_report_of(read_plan(path), path.name, out_dir)
-
-
 def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
     """Write the report of what `rlplan simulate` wrote; nothing, and None, where the file is something else.
 
@@ -96,15 +91,15 @@ def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) 
     return files
 
 
-def draw(told: Forecast) -> dict[str, Figure]:
+def draw(predicted: Forecast) -> dict[str, Figure]:
     """`timeline`, `gantt`, and `actions` where the timeline has seconds, in which short actions are too thin to see."""
-    memory = charts.memory_timeline if told.ledger.shares_host_memory else charts.memory_by_device
-    figures = {"timeline": memory(told, told.windows)}
-    if told.timing is not None:
-        others = told.in_order()
+    memory = charts.memory_timeline if predicted.ledger.shares_host_memory else charts.memory_by_device
+    figures = {"timeline": memory(predicted, predicted.windows)}
+    if predicted.timing is not None:
+        others = predicted.in_order()
         figures["actions"] = memory(others, others.windows)
-    timed = tuple(window for window in told.windows if window.is_timed)
-    figures["gantt"] = gantt(told, timed[-1:] or told.windows, told.timing)
+    timed = tuple(window for window in predicted.windows if window.is_timed)
+    figures["gantt"] = gantt(predicted, timed[-1:] or predicted.windows, predicted.timing)
     return figures
 
 

@@ -9,6 +9,5 @@ ALGORITHM = Algorithm(
     loss="preference",
     has_rollouts=False,
     trains_pairs=True,
-    sequences_per_sample=2,
     defaults={"kl_coef": 0.1},
 )

@@ -32,7 +32,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     _take_in_the_algorithms_file(data, path.parent)
     job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     for key, name in job.named_models.items():
-        _check_model(key, name, f"{path}: {key}")
+        _check_model(name, f"{path}: {key}")
     data_files = [] if job.data is None else [("data.prompts", job.data.prompts), ("data.heldout", job.data.heldout)]
     for key, place in (
         *data_files,
@@ -76,7 +76,7 @@ def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
         part.setdefault("name", part["custom"]["name"])
 
 
-def _check_model(key: str, name: str, where: str) -> None:
+def _check_model(name: str, where: str) -> None:
     """Raises: SpecError where a model is neither a folder or file nor bundled."""
     fault = _fault(Path(name))
     if not fault or bundled_id(name) is not None:

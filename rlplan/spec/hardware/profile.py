@@ -32,11 +32,12 @@ class ComputeDtype(StrEnum):
 
 
 class Sourced(Spec):
-    """Where a value comes from. date: year, month or day of the source, or of the look-up for a log."""
+    """Where a value comes from."""
 
     provenance: Provenance
     source: str = Field(min_length=1)
     date: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
+    """Year, month or day of the source; of the look-up where the source is a public log."""
 
 
 class SourcedBytes(Sourced):
@@ -76,11 +77,7 @@ class SourcedCount(Sourced):
 
 
 class ProcessOverheads(Spec):
-    """Resident memory of each kind of process once its libraries are imported and before it holds a model.
-
-    adapters: what PEFT adds to a trainer with adapters. environment: a process that answers between turns. A profile
-    without one of these counts nothing for it.
-    """
+    """Resident memory of each kind of process once its libraries are imported and before it holds a model."""
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
@@ -88,103 +85,109 @@ class ProcessOverheads(Spec):
     driver: SourcedBytes
     ray_system: SourcedBytes
     adapters: SourcedBytes | None = None
+    """What PEFT adds to a trainer with adapters; None counts nothing."""
     environment: SourcedBytes | None = None
+    """A process that answers between turns; None counts nothing."""
 
 
 class ProcessSlack(Spec):
-    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects.
-
-    speculative_decoding: Numba, which such an engine loads; a profile without it counts nothing for it.
-    """
+    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects."""
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
     speculative_decoding: SourcedBytes | None = None
+    """Numba, which an engine with speculative decoding loads; None counts nothing."""
 
 
 class WeightPacking(Spec):
-    """How the rollout engine repacks linear weights on this machine. Blocks are in elements.
-
-    bytes_per_weight: the handler beside each packed weight. bytes_per_shape: code compiled once a shape.
-    bytes_per_batch_size: code compiled for each number of rows with which a shape is multiplied.
-    """
+    """How the rollout engine repacks linear weights on this machine."""
 
     row_block: int = Field(ge=1)
+    """In elements."""
     column_block: int = Field(ge=1)
+    """In elements."""
     bytes_per_weight: SourcedBytes
+    """The handler beside each packed weight."""
     bytes_per_shape: SourcedBytes
+    """Code compiled once for each shape."""
     bytes_per_batch_size: SourcedBytes
+    """Code compiled for each number of rows with which a shape is multiplied."""
 
 
 class ProfileBase(Spec):
-    """What every profile has. name: also its file's name."""
+    """What every profile has."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")
+    """Also its file's name."""
     description: str
 
 
 class CpuRates(Spec):
-    """What a host without a GPU reaches, all its cores together.
-
-    flops_per_s: of large square matmuls, by operand type. memory_bytes_per_s: of a copy, reads and writes together.
-    collective_bytes_per_s: that each of two processes sends in a large all-reduce. disk_bytes_per_s: written and
-    flushed. launch: seconds of one operation on one element. num_cores: that these rates are for.
-    fresh_memory_bytes_per_s: of results that one process writes into memory that the system has just given to it,
-    whatever its threads: page faults take most of it.
-    """
+    """What a host without a GPU reaches, all its cores together."""
 
     flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
+    """Of large square matmuls, by operand type."""
     memory_bytes_per_s: SourcedByteRate | None = None
+    """Of a copy, reads and writes together."""
     collective_bytes_per_s: SourcedByteRate | None = None
+    """What each of two processes sends in a large all-reduce."""
     disk_bytes_per_s: SourcedByteRate | None = None
+    """Written and flushed."""
     launch: SourcedSeconds | None = None
+    """One operation on one element."""
     num_cores: SourcedCount | None = None
+    """Cores that these rates are for."""
     fresh_memory_bytes_per_s: SourcedByteRate | None = None
+    """Of results written into memory that the system has just given: page faults take most of the time. Of one process,
+    whatever its threads."""
 
 
 class CpuLatencies(Spec):
-    """Seconds on a host without a GPU that neither a byte nor a FLOP explains.
-
-    call: a call of a worker process and its answer. rollout: a rollout dealt out, sent, decoded or looked at once.
-    gradient, update: a parameter's part in a backward pass (the trainer's hooks) and in an optimizer step.
-    engine_step, engine_layer, engine_sequence, engine_request: of the rollout engine, once a step of all sequences, a
-    layer and step, a sequence and step, a prompt. reload_tensor: a parameter loaded and packed anew. start_trainer,
-    start_scorer, start_engine: seconds of one core until the process has its libraries and an empty model.
-    stop_engine, restart_engine: taken apart, and made anew in a process that has its libraries.
-    """
+    """Seconds on a host without a GPU that neither a byte nor a FLOP explains."""
 
     call: SourcedSeconds
+    """A call of a worker process and its answer."""
     rollout: SourcedSeconds
+    """A rollout assigned, sent, decoded or looked at once."""
     gradient: SourcedSeconds
+    """A parameter's part in a backward pass (the trainer's hooks)."""
     update: SourcedSeconds
+    """A parameter's part in an optimizer step."""
     engine_step: SourcedSeconds
+    """Of the rollout engine, for each step of all sequences."""
     engine_layer: SourcedSeconds
+    """For each layer of an engine step."""
     engine_sequence: SourcedSeconds
+    """For each sequence of an engine step."""
     engine_request: SourcedSeconds
+    """For each prompt."""
     reload_tensor: SourcedSeconds
+    """A parameter loaded and packed again."""
     start_trainer: SourcedSeconds
+    """On one core, until the process has its libraries and an empty model; so are the next two."""
     start_scorer: SourcedSeconds
     start_engine: SourcedSeconds
     stop_engine: SourcedSeconds
+    """The engine taken apart."""
     restart_engine: SourcedSeconds
+    """The engine created again in a process that has its libraries."""
 
 
 class CpuProfile(ProfileBase):
-    """A host whose "devices" are process slots.
-
-    memory: the host's, which the devices share. rates, latencies: None where nobody measured; a plan then has no times.
-    weight_packing: how vLLM's CPU build repacks linear weights into opaque buffers after loading.
-    """
+    """A host whose "devices" are process slots."""
 
     kind: Literal["cpu"]
     memory: SourcedBytes
+    """The host's, which the devices share."""
     max_devices: int = Field(ge=1)
     weight_packing: WeightPacking
+    """How vLLM's CPU build repacks linear weights into opaque buffers after loading."""
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
     rates: CpuRates | None = None
+    """None where nobody measured, as `latencies`: a plan then has no times."""
     latencies: CpuLatencies | None = None
 
 
@@ -193,111 +196,106 @@ HardwareProfile = CpuProfile
 
 
 class HostLink(Spec):
-    """Between a GPU and its host. bytes_per_s: each direction, as the line carries it, before protocol overhead.
-
-    technology: `pcie`, `c2c` (NVLink between the chips of a superchip), or `xgmi`.
-    generation and num_lanes: of PCIe; a C2C link has neither.
-    """
+    """Between a GPU and its host."""
 
     technology: Literal["pcie", "c2c", "xgmi"]
+    """`c2c` is NVLink between the chips of a superchip."""
     generation: int | None = Field(default=None, ge=1)
+    """Of PCIe, as `num_lanes`; None for a C2C link."""
     num_lanes: int | None = Field(default=None, ge=1)
     bytes_per_s: SourcedByteRate
+    """Each direction, as the line carries it, before protocol overhead."""
 
 
 class DeviceLink(Spec):
-    """Between GPUs. bytes_per_s: of one GPU, each direction, all its links together.
-
-    technology: `nvlink` (a switch or a mesh), `nvlink_bridge` (pairs, or fours) or `xgmi`.
-    """
+    """Between GPUs."""
 
     technology: Literal["nvlink", "nvlink_bridge", "xgmi"]
+    """`nvlink` is a switch or a mesh, `nvlink_bridge` joins pairs or fours."""
     generation: int = Field(ge=1)
     num_links: int = Field(ge=1)
     bytes_per_s: SourcedByteRate
+    """Of one GPU, each direction, all its links together."""
 
 
 class Efficiencies(Spec):
-    """The share of a peak that long-running work reaches.
-
-    matmul: of `dense_flops_per_s`, by large 16-bit matmuls of training and scoring. memory: of
-    `memory_bytes_per_s`, by the elementwise work between them. host_link, device_link: of the links' rates, by large
-    copies and collectives.
-    """
+    """The share of a peak that long-running work reaches."""
 
     matmul: SourcedShare
+    """Of `dense_flops_per_s`, by large 16-bit matmuls of training and scoring."""
     memory: SourcedShare
+    """Of `memory_bytes_per_s`, by the elementwise work between matmuls."""
     host_link: SourcedShare
+    """Of the link's rate, by large copies."""
     device_link: SourcedShare | None = None
+    """Of the link's rate, by large collectives."""
 
 
 class ServingRates(Spec):
-    """What a rollout engine reaches.
-
-    memory: share of `memory_bytes_per_s` of a decode step's reads. matmul: share of `dense_flops_per_s` of a prefill.
-    layer: seconds that a layer takes beyond its bytes and FLOPs, inside a CUDA graph. collective: seconds of one small
-    all-reduce between the ranks of an engine. expert_memory: share of `memory_bytes_per_s` at which routed experts are
-    read. expert_layer: seconds that routing, spreading and gathering tokens add to a layer with experts.
-    """
+    """What a rollout engine reaches."""
 
     memory: SourcedShare
+    """Of `memory_bytes_per_s`, by a decode step's reads."""
     matmul: SourcedShare
+    """Of `dense_flops_per_s`, by a prefill."""
     layer: SourcedSeconds
+    """What a layer takes beyond its bytes and FLOPs, inside a CUDA graph."""
     collective: SourcedSeconds
+    """One small all-reduce between the ranks of an engine."""
     expert_memory: SourcedShare
+    """Of `memory_bytes_per_s`, by reads of routed experts."""
     expert_layer: SourcedSeconds
+    """What routing, dispatching and combining tokens add to a layer with experts."""
 
 
 class NodeEfficiencies(Spec):
-    """The share of a peak that work on a whole node reaches.
-
-    network: of `network_bytes_per_s`, by large collectives. network_latency: seconds of one small message between
-    nodes. host_memory_bytes_per_s: that optimizer steps on the host stream. disk_bytes_per_s: that checkpoints are
-    written with.
-    """
+    """The share of a peak that work on a whole node reaches."""
 
     network: SourcedShare
+    """Of `network_bytes_per_s`, by large collectives."""
     network_latency: SourcedSeconds
+    """One small message between nodes."""
     host_memory_bytes_per_s: SourcedByteRate
+    """What optimizer steps on the host stream."""
     disk_bytes_per_s: SourcedByteRate
+    """What checkpoints are written with."""
 
 
 class GpuOverheads(Spec):
-    """Device memory that belongs to no tensor.
-
-    context: of each process that uses the GPU (driver, loaded kernels), before its first tensor.
-    allocator_granularity: what the caching allocator rounds a large segment up to.
-    communicator_of_two, communicator_of_many: NCCL or RCCL buffers of a process for one group of two, or more, ranks.
-    """
+    """Device memory that belongs to no tensor."""
 
     context: SourcedBytes
+    """Of each process that uses the GPU (driver, loaded kernels), before its first tensor."""
     allocator_granularity: SourcedBytes
+    """What the caching allocator rounds a large segment up to."""
     communicator_of_two: SourcedBytes
+    """NCCL or RCCL buffers of a process for one group of two ranks."""
     communicator_of_many: SourcedBytes
+    """The same for one group of more ranks."""
 
 
 class GpuProfile(ProfileBase):
-    """One GPU as a process sees it (of an MI250X: one of its two dies).
-
-    driver_names: what NVML or ROCm call it. architecture: `9.0` is a compute capability, `gfx942` a ROCm target.
-    memory: total bytes as `cudaMemGetInfo` reports them: what firmware keeps is already gone.
-    memory_bytes_per_s: peak of the device memory, reads and writes together.
-    shares_host_memory: `memory` is the host's own, not beside it. None in an optional part: not known.
-    supports_sleep: vLLM can put its engine to sleep there. supports_peer_access: GPUs reach each other's memory.
-    """
+    """One GPU as a process sees it (of an MI250X: one of its two dies). None in an optional part: not known."""
 
     kind: Literal["cuda", "rocm"]
     driver_names: tuple[str, ...] = Field(min_length=1)
+    """What NVML or ROCm call it."""
     architecture: str = Field(pattern=r"^(\d{1,2}\.\d|gfx[0-9a-f]+)$")
+    """`9.0` is a compute capability, `gfx942` a ROCm target."""
     memory: SourcedBytes
+    """Total as `cudaMemGetInfo` reports it: what firmware keeps is already gone."""
     memory_bytes_per_s: SourcedByteRate | None = None
+    """Peak of the device memory, reads and writes together."""
     dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
     host_link: HostLink | None = None
     device_link: DeviceLink | None = None
     efficiencies: Efficiencies | None = None
     supports_sleep: bool
+    """vLLM can put its engine to sleep there."""
     supports_peer_access: bool
+    """GPUs reach each other's memory."""
     shares_host_memory: bool
+    """`memory` is the host's own, not beside it."""
     overheads: GpuOverheads
     serving: ServingRates | None = None
 
@@ -314,25 +312,25 @@ class GpuProfile(ProfileBase):
 
 
 class NodeProfile(ProfileBase):
-    """A machine with GPUs: its inside, its network and its host.
-
-    gpu: a GPU profile's name. topology: how its GPUs reach each other, `nvlink_pairs` over bridges.
-    num_gpus_in_link_domain: GPUs that the device link joins; more than `num_gpus` where it leaves the machine.
-    peer_bytes_per_s: between one pair of GPUs, each direction: all of a GPU's links behind a switch, one in a mesh.
-    network_bytes_per_s: of the whole node to other nodes, each direction, all adapters together.
-    host_memory: bytes of main memory of the node. num_cores: physical cores (or virtual ones, as the source says).
-    """
+    """A machine with GPUs: its inside, its network and its host."""
 
     kind: Literal["node"]
     gpu: str
+    """A GPU profile's name."""
     num_gpus: int = Field(ge=1)
     topology: Literal["nvswitch", "nvlink_mesh", "nvlink_pairs", "xgmi_mesh", "pcie", "single"]
+    """How its GPUs reach each other; `nvlink_pairs` over bridges."""
     num_gpus_in_link_domain: int = Field(ge=1)
+    """GPUs that the device link joins; more than `num_gpus` where it leaves the machine."""
     peer_bytes_per_s: SourcedByteRate | None = None
+    """Between one pair of GPUs, each direction: all of a GPU's links behind a switch, one in a mesh."""
     network: Literal["infiniband", "roce", "efa", "ethernet"]
     network_bytes_per_s: SourcedByteRate
+    """Of the whole node to other nodes, each direction, all adapters together."""
     host_memory: SourcedBytes
+    """Main memory of the node."""
     num_cores: SourcedCount
+    """Physical cores, or virtual ones, as the source says."""
     efficiencies: NodeEfficiencies | None = None
 
 

@@ -20,16 +20,17 @@ MAX_ID = 200
 
 
 class CatalogueEntry(Spec):
-    """One model. num_parameters: the total that it must give. source: where the config comes from.
-
-    like: the model whose config it shares but for the keys in its own; `config` is the merged one.
-    """
+    """One model."""
 
     id: str
     num_parameters: int
+    """The total that its config must come to."""
     source: str
+    """Where the config comes from."""
     like: str | None = None
+    """The model whose config it shares but for the keys in its own."""
     config: dict[str, Any]
+    """With the keys of `like`."""
 
 
 @cache

@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 
 class Layout(Spec):
-    """How one copy of a model is cut.
-
-    tp: ranks that share every layer. ep: ranks that share the experts; 1 means that tp cuts each expert instead, more
-    means that a rank holds whole experts. pp: ranks in a row, each with some layers.
-    vocab_multiple: rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp).
-    """
+    """How one copy of a model is cut."""
 
     tp: int = Field(default=1, ge=1, le=1 << 16)
+    """Ranks that share every layer."""
     ep: int = Field(default=1, ge=1, le=1 << 16)
+    """Ranks that share the experts: 1 where tp cuts each expert, more where a rank holds whole experts."""
     pp: int = Field(default=1, ge=1, le=1 << 16)
+    """Ranks in a row, each with some layers."""
     vocab_multiple: int = Field(default=1, ge=1, le=1 << 24)
+    """Rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp)."""
 
 
 WHOLE = Layout()

@@ -30,10 +30,11 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as it lies on disk: its dtype by safetensors' name, and its bytes."""
+    """One tensor as it lies on disk."""
 
     name: str
     dtype: str
+    """By safetensors' name."""
     shape: tuple[int, ...]
     num_bytes: int
 

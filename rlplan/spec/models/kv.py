@@ -14,20 +14,20 @@ from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, SLIDING
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The cache of one layer on one rank, in elements.
-
-    kind: `full`, `sliding`, `chunked` or `linear`. elements_per_token: cached for each token that is kept.
-    window: at most so many tokens are needed, None for all. index_elements_per_token: keys of a sparse-attention
-    indexer, held whole by every rank. recurrent_elements, conv_elements: a linear layer's state of a sequence, whatever
-    its length: num_value_heads * key_head_dim * value_head_dim, and the last conv_kernel - 1 inputs.
-    """
+    """The cache of one layer on one rank, in elements."""
 
     kind: str
+    """`full`, `sliding`, `chunked` or `linear`."""
     elements_per_token: int = 0
+    """Cached for each token that is kept."""
     window: int | None = None
+    """At most so many tokens are needed, None for all."""
     index_elements_per_token: int = 0
+    """Keys of a sparse-attention indexer, held whole by every rank."""
     recurrent_elements: int = 0
+    """A linear layer's state of a sequence of any length: num_value_heads * key_head_dim * value_head_dim."""
     conv_elements: int = 0
+    """A linear layer's last conv_kernel - 1 inputs of a sequence."""
 
 
 def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:

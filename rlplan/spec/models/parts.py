@@ -13,44 +13,42 @@ FULL, SLIDING, CHUNKED, LINEAR = "full", "sliding", "chunked", "linear"
 
 
 class ExpertsSpec(Spec):
-    """The routed experts of a layer.
-
-    num_experts: in a layer. num_active: chosen for each token. intermediate_size: width of one.
-    shared_intermediate_size: width of the experts that every token passes, all of them together; 0 for none.
-    layers: the layers that have experts instead of (in Gemma 4: beside) a dense MLP.
-    """
+    """The routed experts of a layer."""
 
     num_experts: int = Field(ge=1, le=MAX_DIMENSION)
     num_active: int = Field(ge=1, le=MAX_DIMENSION)
+    """Experts chosen for each token."""
     intermediate_size: int = Field(ge=1, le=MAX_DIMENSION)
+    """Width of one expert."""
     shared_intermediate_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
+    """Width of the experts that every token passes, all of them together; 0 for none."""
     layers: tuple[int, ...]
+    """The layers that have experts instead of (in Gemma 4: beside) a dense MLP."""
 
 
 class LatentAttentionSpec(Spec):
     """Multi-head latent attention: keys and values are projections of one cached latent.
 
-    q_rank: width of the queries' latent, 0 where queries are projected directly. kv_rank: of the cached latent.
-    rope_head_dim: rotary part of a head, cached once for all heads. nope_head_dim, value_head_dim: the other parts.
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
     q_rank: int = Field(ge=0, le=MAX_DIMENSION)
+    """Width of the queries' latent, 0 where queries are projected directly."""
     kv_rank: int = Field(ge=1, le=MAX_DIMENSION)
+    """Width of the cached latent."""
     nope_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     rope_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
+    """Rotary part of a head, cached once for all heads."""
     value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
 
 
 class IndexerSpec(Spec):
-    """The indexer of DeepSeek sparse attention, which picks what a token attends to and caches one key a token.
-
-    layers: the layers that have one; the others reuse the choice of the last that has.
-    """
+    """The indexer of DeepSeek sparse attention, which picks what a token attends to and caches one key a token."""
 
     num_heads: int = Field(ge=1, le=MAX_DIMENSION)
     head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     layers: tuple[int, ...]
+    """The layers that have one; the others reuse the choice of the last that has."""
 
 
 class LinearAttentionSpec(Spec):
@@ -67,17 +65,18 @@ class LinearAttentionSpec(Spec):
 
 
 class VisionSpec(Spec):
-    """A vision tower, counted but not modelled further.
-
-    tower: name of its tables in `towers`. sizes: the numbers behind their symbols. num_layers: of its main stack.
-    conditions: as in the language model's tables. num_mergers: further mergers that feed deeper layers (Qwen3-VL).
-    """
+    """A vision tower, counted but not modelled further."""
 
     tower: str
+    """Name of its tables in `towers`."""
     sizes: dict[str, int]
+    """The numbers behind the tables' symbols."""
     num_layers: int = Field(ge=1, le=MAX_DIMENSION)
+    """Of its main stack."""
     conditions: tuple[str, ...] = ()
+    """As in the language model's tables."""
     num_mergers: int = Field(default=0, ge=0, le=MAX_DIMENSION)
+    """Further mergers that feed deeper layers (Qwen3-VL)."""
 
 
 class GlobalAttentionSpec(Spec):

@@ -17,21 +17,22 @@ UNNAMED = "unnamed"
 
 
 class QuantizationSpec(Spec):
-    """How weights are stored.
-
-    method: `fp8`, `awq`, `gptq`, `bitsandbytes`, `mxfp4`, `compressed-tensors` ...; `unnamed` where it has none.
-    bits: of a weight. group_size: weights of a row behind one scale, None for whole rows or matrices.
-    is_float: fp8 and fp4, not integers. strategy: what a scale is for: `tensor`, `channel`, `group`, `block`; empty
-    where the method alone says it. has_double_quant: scales are quantised too. left_out: modules that stay plain.
-    """
+    """How weights are stored."""
 
     method: str
+    """`fp8`, `awq`, `gptq`, `bitsandbytes`, `mxfp4`, `compressed-tensors` ...; `unnamed` where it has none."""
     bits: int | None = Field(default=None, ge=1, le=16)
+    """Of a weight."""
     group_size: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Weights of a row behind one scale, None for whole rows or matrices."""
     is_float: bool = False
+    """fp8 and fp4, not integers."""
     strategy: str = ""
+    """What a scale is for: `tensor`, `channel`, `group`, `block`; empty where the method alone says it."""
     has_double_quant: bool = False
+    """Scales are quantised too."""
     left_out: tuple[str, ...] = ()
+    """Modules that stay plain."""
 
 
 def read_quantization(*levels: Config) -> QuantizationSpec | None:

@@ -1,6 +1,6 @@
 """What a rank holds of a model that is cut over tensor-, expert- and pipeline-parallel ranks.
 
-In: a ModelSpec and a Layout. Out: tensors and counts of each stage. Left out: optimizer sharding (ZeRO, FSDP), uneven
+In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), uneven
 hand-made stages.
 
 Symbols: t tp, e ep, p pp, L layers, k key heads, V vocabulary.
@@ -50,14 +50,3 @@ def stage_tensors(model: ModelSpec, layout: Layout, stage: int) -> tuple[Paramet
             way_out="choose another stage",
         )
     return model.held_tensors(layout, stages[stage], has_first=stage == 0, has_last=stage == len(stages) - 1)
-
-
-def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
-    """Numbers that a rank of each pipeline stage stores.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> model = find_model("Qwen/Qwen2.5-7B")
-    >>> stage_parameters(model, Layout(tp=1, pp=1)) == (model.num_parameters,)
-    True
-    """
-    return tuple(sum(tensor.numel for tensor in stage_tensors(model, layout, stage)) for stage in range(layout.pp))

@@ -42,20 +42,17 @@ class Component(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor of a checkpoint.
-
-    name: Hugging Face name.
-    shape: elements by dimension.
-    component: what it is for.
-    is_buffer: stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like).
-    is_linear: the weight of a linear layer, beside which an adapter can stand.
-    """
+    """One tensor of a checkpoint."""
 
     name: str
+    """Hugging Face's."""
     shape: tuple[int, ...]
     component: Component = Component.MLP
+    """What it is for."""
     is_buffer: bool = False
+    """Stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like)."""
     is_linear: bool = False
+    """The weight of a linear layer, beside which an adapter can stand."""
 
     @property
     def numel(self) -> int:
@@ -65,19 +62,19 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One line of a table.
-
-    name: below the layer's prefix. dimensions: expressions over symbols.
-    needs, refuses: conditions that must hold and must not.
-    """
+    """One line of a table."""
 
     name: str
+    """Below the layer's prefix."""
     dimensions: tuple[str, ...]
+    """Expressions over symbols."""
     component: Component
     is_buffer: bool
     is_linear: bool
     needs: frozenset[str]
+    """Conditions that must hold."""
     refuses: frozenset[str]
+    """Conditions that must not hold."""
 
     def applies(self, conditions: frozenset[str]) -> bool:
         """Whether a model, or a layer of it, has this tensor."""
@@ -86,10 +83,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers behind the symbols: of the whole model, and of one rank's share of it."""
+    """The numbers behind the symbols."""
 
     whole: Mapping[str, int]
+    """Of the whole model."""
     share: Mapping[str, int]
+    """Of one rank's share of it."""
 
     def dimension(self, expression: str) -> int:
         """Elements along one dimension.

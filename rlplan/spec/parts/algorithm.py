@@ -19,27 +19,12 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 class AlgorithmSpec(Spec):
-    """The `algorithm:` part of a job. What an algorithm has otherwise by default stands in its declaration.
-
-    path: `file.py:NAME` of a declaration of one's own; custom: what stands there, filled in when the job is read.
-    clip_low, clip_high: the ratio is kept within [1 - clip_low, 1 + clip_high].
-    kl_coef: weight of the estimate of KL(policy || reference), in the loss or taken off the rewards (kl_in); 0 does
-    without a reference model. kl_estimator: k1 log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q).
-    teacher_coef: weight of KL(policy || teacher) in the loss, where there is one. entropy_coef: of the entropy bonus.
-    token_weights: whether each sequence counts the same, or each token, or each token as 1 / max_response_len.
-    masks_truncated: nothing is learned from responses that were cut off. overlong_buffer: tokens before the limit in
-    which a penalty grows from 0 to overlong_penalty. max_refills: how often zero-variance groups are replaced by new
-    prompts' in a step (dynamic sampling); what is left then stays. importance: how the engine's log-probs, and those of
-    older weights, are corrected for: each token's weight is truncated to, or masked outside of, [importance_low,
-    importance_high]; the clipped ratio then compares with the trainer's own log-probs before the step. gamma,
-    gae_lambda: of generalized advantage estimation. value_clip: how far a value may move from the one that the rollouts
-    were judged by; 0 does not clip. value_coef: weight of the value loss on a shared backbone.
-    value_learning_rate: of the value model; the policy's where it is not given. value_warmup_steps: first steps in
-    which the value model alone is trained.
-    """
+    """The `algorithm:` part of a job. Defaults that an algorithm has of its own stand in its declaration."""
 
     path: str | None = None
+    """`file.py:NAME` of a declaration of one's own."""
     custom: dict[str, Any] | None = None
+    """What stands at `path`, filled in when the job is read."""
     name: str = DEFAULT
     learning_rate: float = Field(default=1e-6, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -47,26 +32,47 @@ class AlgorithmSpec(Spec):
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     gradient_clipping: float = Field(default=1.0, ge=0)
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The importance ratio is kept at or above 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
+    """The importance ratio is kept at or below 1 + clip_high."""
     kl_coef: float = Field(default=0.001, ge=0)
+    """Weight of the estimate of KL(policy || reference); 0 does without a reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the KL term is added to the loss, or taken off the rewards."""
     kl_estimator: KlEstimator = "k3"
+    """k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
     teacher_coef: float = Field(default=1.0, ge=0)
+    """Weight of KL(policy || teacher) in the loss, where there is a teacher."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     token_weights: Literal["sequence", "token", "constant"] = "sequence"
+    """Whether each sequence counts the same, or each token, or each token as 1 / max_response_len."""
     masks_truncated: bool = False
+    """Nothing is learned from responses that were cut off at max_response_len."""
     overlong_buffer: int = Field(default=0, ge=0)
+    """Tokens before max_response_len in which a penalty grows from 0 to `overlong_penalty`."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     max_refills: int = Field(default=0, ge=0, le=100)
+    """How often a step replaces zero-variance groups by those of new prompts (dynamic sampling); then what is left
+    stays."""
     importance: Literal["none", "truncate", "mask"] = "none"
+    """How the engine's log-probs, and those of older weights, are corrected for: a token's weight is truncated to, or
+    masked outside of, [importance_low, importance_high]. The clipped ratio then compares with the trainer's own
+    log-probs before the step."""
     importance_low: float = Field(default=0.0, ge=0)
     importance_high: float = Field(default=2.0, gt=0)
     gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount of generalized advantage estimation."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of generalized advantage estimation."""
     value_clip: float = Field(default=0.2, ge=0)
+    """How far a value may move from the one at rollout time; 0 does not clip."""
     value_coef: float = Field(default=0.1, ge=0)
+    """Weight of the value loss where the value model shares the policy's backbone."""
     value_learning_rate: float | None = Field(default=None, ge=0)
+    """None for the policy's."""
     value_warmup_steps: int = Field(default=0, ge=0)
+    """First steps in which the value model alone is trained."""
 
     @model_validator(mode="before")
     @classmethod

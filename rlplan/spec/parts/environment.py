@@ -15,18 +15,20 @@ PATH_PATTERN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*
 
 
 class EnvironmentSpec(Spec):
-    """A function of the user's that sees the turns so far and answers. Without a path a rollout is one turn.
-
-    path: `file.py:function`. max_turns: of the policy, in one rollout. max_observation_len: tokens of an answer; what
-    is longer loses its end. timeout_s: for one answer. num_workers: processes that answer. weight: of its reward.
-    """
+    """A function of the user's that sees the turns so far and answers. Without a path a rollout is one turn."""
 
     path: str | None = None
+    """`file.py:function`."""
     max_turns: int = Field(default=4, ge=1, le=1000)
+    """Of the policy, in one rollout."""
     max_observation_len: int = Field(default=64, ge=1)
+    """Tokens of an answer; a longer one loses its end."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """For one answer."""
     num_workers: int = Field(default=2, ge=1, le=256)
+    """Processes that answer."""
     weight: float = 1.0
+    """Of its reward."""
 
     @field_validator("path")
     @classmethod

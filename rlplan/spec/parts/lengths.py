@@ -52,11 +52,13 @@ class UniformLengths(Spec):
 
 
 class LogNormalLengths(Spec):
-    """The logarithm of the length is normal: few short, many usual, a long tail. sigma: of the logarithm."""
+    """The logarithm of the length is normal: few short, many usual, a long tail."""
 
     kind: Literal["lognormal"]
     median: float = Field(gt=0, le=MAX_LEN)
+    """In tokens."""
     sigma: float = Field(gt=0, le=5)
+    """Standard deviation of the natural logarithm."""
 
     def quantile(self, share: float) -> float:
         """Tokens that a share of the responses does not exceed."""
@@ -180,5 +182,5 @@ class Lengths:
 
 @lru_cache(maxsize=64)
 def cut_lengths(spec: LengthSpec, longest: int) -> Lengths:
-    """The distribution cut at `longest` tokens, worked out once."""
+    """The distribution cut at `longest` tokens, computed once."""
     return Lengths(spec, longest)

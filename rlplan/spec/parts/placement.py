@@ -30,7 +30,7 @@ class HardwareSpec(Spec):
     num_devices: int = Field(ge=1, le=1 << 20)
     """Over all hosts; `2xdgx-h100` are sixteen."""
     num_hosts: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
-    """The devices lie on so many, dealt out in order and evenly; `auto` is one CPU host, or full nodes of GPUs."""
+    """The devices lie on so many, filled in order and evenly; `auto` is one CPU host, or full nodes of GPUs."""
     generation: PoolSpec | None = None
     """GPUs of another kind that generate, where those of `profile` train and score."""
     memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None

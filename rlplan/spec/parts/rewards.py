@@ -31,10 +31,11 @@ def _has_group(pattern: str) -> str:
 
 
 class _Reward(Spec):
-    """What all rewards have. name: under which its values are reported; its kind where it is not given."""
+    """What all rewards have."""
 
     weight: float = 1.0
     name: Name | None = None
+    """Under which its values are reported; None for its kind."""
 
     @property
     def label(self) -> str:
@@ -43,16 +44,14 @@ class _Reward(Spec):
 
 
 class AnswerMatcherSpec(_Reward):
-    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside.
-
-    compares: as `text`, or as `math`: what mathematics calls the same (math-verify, in a process of its own).
-    timeout_s: of one comparison of mathematics.
-    """
+    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
 
     kind: Literal["answer_matcher"]
     pattern: str = r"<answer>(.*?)</answer>"
     compares: Literal["text", "math"] = "text"
+    """As `text`, or as `math`: equal by the rules of mathematics (math-verify, in a process of its own)."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)
+    """For one comparison of mathematics."""
 
     _pattern_has_group = field_validator("pattern")(_has_group)
 
@@ -67,21 +66,23 @@ class FormatCheckerSpec(_Reward):
 
 
 class CodeExecutorSpec(_Reward):
-    """Runs the program in a response against the row's tests, in a sandbox.
-
-    pattern: its first group is the program; the last match counts. template: what is run, where `{program}` and
-    `{prompt}` stand for them. credit: 1 when `all` tests pass, or the `fraction`
-    that do. case_timeout_s: of one test; timeout_s: of all of them. memory, max_processes: of the whole sandbox.
-    """
+    """Runs the program in a response against the row's tests, in a sandbox."""
 
     kind: Literal["code_executor"]
     pattern: str = r"\x60{3}\w*[ \t]*\n(.*?)\x60{3}"
+    """Its first group is the program; the last match counts."""
     template: str = "{program}"
+    """What is run; `{program}` and `{prompt}` stand for them."""
     credit: Literal["all", "fraction"] = "all"
+    """1 when `all` tests pass, or the `fraction` that do."""
     case_timeout_s: float = Field(default=4.0, gt=0, le=600)
+    """For one test."""
     timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """For all tests."""
     memory: ByteCount = 512 * MIB
+    """Bytes of the whole sandbox."""
     max_processes: int = Field(default=32, ge=4, le=4096)
+    """Of the whole sandbox."""
 
     _pattern_has_group = field_validator("pattern")(_has_group)
 
@@ -94,17 +95,17 @@ class CodeExecutorSpec(_Reward):
 
 
 class FunctionSpec(_Reward):
-    """A function of the user's own, `FILE.py:NAME`, in a process of its own.
-
-    signature: `trl`, f(prompts, completions, **columns) -> list; `verl`, f(data_source, solution_str, ground_truth,
-    extra_info) -> number or dict with `score`; `auto` looks at its parameters. memory: that it may take.
-    """
+    """A function of the user's own, in a process of its own."""
 
     kind: Literal["function"]
     path: str
+    """`FILE.py:NAME`."""
     signature: Literal["auto", "trl", "verl"] = "auto"
+    """`trl`, f(prompts, completions, **columns) -> list; `verl`, f(data_source, solution_str, ground_truth, extra_info)
+    -> number or dict with `score`; `auto` looks at its parameters."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
     memory: ByteCount = GIB
+    """Bytes that it may take."""
 
     @model_validator(mode="after")
     def _path_names_a_function(self) -> "FunctionSpec":
@@ -133,16 +134,16 @@ def runs_elsewhere(reward: RewardSpec) -> bool:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A metric over the held-out prompts: the mean of one reward of their greedy responses.
-
-    reward: its label among a rollout's rewards. name: the metric is `evaluate/NAME`. title: the name in words, where it
-    is ours. is_share: a share of the prompts or of their tests, between 0 and 1.
-    """
+    """A metric over the held-out prompts: the mean of one reward of their greedy responses."""
 
     reward: str
+    """Its label among a rollout's rewards."""
     name: str
+    """The metric is `evaluate/NAME`."""
     title: str
+    """The name in words, where it is ours."""
     is_share: bool
+    """A share of the prompts or of their tests, between 0 and 1."""
 
     @property
     def metric(self) -> str:

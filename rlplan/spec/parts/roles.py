@@ -19,31 +19,29 @@ SCALAR_HEAD = "score.weight"
 
 
 class ReferenceSpec(Spec):
-    """The KL anchor. path: its own model; without one it is the policy as it starts."""
+    """The KL anchor."""
 
     path: str | None = None
+    """Its own model; None for the policy as it starts."""
 
 
 class RewardModelSpec(Spec):
-    """A learned reward: a sequence classifier with one label, read at the last token. Without a path there is none.
-
-    weight: its factor in a rollout's reward, beside the `rewards:`. max_seq_len: tokens that it reads where it has
-    another tokenizer than the policy; longer texts lose their beginning.
-    """
+    """A learned reward: a sequence classifier with one label, read at the last token. Without a path there is none."""
 
     path: str | None = None
     weight: float = 1.0
+    """Its factor in a rollout's reward, beside the `rewards:`."""
     max_seq_len: int | None = Field(default=None, ge=1)
+    """Tokens that it reads where it has another tokenizer than the policy; longer texts lose their beginning."""
 
 
 class ValueSpec(Spec):
-    """The value model. path: where it starts, the policy's start weights when not given.
-
-    shares_backbone: it is one more head on the policy, trained with it.
-    """
+    """The value model."""
 
     path: str | None = None
+    """Where it starts; None for the policy's start weights."""
     shares_backbone: bool = False
+    """It is one more head on the policy, trained with it."""
 
     @model_validator(mode="after")
     def _one_backbone(self) -> "ValueSpec":

@@ -17,10 +17,12 @@ from rlplan.vocabulary import Dtype
 
 
 class Contradiction(NamedTuple):
-    """Two choices that DeepSpeed does not combine. what: both; where: the key of the first."""
+    """Two choices that DeepSpeed does not combine."""
 
     what: str
+    """Both choices."""
     where: str
+    """The key of the first."""
     rule: str
     way_out: str
 
@@ -31,15 +33,14 @@ class Contradiction(NamedTuple):
 
 
 class Combination(NamedTuple):
-    """What a trainer is asked to combine. Jobs, their candidates and the search on GPUs all ask here what can run.
-
-    zero_stage: None where it is open. has_packed_base: a frozen base in nf4.
-    """
+    """What a trainer is asked to combine. Jobs, their candidates and the search on GPUs all ask here what can run."""
 
     zero_stage: int | None
+    """None where it is open."""
     optimizer: str = "adamw"
     trains_adapters: bool = False
     has_packed_base: bool = False
+    """A frozen base in nf4."""
     offloads_optimizer: bool = False
     offloads_parameters: bool = False
     ulysses: int = 1

@@ -153,7 +153,7 @@ class CpuTimes:
         return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
-        """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, dealt out over its processes.
+        """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, split over its processes.
 
         Assumes: each rollout is sent, padded and answered by Python; verifiers beside it take nothing worth counting.
         """
@@ -280,7 +280,7 @@ class CpuTimes:
         return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
 
     def restart_cost(self) -> Cost:
-        """An engine made anew in a process that has its libraries.
+        """An engine created again in a process that has its libraries.
 
         Counts: the profile's seconds for a small model; fresh memory for weights, their packs and the KV cache; the
         weights read. Source: `workers/engine/rollout_engine.py`, start after stop.
@@ -391,5 +391,5 @@ class CpuTimes:
 
 
 def _fresh(model: ModelSpec) -> float:
-    """Bytes of the parameters that are large enough to be mapped anew."""
+    """Bytes of the parameters that are large enough to be mapped afresh."""
     return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)

@@ -20,7 +20,7 @@ from rlplan.units import KIB
 
 FLOAT_BYTES = 4
 MMAP_THRESHOLD = 128 * KIB
-"""Tensors from here on are mapped anew each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_)."""
+"""Tensors from here on are mapped afresh each time and given back when freed (emit/ray.py, MALLOC_MMAP_THRESHOLD_)."""
 FORWARD_OPS, BACKWARD_OPS = 107, 218
 """Operations that torch dispatches for a layer, views among them: counted for Qwen3; Llama has fewer."""
 HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
@@ -29,11 +29,13 @@ HEAD_OPS, HEAD_BACKWARD_OPS = 55, 43
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences that go through the model at once, padded to the longest. seq_len, response_len: tokens of each."""
+    """Sequences that go through the model at once, padded to the longest."""
 
     num_sequences: int
     seq_len: int
+    """Tokens of each, prompt and response."""
     response_len: int
+    """Tokens of each."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,13 +50,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """FLOPs, bytes and operations of a pass. fresh_bytes: touched for the first time. read_bytes: weights and
-    operands.
-    """
+    """FLOPs, bytes and operations of a pass."""
 
     flops: float
     fresh_bytes: float
+    """Touched for the first time."""
     read_bytes: float
+    """Weights and operands."""
     num_ops: int
 
     def __add__(self, other: "PassCounts") -> "PassCounts":
@@ -136,7 +138,7 @@ def backward_floats(model: ModelSpec) -> Mapping[int, float]:
 
     Counts: each norm of width w makes 9w (five products, a power, two scalings, a quotient less what is summed away);
     matrices' inputs 5h + q + I; rotary 7.5 (q + k); attention q + 2k, and the kernel's 3q; 2q + 4k more where keys and
-    values are repeated and their gradients summed and laid out anew; MLP 3 I; sums of branches 5h.
+    values are repeated and their gradients summed and laid out again; MLP 3 I; sums of branches 5h.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> sorted(backward_floats(find_model("Qwen/Qwen3-0.6B")).items())  # 28 + 22.5, 9 + 14.5, 4
@@ -184,7 +186,7 @@ def backward_operands(model: ModelSpec) -> Mapping[int, float]:
 
 
 def fresh_bytes(floats: Mapping[int, float], num_tokens: int) -> float:
-    """Bytes of those tensors that are large enough to be mapped anew; smaller ones come from the heap, warm.
+    """Bytes of those tensors that are large enough to be mapped afresh; smaller ones come from the heap, warm.
 
     >>> fresh_bytes({1000: 2, 10: 5}, 100)  # two of 400,000 bytes; five of 4,000 are not fresh
     800000.0

@@ -45,16 +45,16 @@ class CpuHost:
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """One process's part of a host. cores: share of all cores; thread_share: share of the time that one thread runs.
-
-    num_beside: other processes that read and write memory meanwhile.
-    """
+    """One process's part of a host."""
 
     host: CpuHost
     cores: float
+    """Share of all cores."""
     thread_share: float
+    """Share of the time that one thread runs."""
     num_processes: int
     num_beside: int = 0
+    """Other processes that read and write memory meanwhile."""
 
     def pass_cost(self, counts: PassCounts) -> Cost:
         """Seconds of a pass: matmuls, weights read, fresh memory, dispatch, one after the other.

@@ -39,15 +39,13 @@ ANY_HOST = NodeEfficiencies.model_validate(
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """GPUs of one kind. node: the machine they sit in, None where it is not known (then one host at most).
-
-    Compared by identity, so that what was worked out of one can be kept.
-    """
+    """GPUs of one kind. Compared by identity, so that what was computed of one can be kept."""
 
     gpu: GpuProfile
     num_gpus: int
     gpus_per_host: int
     node: NodeProfile | None = None
+    """The machine they sit in, None where it is not known (then one host at most)."""
 
     @property
     def num_hosts(self) -> int:

@@ -20,10 +20,12 @@ for its protocols (NCCL 2.21, src/graph/tuning.cc, hwLat)."""
 
 @dataclass(frozen=True)
 class Link:
-    """bytes_per_s: of a ring through the whole group, one direction. latency_s: of a mean hop."""
+    """What a collective's messages reach."""
 
     bytes_per_s: float
+    """Of a ring through the whole group, one direction."""
     latency_s: float
+    """Of a mean hop."""
     resource: Resource
 
 

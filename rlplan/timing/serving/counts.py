@@ -29,30 +29,32 @@ memory's full peak; 0.25 to 1 fit about alike (docs/timing.md)."""
 
 @dataclass(frozen=True, slots=True)
 class Matmuls:
-    """Matmuls of one format. num_bytes: of their weights. num_weights: multiplied with each token.
-
-    form: name of the weights' format, empty for plain ones; it decides in which type the GPU multiplies.
-    """
+    """Matmuls of one format."""
 
     num_bytes: int
+    """Of their weights."""
     num_weights: int
+    """Multiplied with each token."""
     form: str
+    """Name of the weights' format, empty for plain ones; it decides in which type the GPU multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatmuls:
-    """The routed experts of a rank. num_bytes, num_weights: of one expert of one layer, as far as the rank holds it.
-
-    num_experts, num_active: E and k. num_held: experts of which the rank holds something; num_layers: with experts.
-    """
+    """The routed experts of a rank."""
 
     num_bytes: float
+    """Of one expert of one layer, as far as the rank holds it."""
     num_weights: float
+    """Of one expert of one layer, as far as the rank holds it."""
     form: str
     num_experts: int
     num_active: int
+    """Experts chosen for each token."""
     num_held: int
+    """Experts of which the rank holds something."""
     num_layers: int
+    """Layers with experts."""
 
     def num_hit(self, num_tokens: float) -> float:
         """Experts of a layer that a rank reads for `num_tokens` tokens, on average.
@@ -77,52 +79,51 @@ class ExpertMatmuls:
 
 @dataclass(frozen=True, slots=True)
 class CacheReads:
-    """Attention layers that read alike. num_bytes: a cached token, all of these layers. window: None for all tokens.
-
-    flops: a query with one cached token, all of these layers, on a rank. prefill_flops: the same in a prefill.
-    """
+    """Attention layers that read alike; figures are of all of these layers."""
 
     num_bytes: int
+    """Of a cached token."""
     flops: int
+    """Of a query with one cached token, on a rank."""
     prefill_flops: int
+    """The same in a prefill."""
     window: int | None = None
+    """In tokens, None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """One rank of an engine.
-
-    matmuls: of every layer, for every token; head: for each token that is sampled. elementwise_bytes: that a token's
-    activations are read and written, over all layers. state_bytes: read and written for a sequence by linear layers.
-    message_bytes: of a token in one all-reduce. num_collectives: of a step.
-    """
+    """One rank of an engine."""
 
     matmuls: tuple[Matmuls, ...]
+    """Of every layer, for every token."""
     head: Matmuls
+    """For each token that is sampled."""
     experts: ExpertMatmuls | None
     caches: tuple[CacheReads, ...]
     num_layers: int
     elementwise_bytes: int
+    """A token's activations, read and written, over all layers."""
     state_bytes: int
+    """Read and written for a sequence by linear-attention layers."""
     message_bytes: int
+    """Of a token in one all-reduce."""
     num_collectives: int
+    """In a step."""
     ranks: int
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token in the caches that keep all tokens."""
-        return sum(cache.num_bytes for cache in self.caches if cache.window is None)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCut:
-    """How an engine holds a model. ep: above 1 where whole experts lie on ranks. scheme: of a quantised checkpoint."""
+    """How an engine holds a model."""
 
     tp: int = 1
     ep: int = 1
+    """Above 1 where ranks hold whole experts."""
     element_bytes: int = 2
     kv_element_bytes: int = 2
     scheme: Quantization | None = None
+    """Of a quantised checkpoint."""
 
 
 @lru_cache(maxsize=256)
@@ -133,7 +134,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     >>> counts = engine_counts(find_model("meta-llama/Llama-3.1-8B"), EngineCut())
     >>> counts.matmuls[0].num_weights  # 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     6979321856
-    >>> counts.kv_bytes_per_token, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
+    >>> counts.caches[0].num_bytes, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
     (131072, 0)
     """
     layout = engine_layout(cut.tp, ep=cut.ep)

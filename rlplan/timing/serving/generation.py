@@ -5,7 +5,7 @@ preemption, rollouts that wait for tools, engines that help each other out; rand
 
     seconds = prompts, in batches of max_num_batched_tokens + sum over pieces of steps * step(busy, context)
 
-Symbols: N rollouts, S at work at once, P prompt, n samples of a prompt, D a decode step.
+Symbols: N rollouts, S running at once, P prompt, n samples of a prompt, D a decode step.
 """
 
 from dataclasses import dataclass, field
@@ -24,14 +24,12 @@ from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_foo
 from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
 
 GRID_RATIO = 1.2
-"""Ratio between the numbers of running rollouts for which a step is worked out; between two it is interpolated."""
+"""Ratio between the numbers of running rollouts for which a step is computed; between two it is interpolated."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeed:
-    """How fast one engine is. has_custom_all_reduce: vLLM's own, within a host; else NCCL's.
-
-    grids: times that were worked out before, so that one speed should serve a search.
+    """How fast one engine is.
 
     Raises, when asked: SpecError for what the profiles lack, or a cut that does not divide.
     """
@@ -41,7 +39,9 @@ class EngineSpeed:
     choice: EngineChoice
     cluster: Cluster
     has_custom_all_reduce: bool = True
+    """vLLM's own, within a host; else NCCL's."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
+    """Times that were computed before: a search asks one speed many times."""
 
     @cached_property
     def cut(self) -> EngineCut:
@@ -84,26 +84,26 @@ class EngineSpeed:
 
 @dataclass(frozen=True, slots=True)
 class EngineRollouts:
-    """One engine's share of a step. num_samples: of a prompt, which is prefilled once. kv_tokens: that the cache holds.
-
-    max_num_seqs: at work at once, at most.
-    """
+    """One engine's share of a step."""
 
     num_rollouts: int
     prompt_len: float
     num_samples: int
+    """Of a prompt, which is prefilled once."""
     lengths: Lengths
     max_num_seqs: int
+    """Sequences that run at once, at most."""
     kv_tokens: float
+    """What the cache holds."""
 
     @property
     def limit(self) -> float:
-        """Rollouts that may be at work at once where the cache holds them."""
+        """Rollouts that may run at once where the cache holds them."""
         return float(min(self.num_rollouts, self.max_num_seqs))
 
     @property
     def concurrency(self) -> float:
-        """Rollouts at work at once: S, as the engine's limit and its cache allow; at least one.
+        """Rollouts that run at once: S, as the engine's limit and its cache allow; at least one.
 
         Counts: kv_tokens / (P/n + footprint), for samples of a prompt share its blocks (mean_footprint).
         """
@@ -114,7 +114,7 @@ class EngineRollouts:
 def generate_cost(speed: EngineSpeed, rollouts: EngineRollouts) -> Cost:
     """Seconds from the first prompt to the last token of one engine's rollouts, by resource.
 
-    Counts: prompts, then each piece of the occupancy at its own decode step. Where the cache allows fewer at work than
+    Counts: prompts, then each piece of the occupancy at its own decode step. Where the cache allows fewer running than
     the limit, the time is interpolated on a grid, each point at least that of the one with more running: more
     cache is never slower. Assumes: as occupancy.py.
     Differs: rollouts * mean length / throughput leaves the tail out, 20 to 60 % of the time.
@@ -135,7 +135,7 @@ def slowest_engine_cost(speed: EngineSpeed, rollouts: EngineRollouts, num_engine
     """Seconds that a step waits for the engine with the longest rollout of all, beyond one engine's own share.
 
     Counts: tokens of the longest of all engines' rollouts beyond the longest of one engine's, decoded alone.
-    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts are dealt to engines as they come.
+    Source: order statistics, `Lengths.longest_of`. Assumes: rollouts go to engines as they come.
     """
     longest = rollouts.lengths.longest_of(rollouts.num_rollouts * num_engines)
     more = longest - rollouts.lengths.longest_of(rollouts.num_rollouts)
@@ -165,7 +165,7 @@ def _at(speed: EngineSpeed, rollouts: EngineRollouts, grid: list[Parts], index: 
 def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts:
     """Seconds with so many places for rollouts."""
     lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
-    steady = max(0, int(ratio - DEEPEST))
+    steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the occupancy beside them is one that is cached
     shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
     age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
     pieces = [(steady * lengths.mean, places, age)] if steady else []
@@ -180,7 +180,7 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
 
 
 def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[float, float, float]:
-    """Steps, rollouts at work and age of what the longest of all has beyond the sample's longest.
+    """Steps, running rollouts and age of what the longest of all has beyond the sample's longest.
 
     Counts: of N/SAMPLE rollouts that the last quantile stands for, half go beyond it, fewer and fewer: the geometric
     mean of that and one half. Of r rollouts in a row one is the last, so that only some end later for it.

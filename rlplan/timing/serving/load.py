@@ -22,24 +22,26 @@ ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """num_clients: requests in flight. max_num_seqs: served at once, by its limit or its cache.
-
-    max_batched_tokens: of one step.
-    """
+    """Clients that each send the next request when the last is answered."""
 
     num_clients: float
+    """Requests in flight."""
     prompt_len: float
     response_len: float
     max_num_seqs: float
+    """Served at once, by the engine's limit or its cache."""
     max_batched_tokens: float = 8192.0
+    """Of one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """first_token_s: from asking to the first token. token_s: of each token after it."""
+    """Of one request."""
 
     first_token_s: float
+    """From the request to the first token."""
     token_s: float
+    """Of each token after it."""
 
 
 def closed_loop_latency(rates: EngineRates, loop: ClosedLoop) -> Latency:

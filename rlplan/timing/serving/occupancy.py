@@ -1,13 +1,13 @@
-"""How many rollouts an engine has at work, from the first token of a step to the last of its longest rollout.
+"""How many rollouts an engine runs, from the first token of a step to the last of its longest rollout.
 
 In: response lengths, rollouts for each that runs at once. Out: an Occupancy, in token steps: apart from any engine, so
-that a search works it out once. Left out: seconds (generation.py), preemption.
+that a search computes it once. Left out: seconds (generation.py), preemption.
 
-All rollouts wait at time 0; one starts wherever another ends. Once none is left to start, those at work run out: the
+All rollouts wait at time 0; one starts wherever another ends. Once none is left to start, the running ones finish: the
 long tail. The lengths are quantiles of the distribution, in several evenly mixed orders, whose times are averaged: it
 matters whether the longest comes first or last.
 
-Symbols: N rollouts, S at work at once, r = N/S.
+Symbols: N rollouts, S running at once, r = N/S.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from rlplan.spec.parts.lengths import Lengths, LengthSpec
 SAMPLE = 128
 """Rollouts that stand for all of a step: more change the time of the examples by less than 1 %."""
 DEEPEST = 8.0
-"""Rollouts for each that runs at once, beyond which the rest is steady: as many at work, at all ages."""
+"""Rollouts for each that runs at once, beyond which the rest is steady: as many running, at all ages."""
 GOLDEN = 0.6180339887498949
 """Fractional parts of its multiples are spread evenly, whatever their number: van der Corput order."""
 ORDERS = tuple(index / 8 for index in range(8))
@@ -31,19 +31,23 @@ _LEVELS = (0.85, 0.65, 0.45, 0.25, 0.12, 0.05, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some token steps. busy: rollouts at work for each of S, on average. age: tokens that these have generated."""
+    """Some token steps."""
 
     steps: float
     busy: float
+    """Running rollouts for each of S, on average."""
     age: float
+    """Tokens that these have generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """pieces: of a step, their steps added up are its length. longest: response of the sample, in tokens."""
+    """A step's generation, piece by piece."""
 
     pieces: tuple[Piece, ...]
+    """Their steps add up to its length."""
     longest: float
+    """Response of the sample, in tokens."""
 
 
 @lru_cache(maxsize=512)
@@ -84,6 +88,7 @@ def _schedule(lengths: list[float], places: int, sums: list[list[float]]) -> Non
     for length in lengths[places:]:
         last_start = running[0][0]
         heapq.heapreplace(running, (last_start + length, last_start))
+    # an age grows from 0 to the length: its sum over a rollout's steps is length^2 / 2, less what falls into the tail
     tail_ages = sum((end - start) ** 2 - (last_start - start) ** 2 for end, start in running) / 2
     _add(sums[0], last_start, last_start * places, sum(length**2 for length in lengths) / 2 - tail_ages)
     alive, starts, now, level = len(running), sum(start for _, start in running), last_start, 0
@@ -103,7 +108,7 @@ def _add(sums: list[float], steps: float, busy: float, ages: float) -> None:
 
 
 def mean_footprint(lengths: Lengths) -> float:
-    """Response tokens that a rollout at work holds in the cache, as far as they limit how many can be.
+    """Response tokens that a running rollout holds in the cache, as far as they limit how many can be.
 
     Counts: the mean age of what runs in a steady engine, E[R^2] / (2*E[R]), or, where all have begun together, the most
     that the survivors hold, max over t of t * P(R > t), if that is more.

@@ -50,17 +50,18 @@ RESOURCES = (Resource.COMPUTE, Resource.MEMORY, Resource.LATENCY, Resource.DEVIC
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What one step works on.
-
-    num_seqs: sequences that decode. context_tokens: cached, of all of them together. prefill_tokens: of prompts.
-    prefill_pairs: pairs of a prompt token and a token before it. num_prefills: prompts that end in this step.
-    """
+    """What one engine step works on."""
 
     num_seqs: float
+    """Sequences that decode."""
     context_tokens: float
+    """Cached, of all of these together."""
     prefill_tokens: float = 0.0
+    """Of prompts."""
     prefill_pairs: float = 0.0
+    """Pairs of a prompt token and a token before it."""
     num_prefills: float = 0.0
+    """Prompts that end in this step."""
 
 
 def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
@@ -133,7 +134,7 @@ def wire_of(cluster: Cluster, num_ranks: int, *, reads_peers: bool = True) -> Wi
 
 
 class EngineRates:
-    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is worked out
+    """Seconds of each part of a step, by rates of one GPU. Everything that does not depend on the load is computed
     once, for a search asks for thousands of steps."""
 
     def __init__(

@@ -118,7 +118,7 @@ def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
     bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
-    float8 with one scale a tensor, computed anew each time. Assumes: a dense, gated layer; the head stays in 16 bits.
+    float8 with one scale a tensor, recomputed each time. Assumes: a dense, gated layer; the head stays in 16 bits.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)

@@ -112,7 +112,7 @@ def attended_pairs(lengths: Lengths, window: int | None = None) -> float:
 def delta_rule_flops(spec: LinearAttentionSpec) -> float:
     """FLOPs of a token in one layer of linear attention by the gated delta rule, forward.
 
-    Counts: a head's state is read, corrected and written, 6 dk dv; inside a chunk of C tokens half of three products
+    Counts: a head's state is read, corrected and written, 6 dk dv; inside a chunk of C tokens half of three matmuls
     with keys and two with values, C (3 dk + 2 dv). Source: Yang et al. 2024 (gated delta networks), section 3.3;
     flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py. Left out: the inverse of a chunk's triangle, C^2 / 3.
 

@@ -31,23 +31,27 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True)
 class Kernels:
-    """A trainer's kernels. is_fused: norms, rotary positions and activations are one kernel each. has_fp8: matmuls of
-    the layers in 8-bit floats. stores_scores: attention writes its scores (before FlashAttention). recompute: instead
-    of what is chosen, for policies that only published runs have. reduce_bytes: of a gradient on the way. hides_tp:
-    tensor parallel collectives run beside the matmuls that they feed (async TP). virtual_stages: of an interleaved
-    pipeline. has_plain_rotary: rotary positions are not fused. repeats_keys: they are copied for every query head.
-    """
+    """A trainer's kernels."""
 
     is_fused: bool = False
+    """Norms, rotary positions and activations are one kernel each."""
     attention: Attention = Attention.FLASH_2
     has_fp8: bool = False
+    """Matmuls of the layers in 8-bit floats."""
     stores_scores: bool = False
+    """Attention writes its scores (before FlashAttention)."""
     recompute: Recompute | None = None
+    """Instead of what is chosen, for policies that only published runs have."""
     reduce_bytes: int = 2
+    """Of a gradient's element on the way."""
     hides_tp: bool = False
+    """Tensor parallel collectives run beside the matmuls that they feed (async TP)."""
     virtual_stages: int = 1
+    """Of an interleaved pipeline."""
     has_plain_rotary: bool = False
+    """Rotary positions are not fused."""
     repeats_keys: bool = False
+    """Keys and values are copied for every query head."""
 
 
 @lru_cache(maxsize=8)

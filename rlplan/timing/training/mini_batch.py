@@ -41,19 +41,19 @@ def largest_normal(count: float) -> float:
 
 @dataclass(frozen=True)
 class MiniBatchShape:
-    """A mini-batch of all ranks. Lengths are of whole sequences, prompt and response, in tokens.
-
-    max_len: of the longest that is allowed. num_head_tokens_per_rollout: those with logits. tokens_per_pass: of a
-    packed pass; 0 pads a pass to its longest sequence. is_balanced: rollouts are dealt to ranks by their lengths.
-    """
+    """A mini-batch of all ranks. Lengths are of whole sequences, prompt and response, in tokens."""
 
     num_rollouts: int
     mean_len: float
     mean_square_len: float
     max_len: float
+    """Of the longest sequence that is allowed."""
     num_head_tokens_per_rollout: float
+    """Tokens with logits."""
     tokens_per_pass: int = 0
+    """Of a packed pass; 0 pads a pass to its longest sequence."""
     is_balanced: bool = True
+    """Rollouts are balanced over ranks by their lengths."""
 
     @property
     def deviation(self) -> float:

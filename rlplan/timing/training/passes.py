@@ -42,15 +42,17 @@ with its copies 8, MLP 2, sums 2."""
 
 @dataclass(frozen=True)
 class TrainSetting:
-    """A role that computes. num_ranks: all of its GPUs. kernels: None as the target has them."""
+    """A role that computes."""
 
     model: ModelSpec
     role: Role
     training: SettledTraining
     choice: TrainerChoice
     num_ranks: int
+    """All of its GPUs."""
     target: Target = "rlplan"
     kernels: Kernels | None = None
+    """None as the target has them."""
 
     @cached_property
     def runs(self) -> Kernels:
@@ -69,7 +71,7 @@ class TrainSetting:
 
     @cached_property
     def recompute(self) -> Recompute:
-        """What the backward pass computes anew."""
+        """What the backward pass recomputes."""
         if self.runs.recompute is not None:
             return self.runs.recompute
         return Recompute.FULL if self.choice.gradient_checkpointing else Recompute.NONE
@@ -82,17 +84,19 @@ class TrainSetting:
         return loss_named(self.training.logits, self.target)
 
     def head_times(self, times: "Times") -> float:
-        """How often the head's matmul is computed: once more going back where logits are taken anew, by rows."""
+        """How often the head's matmul is computed: once more going back where logits are recomputed, by rows."""
         return times.head + (times.is_training and self.loss is Loss.BY_ROWS)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a group of ranks computes in one pass. lengths: as computed, with padding. num_head_tokens: with logits."""
+    """What a group of ranks computes in one pass."""
 
     num_sequences: float
     lengths: Lengths
+    """As computed, with padding."""
     num_head_tokens: float
+    """Tokens with logits."""
 
     @property
     def num_tokens(self) -> float:
@@ -102,16 +106,18 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Times:
-    """How often each part of a forward pass is computed in all: matmuls, attention, elementwise operators (in bytes),
-    casts backward, exchanges between ranks; head: matmuls of the head. is_training: there is a backward pass.
-    """
+    """How often each part of a forward pass is computed in all."""
 
     matmuls: float
     attention: float
     elementwise: float
+    """Of the operators' bytes."""
     exchanges: float
+    """Between ranks."""
     head: float
+    """The head's matmul."""
     is_training: bool
+    """There is a backward pass."""
 
 
 FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
@@ -269,7 +275,7 @@ def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster
 
     Counts: adapters' bytes as often as elementwise operators, and their FLOPs, whose backward pass has both
     gradients; a 4-bit base `DEQUANTIZED` a weight before each matmul. Source: timing/training/adapters.py; bitsandbytes
-    0.45 MatMul4Bit, which keeps the 4-bit weight and dequantises it anew backward.
+    0.45 MatMul4Bit, which keeps the 4-bit weight and dequantises it again backward.
     """
     lora = setting.training.lora
     if lora is None:

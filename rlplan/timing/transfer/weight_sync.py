@@ -69,27 +69,30 @@ class Loader(StrEnum):
 
 @dataclass(frozen=True)
 class SyncSetup:
-    """A weight sync. num_training, num_generation: GPUs; on the same devices both are all. tp: ranks of one engine.
-
-    bucket_bytes: that travel at a time; 0: each tensor by itself. adapter_bytes: of all adapters, where only they do.
-    trainer: Megatron's ranks of one shard lie on different hosts. has_two_buckets: one fills while the other is sent.
-    loads: false leaves the engines' own part out, as benchmarks of transports do.
-    """
+    """A weight sync."""
 
     transport: SyncTransport
     element_bytes: int
     num_training: int
+    """GPUs; on the same devices both are all."""
     num_generation: int
     tp: int = 1
+    """Ranks of one engine."""
     zero_stage: int = 3
     bucket_bytes: int = 512 << 20
+    """Sent at a time; 0 sends each tensor by itself."""
     adapter_bytes: int = 0
+    """Of all adapters, where only they are sent."""
     same_devices: bool = False
     trainer: Literal["rlplan", "fsdp2", "megatron"] = "rlplan"
+    """Megatron's ranks of one shard lie on different hosts."""
     loader: Loader = Loader.IN_PLACE
     has_two_buckets: bool = True
+    """One fills while the other is sent."""
     loads: bool = True
+    """False leaves the engines' own part out, as benchmarks of transports do."""
     changed_share: float = CHANGED_SHARE
+    """Of the elements, sent where only changes are."""
 
     @property
     def is_sharded(self) -> bool:

@@ -18,10 +18,12 @@ NCCL then opens several channels, and a ring through a host uses what there is."
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """bytes_per_s: that large messages reach. latency_s: of one small message."""
+    """What carries messages."""
 
     bytes_per_s: float
+    """Of large messages."""
     latency_s: float
+    """Of one small message."""
     resource: Resource
 
     def seconds(self, num_bytes: float) -> float:

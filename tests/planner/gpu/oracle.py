@@ -304,7 +304,7 @@ class Oracle(RawAxes):
             case ActionKind.WAKE_WEIGHTS:
                 return wake_weights_cost(weights, there, level=level)
             case ActionKind.WAKE_KV_CACHE:
-                return wake_kv_cost(kv_cache, there)
+                return wake_kv_cost(kv_cache)
             case ActionKind.SYNC_WEIGHTS:
                 return self._sync(arrangement, trainer, engine, transport)
             case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:

@@ -84,8 +84,8 @@ def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> 
         search.job.workload.rollouts_per_mini_batch * sweep.choices[0].ranks_per_sequence // arrangement.num_training
     )
     sizes = [choice for choice in sweep.choices if choice.micro_batch < share]  # one pass alone accumulates nothing
-    vectors = [search.roles.trainer_vector(arrangement, choice) for choice in sizes]
-    for larger, smaller in pairwise(vectors):
+    needs = [search.roles.trainer_bytes(arrangement, choice) for choice in sizes]
+    for larger, smaller in pairwise(needs):
         assert all(a >= b for a, b in zip(larger.expected, smaller.expected, strict=True))
         assert all(a >= b for a, b in zip(larger.high, smaller.high, strict=True))
         assert all(a >= b for a, b in zip(larger.hosts, smaller.hosts, strict=True))
@@ -97,7 +97,7 @@ def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> N
     search = search_of(index)
     arrangement, sweep = _sweep(search, random)
     choice = random.choice(sweep.choices)
-    least, whole = search.roles.holding_vector(arrangement, choice), search.roles.trainer_vector(arrangement, choice)
+    least, whole = search.roles.resident_bytes(arrangement, choice), search.roles.trainer_bytes(arrangement, choice)
     assert all(a <= b for a, b in zip(least.expected, whole.expected, strict=True))
     assert all(a <= b for a, b in zip(least.high, whole.high, strict=True))
     assert all(a <= b for a, b in zip(least.hosts, whole.hosts, strict=True))
@@ -105,7 +105,7 @@ def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
-def test_no_trainer_is_faster_than_its_products_at_their_best_rate(index: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_no_trainer_is_faster_than_its_matmuls_at_their_best_rate(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
     arrangement, sweep = _sweep(search, random)
     choice = random.choice(sweep.choices)
@@ -179,7 +179,7 @@ def test_work_hardly_grows_with_the_cluster(target: str) -> None:
         spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={target}")
         search = GpuSearch(spec, read_setting(spec))
         stats = search.run(with_others=False).stats
-        return stats.num_scored + len(search.roles._vectors)
+        return stats.num_scored + len(search.roles._bytes)
 
     assert scored("16384xH100", 16384) <= 3 * scored("8xH100", 128)
 

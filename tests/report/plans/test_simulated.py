@@ -12,7 +12,7 @@ from rlplan.planner.search import best_plan
 from rlplan.report import timeline
 from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.plans.simulated import SimulatedPlan, phase_of, read_simulated_plan, simulation_page, staleness_chart
-from rlplan.report.plans.write import write_plan_report
+from rlplan.report.plans.write import write_simulation_report
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
@@ -90,7 +90,8 @@ def test_bars_of_ages_add_up_to_all_tokens(result: SimulationResult) -> None:
 
 def test_a_simulation_becomes_a_page(result: SimulationResult, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(result.as_json()))
-    files = write_plan_report(tmp_path / "result.json", tmp_path / "report")
+    files = write_simulation_report(tmp_path / "result.json", tmp_path / "report")
+    assert files
     page = files.page.read_text()
     assert "Simulated, not measured" in page
     assert page.count("<img ") == 2 + any(result.rollout_staleness)
@@ -100,16 +101,16 @@ def test_a_simulation_without_a_trace_is_a_page_all_the_same(result: SimulationR
     data = result.as_json()
     data["trace"] = {"origin": "predicted", "spans": [], "samples": []}
     (tmp_path / "result.json").write_text(json.dumps(data))
-    assert (
-        "Simulated, not measured" in write_plan_report(tmp_path / "result.json", tmp_path / "report").page.read_text()
-    )
+    files = write_simulation_report(tmp_path / "result.json", tmp_path / "report")
+    assert files
+    assert "Simulated, not measured" in files.page.read_text()
 
 
 def test_a_damaged_simulation_is_refused(result: SimulationResult, tmp_path: Path) -> None:
     data = {**result.as_json(), "schema_version": 99}
     (tmp_path / "result.json").write_text(json.dumps(data))
     with pytest.raises(SpecError, match="schema version 99"):
-        write_plan_report(tmp_path / "result.json", tmp_path / "report")
+        write_simulation_report(tmp_path / "result.json", tmp_path / "report")
 
 
 def test_every_kind_of_action_has_a_phase(plan: Plan) -> None:

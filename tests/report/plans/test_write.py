@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from rlplan.errors import SpecError
-from rlplan.planner.plan import Plan, write_plan
+from rlplan.planner.plan import Plan, read_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.report import style
 from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.plan_page import plan_page
-from rlplan.report.plans.write import draw, render, write_plan_report, write_report_of
+from rlplan.report.plans.write import draw, render, write_report_of
 from rlplan.report.run_folder import read_run_folder
 from rlplan.units import format_bytes, format_seconds
 from tests.factories import gpu_job
@@ -33,8 +32,7 @@ def words(figure: Figure) -> str:
 
 
 def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> None:
-    write_plan(budget(), tmp_path / "plan.json")
-    files = write_plan_report(tmp_path / "plan.json", tmp_path / "report")
+    files = write_report_of(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
     assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png"]
     assert all(path.stat().st_size > 2000 for path in files.page.parent.iterdir())
@@ -45,13 +43,12 @@ def test_a_job_without_seconds_has_no_second_picture_of_its_memory(tmp_path: Pat
     make_run(tmp_path / "run", RunShape())
     out = tmp_path / "report"
     write_report_of(budget(), "plan.json", out)
-    write_plan_report(tmp_path / "run" / "plan.json", out)
+    write_report_of(read_plan(tmp_path / "run" / "plan.json"), "plan.json", out)
     assert sorted(path.name for path in out.iterdir()) == ["gantt.png", "report.html", "report.json", "timeline.png"]
 
 
 def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
-    write_plan(budget(), tmp_path / "plan.json")
-    page = write_plan_report(tmp_path / "plan.json", tmp_path / "report").page.read_text()
+    page = write_report_of(budget(), "plan.json", tmp_path / "report").page.read_text()
     assert str(tmp_path) not in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert page.count("<img ") == 3
@@ -134,9 +131,3 @@ def test_a_jobs_page_has_bytes_of_every_process(tmp_path: Path) -> None:
     assert {place.name for place in page.places} == {"The fullest host", *plan.ledger.processes}
     assert "in order, not in seconds" in words(draw(forecast(plan, "plan.json"))["gantt"])
     assert "Where the time went" not in render(page, draw(forecast(plan, "plan.json")), "plan.json")
-
-
-def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"schema_version": 99}')
-    with pytest.raises(SpecError, match="schema version is 99"):
-        write_plan_report(tmp_path / "plan.json", tmp_path / "report")

@@ -10,8 +10,12 @@ from rlplan.errors import SpecError
 from rlplan.spec.model import Component, Layout, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.catalogue import find_model, load_catalogue
-from rlplan.spec.models.shards import stage_layers, stage_parameters, stage_tensors
+from rlplan.spec.models.shards import stage_layers, stage_tensors
 from tests.factories import make_model
+
+
+def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
+    return tuple(sum(tensor.numel for tensor in stage_tensors(model, layout, stage)) for stage in range(layout.pp))
 
 
 def held(model: ModelSpec, **layout: int) -> int:

@@ -51,14 +51,14 @@ def test_windows_read_no_more_than_they_hold() -> None:
 
 
 def test_heads_that_are_held_twice_are_read_twice() -> None:
-    eight, sixteen = (engine_counts(LLAMA, EngineCut(tp=tp)).kv_bytes_per_token for tp in (8, 16))
+    eight, sixteen = (engine_counts(LLAMA, EngineCut(tp=tp)).caches[0].num_bytes for tp in (8, 16))
     assert eight == sixteen == 131_072 // 8
 
 
 def test_latent_caches_are_read_whole_by_every_rank() -> None:
     model = find_model("deepseek-ai/DeepSeek-V3")
     counts = engine_counts(model, EngineCut(tp=8, scheme=Quantization(FP8_TENSOR)))
-    assert counts.kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert counts.caches[0].num_bytes == 61 * (512 + 64) * 2
 
 
 def test_few_tokens_read_few_experts_and_many_read_all() -> None:

@@ -34,7 +34,7 @@ def test_level_one_copies_the_weights_and_level_two_drops_them():
 
 
 def test_waking_the_kv_cache_copies_nothing():
-    assert set(wake_kv_cost(40 * GIB, cluster()).parts) == {Resource.LATENCY}
+    assert set(wake_kv_cost(40 * GIB).parts) == {Resource.LATENCY}
     assert wake_weights_cost(GIB, cluster(), level=0).seconds == 0
 
 

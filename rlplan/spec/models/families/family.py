@@ -15,35 +15,40 @@ Switches = Mapping[str, tuple[bool, str]]
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture, as data.
-
-    layer: table of a decoder layer, read once for each kind of layer. before, after: tables around the stack.
-    prefix: of layer 0's tensors, up to its number. conditions: hold in every model of the family.
-    switches: config booleans, the library's default for each, and the conditions (words) that they turn on.
-    keys: where a config's key is not the usual one, ours -> its. defaults: what the library's config class assumes.
-    required: keys whose absence would mean a number of the library's rather than one that follows from others.
-    fixed: values that other keys must have, for what is not modelled. is_tied: tie_word_embeddings if not given.
-    reads: what is beyond the plain decoder. head_dim: how it follows from the rest when no key gives it.
-    text_key: where a multimodal config keeps the language model. vision: reads the tower. wrapper: renames tensors.
-    has_layer_overrides: `per_layer_config` is read; elsewhere it is refused, for it would change layers one by one.
-    """
+    """One architecture, as data."""
 
     layer: str
+    """Table of a decoder layer, read once for each kind of layer."""
     before: str = tables.EMBEDDINGS
+    """Table of what comes before the stack."""
     after: str = tables.HEAD
+    """Table of what comes after the stack."""
     prefix: str = "model.layers."
+    """Of layer 0's tensors, up to its number."""
     conditions: frozenset[str] = frozenset()
+    """Hold in every model of the family."""
     switches: Switches = field(default_factory=dict)
+    """Config booleans, the library's default for each, and the conditions that they turn on."""
     keys: Mapping[str, str] = field(default_factory=dict)
+    """Our key -> the config's, where that is not the usual one."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the library's config class assumes."""
     required: tuple[str, ...] = ()
+    """Keys that must be there: for an absent one the library assumes a number that follows from nothing else."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that other keys must have, for what is not modelled."""
     is_tied: bool = False
+    """tie_word_embeddings where the config does not say."""
     reads: tuple[readers.Reader, ...] = (readers.full_only,)
+    """What is beyond the plain decoder."""
     text_key: str = ""
+    """Where a multimodal config keeps the language model."""
     vision: VisionReader | None = None
+    """Reads the vision tower."""
     wrapper: tuple[tuple[str, str], ...] = ()
+    """Renames tensors: (prefix, its replacement)."""
     has_layer_overrides: bool = False
+    """`per_layer_config` is read; elsewhere it is refused, for it would change layers one by one."""
 
     def key(self, name: str) -> str:
         """The config's key for one of ours."""
