@@ -120,7 +120,6 @@ def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
 
 
 def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
-    """New elements, chunk by chunk, as integers."""
     for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
         if name != entry.name or tuple(tensor.shape) != entry.shape:
             raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")

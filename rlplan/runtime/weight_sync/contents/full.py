@@ -28,6 +28,5 @@ def named(
 
 
 def view(buffer: torch.Tensor, entry: BucketEntry, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor that lies at an entry's place."""
     num_bytes = torch.Size(entry.shape).numel() * dtype.itemsize
     return buffer[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)
