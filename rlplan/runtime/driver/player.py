@@ -81,7 +81,6 @@ class Player:
         """A process is about to be restarted."""
         self.leaks.forget(restart.process)
         self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
-        self.listener(RunEvent("alarm", restart.step, restart.text()))
 
     def rehearse(self) -> None:
         """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
@@ -107,10 +106,8 @@ class Player:
         learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
-            self.listener(RunEvent("alarm", step, leak.text()))
         for line in self.task.followers.take_dead() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
-            self.listener(RunEvent("alarm", step, line))
         timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
@@ -126,12 +123,5 @@ class Player:
         by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
         self.recorder.write_prompts(step, [*by_group.values()])
         for rollout in rollouts[:SAMPLES_PER_STEP]:
-            self.recorder.write_sample(
-                {
-                    "step": step,
-                    "prompt": rollout.prompt.text,
-                    "response": rollout.text,
-                    "reward": rollout.reward,
-                    "answer": rollout.prompt.answer,
-                }
-            )
+            row = {"step": step, "prompt": rollout.prompt.text, "response": rollout.text, "reward": rollout.reward}
+            self.recorder.write_sample(row | {"answer": rollout.prompt.answer})

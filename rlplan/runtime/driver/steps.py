@@ -36,7 +36,7 @@ from rlplan.vocabulary import ActionKind, Role
 
 
 class ActionRunner:
-    """Performs actions on a worker group. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
+    """Performs actions on a worker group. `model_folder` holds the start checkpoint."""
 
     def __init__(
         self,
@@ -54,13 +54,12 @@ class ActionRunner:
         resumption: the checkpoint that the run goes on from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
-        self.listen: Callable[[int, str], None] = lambda step, text: None
         self.metrics = StepMetrics(spec.job)
         self.weight_sync = WeightSync(spec, worker_group)
         self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
-        self.switches = Switches(worker_group, recorder.folder, spec.job)
-        self.checkpoints = Checkpointer(spec, worker_group, recorder)
         dispatcher = ActionDispatcher(worker_group, spec.job.limits)
+        self.switches = Switches(dispatcher, recorder.folder, spec.job)
+        self.checkpoints = Checkpointer(spec, dispatcher, recorder)
         self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
         self.starter = Starter(
             spec,
@@ -196,7 +195,6 @@ class ActionRunner:
         measurements = self.learner.train_forward_backward(action, step, rollouts, held)
         if (alarm := self.learner.take_alarm()) is not None:
             self.recorder.write_alarm(step, "numerics", alarm)
-            self.listen(step, alarm)
         return measurements
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
@@ -224,7 +222,7 @@ class ActionRunner:
         return self.switches.save_weights(action, self.weight_sync.version, self.job.policy.path)
 
     def _save_states(self, action: Action, step: int) -> list[Measurement]:
-        return self.checkpoints.save(action, step, self.deadline_s(action))
+        return self.checkpoints.save(action, step)
 
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files."""

@@ -75,10 +75,10 @@ class Recovery:
         if any(other.kind is ActionKind.SAVE_WEIGHTS for other in self.spec.schedule.step):
             folder = self.folder_of(Role.POLICY) if self.switches.saved is None else str(self.switches.saved)
             self.switches.check_saved(ranks, self.weight_sync.version)
-            self.fleet.load(ranks, folder, self.weight_sync.version, timeout_s)
+            self.fleet.load([ranks], folder, self.weight_sync.version, timeout_s)
             self.fleet.submit_again(ranks, timeout_s)
             return
-        self.fleet.load(ranks, self.folder_of(Role.POLICY), 0, timeout_s)
+        self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
         with self._with_everybody(timeout_s):
             self.weight_sync.resend(ranks)
             self.fleet.submit_again(ranks, timeout_s)

@@ -43,15 +43,11 @@ LEAST_CHECKED = 16 * MIB
 class LostProcessError(RunError):
     """A process died or hung. process: which; restart_count: its restarts when it was called."""
 
-    process: str = ""
-    restart_count: int = 0
+    restart_count = 0
 
-    @classmethod
-    def of(cls, process: str, what: str, *, where: str, rule: str, way_out: str) -> "LostProcessError":
-        """The error for one process."""
-        error = cls(what, where=where, rule=rule, way_out=way_out)
-        error.process = process
-        return error
+    def __init__(self, what: str, *, process: str = "", **parts: str) -> None:
+        super().__init__(what, **parts)
+        self.process = process
 
 
 class LostGroupError(RunError):

@@ -110,11 +110,6 @@ def _note_peak() -> None:
         peak.num_bytes = max(peak.num_bytes, seen)
 
 
-def trim_heap() -> None:
-    """Give the free pages of glibc's heap back to the system: what stays resident is what is held."""
-    ctypes.CDLL(None).malloc_trim(0)
-
-
 def resident_bytes() -> int:
     """Resident size of this process now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
@@ -155,7 +150,7 @@ def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
 
 
 def give_memory_back() -> None:
-    """Have glibc return its free pages to the system."""
+    """Return the free pages of glibc's heap to the system: what stays resident is what is held."""
     ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.schedule import VERIFIER_PROCESS, Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.data.end_tokens import end_tokens
@@ -49,14 +49,8 @@ class Collector:
         resumption: Resumption | None,
     ) -> None:
         """reward_pool: computes rewards; whoever opened it closes it."""
-        self.spec, self.job, self.dispatcher, self.recorder, self.metrics = (
-            spec,
-            spec.job,
-            dispatcher,
-            recorder,
-            metrics,
-        )
-        self.fleet, self.prompts, self.reward_pool = fleet, prompts, reward_pool
+        self.spec, self.job, self.dispatcher, self.recorder = spec, spec.job, dispatcher, recorder
+        self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
@@ -110,7 +104,7 @@ class Collector:
         self.recorder.write_failures(failures_of(everything, step))
         span = self.reward_pool.take_span()
         if span is not None:
-            self.recorder.record_verifiers(action, step, *span)
+            self.recorder.record_own(action, step, *span, VERIFIER_PROCESS)
         self.reward_pool.check_failures(everything, step)
         return []
 

@@ -40,36 +40,26 @@ def deal(weights: Sequence[float], num_shares: int) -> list[list[int]]:
 
 
 class ExpectedLengths:
-    """How many tokens a sample of a prompt is expected to take, from those seen so far."""
+    """How many tokens a sample of a prompt is expected to take, from those seen so far.
+
+    mean: what all prompts took, the newest counting most; 0 before anything was seen.
+    """
 
     def __init__(self) -> None:
-        self._by_prompt: dict[tuple[int, ...], float] = {}
-        self._mean = 0.0
+        self.by_prompt: dict[tuple[int, ...], float] = {}
+        self.mean = 0.0
 
     def of(self, request: RolloutRequest) -> float:
         """Tokens: what the prompt's samples took before, else what all took, else the most that they may take."""
-        expected = self._by_prompt.get(request.prompt) or self._mean or float(request.max_tokens)
+        expected = self.by_prompt.get(request.prompt) or self.mean or float(request.max_tokens)
         return min(expected, float(request.max_tokens))
 
     def learn(self, request: RolloutRequest, finished: FinishedRequest) -> None:
         """Take in what a request took."""
         mean = sum(len(completion.tokens) for completion in finished.completions) / len(finished.completions)
-        before = self._by_prompt.get(request.prompt)
-        self._by_prompt[request.prompt] = _blend(before, mean)
-        self._mean = _blend(self._mean or None, mean)
-
-    @property
-    def mean(self) -> float:
-        """What all prompts took, the newest counting most; 0 before anything was seen."""
-        return self._mean
-
-    def by_prompt(self) -> dict[tuple[int, ...], float]:
-        """What each prompt's samples took."""
-        return dict(self._by_prompt)
-
-    def restore(self, mean: float, by_prompt: dict[tuple[int, ...], float]) -> None:
-        """Remember what an earlier run had learnt."""
-        self._mean, self._by_prompt = mean, dict(by_prompt)
+        before = self.by_prompt.get(request.prompt)
+        self.by_prompt[request.prompt] = _blend(before, mean)
+        self.mean = _blend(self.mean or None, mean)
 
 
 class Fleet:
@@ -96,10 +86,6 @@ class Fleet:
         """Every rank of every engine."""
         return tuple(process for ranks in self.engines for process in ranks)
 
-    def start(self, model_folder: str, version: int, timeout_s: float) -> list[Measurement]:
-        """Load the model on every rank of every engine."""
-        return self._start(self.engines, model_folder, version, timeout_s)
-
     def ranks_of(self, process: str) -> tuple[str, ...]:
         """All ranks of a process's engine: they take steps together or not at all."""
         return next(ranks for ranks in self.engines if process in ranks)
@@ -109,10 +95,6 @@ class Fleet:
         for each in ranks:
             self.worker_group.restart(each)
         self.worker_group.gather([self.worker_group.submit(each, "import_libraries") for each in ranks], timeout_s)
-
-    def load(self, ranks: tuple[str, ...], model_folder: str, version: int, timeout_s: float) -> None:
-        """Load the model on every rank of one engine."""
-        self._start([ranks], model_folder, version, timeout_s)
 
     def num_open(self, process: str) -> int:
         """Requests that were submitted to a process's engine and are not collected."""
@@ -125,10 +107,10 @@ class Fleet:
         if lost:
             self.worker_group.gather([self.worker_group.submit(ranks[0], "submit", lost)], timeout_s)
 
-    def _start(
+    def load(
         self, engines: Sequence[tuple[str, ...]], model_folder: str, version: int, timeout_s: float
     ) -> list[Measurement]:
-        """Ranks of one engine meet at the first of them."""
+        """Load the model on every rank of some engines. Ranks of one engine meet at the first of them."""
         meetings: list[tuple[str, int] | None] = [None] * len(engines)
         if len(self.engines[0]) > 1:
             addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
@@ -228,12 +210,6 @@ class Fleet:
             if is_last:
                 self._ask_leaders("resume", timeout_s)
 
-    def stop(self, timeout_s: float) -> list[Measurement]:
-        """Destroy every engine; its process stays and holds next to nothing."""
-        return self.worker_group.measured(
-            [self.worker_group.perform(process, "stop") for process in self.processes], timeout_s
-        )[1]
-
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
         """Let the other engines drop what they were asked for together with a lost one."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
@@ -256,10 +232,8 @@ class Fleet:
             gone = [process for process in self.worker_group.lost() if process in self.processes]
             if not gone:
                 raise
-            way_out = "look at the end of its log"
-            lost = LostProcessError.of(
-                gone[0], f"{gone[0]} is gone", where=error.where, rule=error.rule, way_out=way_out
-            )
+            parts = {"where": error.where, "rule": error.rule, "way_out": "look at the end of its log"}
+            lost = LostProcessError(f"{gone[0]} is gone", process=gone[0], **parts)
             lost.restart_count = self.worker_group.restart_counts[gone[0]]
             raise lost from error
 

@@ -18,12 +18,12 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.errors import RunError
 from rlplan.runtime.measure.device_memory import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, resident_bytes
@@ -39,6 +39,8 @@ LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prom
 class Recorder:
     """One run folder. All methods are called from the driver, also from several threads; every line is flushed.
 
+    show_alarm: set to show alarms while the run goes on, each with its step.
+
     Raises: RunError where the disk does not take what is written.
     """
 
@@ -49,6 +51,7 @@ class Recorder:
         self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
+        self.show_alarm: Callable[[int, str], None] = lambda step, text: None
         self._lock = threading.Lock()
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
@@ -64,6 +67,9 @@ class Recorder:
         self.resident.clear()
         for name in LINES:
             self._open(name)
+        self._begin_trace()
+
+    def _begin_trace(self) -> None:
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
@@ -75,8 +81,7 @@ class Recorder:
             self._open(name, "a")
         self.num_starts = _last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
-            for line in Trace(origin="measured").lines():
-                self._write("trace.jsonl", line)
+            self._begin_trace()
 
     def sync(self) -> None:
         """Wait until the disk has every line."""
@@ -132,15 +137,12 @@ class Recorder:
             sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
             self._write("trace.jsonl", record_line(sample))
 
-    def record_own(self, action: Action, step: int, start_s: float, end_s: float) -> None:
-        """Record an action that the driver does itself. Times: seconds since 1970."""
+    def record_own(
+        self, action: Action, step: int, start_s: float, end_s: float, process: str = DRIVER_PROCESS
+    ) -> None:
+        """Record an action that the driver, or a process beside the workers, does. Times: seconds since 1970."""
         start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
-        self._write("trace.jsonl", record_line(Span(action.id, step, DRIVER_PROCESS, HOST_DEVICE, start, end)))
-
-    def record_verifiers(self, action: Action, step: int, start_s: float, end_s: float) -> None:
-        """When the rewards' own processes were at work, which may have begun before the action did."""
-        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
-        self._write("trace.jsonl", record_line(Span(action.id, step, VERIFIER_PROCESS, HOST_DEVICE, start, end)))
+        self._write("trace.jsonl", record_line(Span(action.id, step, process, HOST_DEVICE, start, end)))
 
     def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
         """Record what a process holds once its libraries are imported and before it holds a model."""
@@ -185,7 +187,8 @@ class Recorder:
             self._write("failures.jsonl", json.dumps(row))
 
     def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
-        """Something that the run survives and that must not go unseen."""
+        """Something that the run survives and that must not go unseen: shown first, for the disk may not take it."""
+        self.show_alarm(step, text)
         at = round(time.time() - self.origin_s, 3)
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 

@@ -84,7 +84,7 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     resumed, version = stream_of(anew), Version()
     said = give_state(Resumption(found.folder, found.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
     assert said == "2 prompt(s) that were under way are begun anew, 1 finished one(s) kept"
-    assert anew.lengths.by_prompt() == asked.lengths.by_prompt()
+    assert anew.lengths.by_prompt == asked.lengths.by_prompt
     assert resumed.state() == (state.stream, experience)
     assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
     resumed._begin()

@@ -177,7 +177,8 @@ def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Pa
     said: list[str] = []
     lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
     recorder = Recorder(tmp_path, {}, after_step=1)
-    found = go_back(lost, {"seed": "0"}, recorder, lambda event: said.append(event.text))
+    recorder.show_alarm = lambda step, text: said.append(text)
+    found = go_back(lost, {"seed": "0"}, recorder)
     recorder.close()
     assert found.step == 1
     assert "step-000002: the checkpoint is of another job: seed is 0, in the checkpoint 5; it is passed over" in said

@@ -32,7 +32,7 @@ def action(kind: ActionKind, *processes: str) -> Action:
 
 
 def lost(process: str) -> LostProcessError:
-    return LostProcessError.of(process, f"{process} is gone", where="log", rule="lives", way_out="read")
+    return LostProcessError(f"{process} is gone", process=process, where="log", rule="lives", way_out="read")
 
 
 def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Measurement]], list[int]]:

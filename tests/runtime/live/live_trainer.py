@@ -51,7 +51,7 @@ class LiveRank:
         if rank == 0 and not dist.is_initialized():
             self.trainer.open_rendezvous("127.0.0.1", port)
         self.baseline = resident_bytes()
-        self.start = self.measured("start", rank, num_ranks, port, plan.job.policy.path)
+        self.start = self.measured("start", rank, num_ranks, ("127.0.0.1", port), plan.job.policy.path)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """A method's result."""

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import importlib
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -49,7 +48,6 @@ class RolloutEngine(Worker):
         self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
         self.tracker.passing = self.samples if job.has_reward_processes else None
         self.num_steps = 0
-        self.listener: socket.socket | None = None
         self.leader: Any = None
         self.follower: Any = None
         self.thread = EngineThread(process, self._work)
@@ -81,13 +79,6 @@ class RolloutEngine(Worker):
         ModelRegistry.models[architecture].load_model_cls()
         warm_up(architecture, backward=False)
         check_vllm(self.arguments, "vllm/policy.json")
-
-    def open_rendezvous(self, address: str, port: int) -> int:
-        """Listen where the ranks of this engine will meet; gives the port. 0 takes any free one."""
-        self.listener = socket.socket()
-        self.listener.bind((address, port))
-        self.listener.listen()
-        return int(self.listener.getsockname()[1])
 
     def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
         """Load the model and allocate the KV cache; also again, after `stop`.
@@ -288,10 +279,8 @@ class RolloutEngine(Worker):
         names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
-        listener = self.listener.detach() if self.listener is not None else None
-        self.listener = None
         timeout = timedelta(seconds=self.job.limits.start_timeout_s)
-        return join(rank, world_size, address, timeout, listener)
+        return join(rank, world_size, address, timeout, self.take_listener())
 
     def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
         from rlplan.runtime.workers.engine.lock_step import named_by_port
@@ -331,15 +320,10 @@ class RolloutEngine(Worker):
         by_id = {request.id: request for request in requests}
         for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
-            parameters = sampling_parameters(
-                request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
-            )
-            self.llm.llm_engine.add_request(
-                f"{name}/{index}",
-                {"prompt_token_ids": list(request.prompt)},
-                parameters,
-                lora_request=self.adapter,
-            )
+            stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
+            parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
+            tokens = {"prompt_token_ids": list(request.prompt)}
+            self.llm.llm_engine.add_request(f"{name}/{index}", tokens, parameters, lora_request=self.adapter)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:

@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,11 @@ class StateSaver:
             is_cuda = next(engine.module.parameters()).device.type == "cuda"
             self._staging = torch.zeros(size + eight_bit.num_bytes(states), dtype=torch.uint8, pin_memory=is_cuda)
 
-    def save(self, engine: Any, path: Path, facts: dict[str, Any], *, waits: bool) -> None:
-        """Write this rank's file, and then its receipt. facts: what the receipt says beside the file's digest."""
+    def save(self, engine: Any, path: Path, *, waits: bool) -> None:
+        """Write this rank's file, and then its receipt."""
         self.finish()
         states = TrainedFragments(engine)
-        facts = {**facts, "num_steps": states.num_steps, "scaler": _scaler(engine), "shapes": states.shapes()}
+        facts = {"num_steps": states.num_steps, "scaler": _scaler(engine)}
         pieces = list(self._pieces(states, copies=not waits)) + _generator_pieces(engine)
         if waits:
             _write_with_receipt(path, pieces, facts)
@@ -168,7 +167,7 @@ def _scaler(engine: Any) -> dict[str, float]:
 def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
     """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not."""
     try:
-        said = {**facts, **asdict(write(path, pieces)), "error": ""}
+        said = {**facts, "file": write(path, pieces).model_dump(), "error": ""}
     except Exception as error:
         said = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
     receipt = path.with_suffix(".receipt")
