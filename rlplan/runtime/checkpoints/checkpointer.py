@@ -45,8 +45,6 @@ SETTLE_S, CLOSE_S = 10.0, 1.0
 
 
 class Checkpointer:
-    """The checkpoints of one run."""
-
     def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, recorder: Recorder) -> None:
         self.spec, self.dispatcher, self.recorder = spec, dispatcher, recorder
         self.folder = CheckpointFolder(recorder.folder, spec.job.checkpoints.keep_last)

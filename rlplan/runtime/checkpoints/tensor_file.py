@@ -35,7 +35,6 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return self.data.nbytes // ELEMENT_BYTES[self.dtype]
 
 
@@ -107,7 +106,6 @@ class TensorFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> "TensorFile":
@@ -130,7 +128,6 @@ class TensorFile:
             position, left = position + count, left[count:]
 
     def read(self, name: str) -> bytearray:
-        """A whole tensor's bytes."""
         stored = self.tensors[name]
         data = bytearray(stored.numel * ELEMENT_BYTES[stored.dtype])
         self.read_into(name, 0, memoryview(data))

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
-from rlplan.runtime.cluster.islands import Host, Unplaced, add_up, deal_islands
+from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
 from rlplan.runtime.processes.machine_speed import scaled
@@ -40,8 +40,6 @@ _NODE_LABEL = "ray.io/node-id"
 
 
 class Cluster:
-    """Ray, and what is reserved on it."""
-
     def __init__(self, placement: RayPlacement, address: str | None) -> None:
         self.placement, self.address = placement, address
         self.groups: list[Any] = []
@@ -81,14 +79,13 @@ class Cluster:
 
     def _reserve(self, timeout_s: float) -> None:
         """One placement group an island, on the host that was chosen for it."""
-        import ray
         from ray.util.placement_group import placement_group
 
         islands = [[self.placement.bundles[bundle] for bundle in island] for island in self.placement.islands]
         hosts = list_hosts()
         dealt = deal_islands([add_up(island) for island in islands], hosts, self.placement.spreads_islands)
-        if isinstance(dealt, Unplaced):
-            raise _unsatisfied(dealt.reason, hosts)
+        if isinstance(dealt, str):
+            raise _unsatisfied(dealt, hosts)
         for island, host in zip(islands, dealt, strict=True):
             pins = [{_NODE_LABEL: hosts[host].node}] * len(island)
             self.groups.append(placement_group(island, strategy="STRICT_PACK", bundle_label_selector=pins))
@@ -96,7 +93,6 @@ class Cluster:
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 raise _unsatisfied(f"not reserved within {timeout_s:.0f} s", list_hosts())
-        assert ray.is_initialized()
 
 
 def list_hosts() -> list[Host]:

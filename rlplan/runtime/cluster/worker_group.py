@@ -60,7 +60,6 @@ class Pulse:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it last made progress."""
         return time.monotonic() - self.changed_s
 
 
@@ -110,7 +109,6 @@ class WorkerGroup:
         return lost.restart_count < self.restart_counts[lost.process]
 
     def has_ended(self, call: tuple[str, str, Any], timeout_s: float) -> bool:
-        """Whether a call ends within so many seconds."""
         import ray
 
         return bool(ray.wait([call[2]], timeout=timeout_s)[0])
@@ -344,7 +342,6 @@ def _answer(reference: Any) -> float | None:
 
 
 def _fetch(reference: Any) -> Any:
-    """An answer that is there."""
     import ray
 
     return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)

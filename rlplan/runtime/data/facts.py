@@ -27,15 +27,12 @@ class ResponseLengths:
     """Lengths of responses of a whole run, counted."""
 
     def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
-        """counts: (length, how many) that were counted before."""
         self._counts: Counter[int] = Counter(dict(counts))
 
     def add(self, length: int) -> None:
-        """One more response."""
         self._counts[length] += 1
 
     def counts(self) -> tuple[tuple[int, int], ...]:
-        """(length, how many) by length."""
         return tuple(sorted(self._counts.items()))
 
     def as_json(self) -> dict[str, object] | None:

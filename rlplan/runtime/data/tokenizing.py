@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.data.end_tokens import end_tokens
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rollout.experience import Prompt
@@ -25,8 +25,6 @@ ALWAYS_ENCODED = 1 << 16
 
 @dataclass(frozen=True)
 class TokenizedFile:
-    """The prompts of a file."""
-
     prompts: tuple[Prompt, ...]
     """In the file's order."""
 

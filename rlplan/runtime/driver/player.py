@@ -33,20 +33,14 @@ class Task:
     """What runs, what it is compared with, on what it trains, and where."""
 
     spec: ExecutionSpec
-    """What the bundle says."""
-
     plan: Plan
     """With the prediction that measurements are compared with."""
 
     prompts: PromptSets
-    """Training and held-out ones."""
-
     address: str | None
     """HOST:PORT of a running Ray cluster; None starts Ray here."""
 
     reward_pool: RewardPool
-    """Judges responses."""
-
     followers: Followers | None = None
     """Processes that hand metrics on to loggers; None without any."""
 

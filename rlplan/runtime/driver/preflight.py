@@ -36,14 +36,8 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True)
 class PromptSets:
-    """Training and held-out prompts, tokenized."""
-
     train: tuple[Prompt, ...]
-    """In the file's order."""
-
     heldout: tuple[Prompt, ...]
-    """In the file's order."""
-
     said: tuple[str, ...] = ()
     """A line about each file that was read."""
 

@@ -21,8 +21,6 @@ from rlplan.vocabulary import ActionKind, Role
 
 @dataclass(frozen=True)
 class Starter:
-    """See the module docstring."""
-
     spec: ExecutionSpec
     dispatcher: ActionDispatcher
     recorder: Recorder

@@ -73,7 +73,6 @@ class EnvironmentPool:
         self._questions.put((key, json.dumps({"messages": messages, "answer": answer})))
 
     def ready(self) -> list[tuple[Any, Answer]]:
-        """Answers that have come since the last time."""
         found = []
         while not self._answers.empty():
             found.append(self._answers.get())
@@ -81,11 +80,9 @@ class EnvironmentPool:
 
     @property
     def pids(self) -> list[int]:
-        """Processes that are there now."""
         return [child.process.pid for child in self._children if child.process is not None]
 
     def resident_bytes(self) -> int:
-        """What the processes hold now."""
         total = 0
         for pid in self.pids:
             with suppress(OSError, IndexError):
@@ -93,7 +90,6 @@ class EnvironmentPool:
         return total
 
     def close(self) -> None:
-        """End all processes, whatever they are doing."""
         for _ in self._threads:
             self._questions.put(None)
         for child in self._children:
@@ -119,7 +115,6 @@ class _Child:
         self._is_closed = False
 
     def ask(self, line: str) -> Answer:
-        """The answer to one question."""
         if self.process is None and (failure := self.start()):
             self.kill()
             return Answer(failure=failure)

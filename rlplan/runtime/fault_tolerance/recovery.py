@@ -9,8 +9,7 @@ saved ones are whole and of the engines' version; through a channel, or as adapt
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
@@ -79,12 +78,6 @@ class Recovery:
             self.fleet.submit_again(ranks, timeout_s)
             return
         self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
-        with self._with_everybody(timeout_s):
+        with self.trainers, self.fleet.paused(timeout_s):  # nobody else asks the trainers for anything
             self.weight_sync.resend(ranks)
             self.fleet.submit_again(ranks, timeout_s)
-
-    @contextmanager
-    def _with_everybody(self, timeout_s: float) -> Iterator[None]:
-        """No engine takes a step, and nobody else asks the trainers for anything, inside the block."""
-        with self.trainers, self.fleet.paused(timeout_s):
-            yield

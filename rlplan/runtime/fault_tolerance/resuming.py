@@ -23,7 +23,6 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a checkpoint of a run counts."""
     return (checkpoints_of(run_folder) / POINTER).is_file()
 
 

@@ -56,11 +56,7 @@ class LostGroupError(RunError):
 
 @dataclass(frozen=True)
 class Restart:
-    """A process that is about to be restarted."""
-
     process: str
-    """Its name."""
-
     step: int
     """In which it was lost."""
 
@@ -74,17 +70,12 @@ class Restart:
     """Requests that were under way there."""
 
     def text(self) -> str:
-        """For people. num_requests: that were under way there, beside the action."""
         again = f"{self.num_requests} requests are begun anew" if self.num_requests else "the action is done again"
         return f"{self.reason}; it is restarted (attempt {self.attempt}) and {again}"
 
 
 Handler = Callable[[Action, int], list[Measurement]]
 Result = TypeVar("Result")
-
-
-def _never(lost: LostProcessError) -> bool:
-    return False
 
 
 class Supervisor:
@@ -98,7 +89,7 @@ class Supervisor:
     ) -> None:
         """recover: restarts a process with its former state. announce: called before each restart."""
         self.max_restarts, self._revive, self._announce = max_restarts, recover, announce
-        self.is_replaced: Callable[[LostProcessError], bool] = _never
+        self.is_replaced: Callable[[LostProcessError], bool] = lambda lost: False
         self.num_open: Callable[[str], int] = lambda process: 0
         self._restarts: Counter[str] = Counter()
         self._reviving = threading.RLock()
@@ -179,12 +170,12 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
 
 def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
     """Bytes that an action frees in a process: held after its action before this one, less held after this one."""
-    run_phase = _run_phase(step)
-    held: dict[tuple[RunPhase, str], int] = {}
+    run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
+    run_phase = run_phases.get(step, "steady")
+    held: Counter[tuple[RunPhase, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.space == "device":
-            key = (row.run_phase, row.action_id)
-            held[key] = held.get(key, 0) + row.resident_bytes
+            held[(row.run_phase, row.action_id)] += row.resident_bytes
     mine = [key for key in ledger.order if key in held]
     if (run_phase, action_id) not in ledger.order:
         return 0
@@ -192,9 +183,4 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
     earlier = [key for key in mine if ledger.order.index(key) < position]
     if run_phase == "steady":  # the step before was steady, too
         earlier = [key for key in mine if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
-    return held[earlier[-1]] - held.get((run_phase, action_id), 0) if earlier else 0
-
-
-def _run_phase(step: int) -> RunPhase:
-    run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
-    return run_phases.get(step, "steady")
+    return held[earlier[-1]] - held[(run_phase, action_id)] if earlier else 0

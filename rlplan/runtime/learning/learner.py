@@ -23,8 +23,6 @@ from rlplan.vocabulary import Role
 
 
 class Learner:
-    """See the module docstring."""
-
     def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, metrics: StepMetrics) -> None:
         self.job, self.dispatcher, self.metrics = spec.job, dispatcher, metrics
         self._layouts = spec.schedule.layouts
@@ -50,7 +48,6 @@ class Learner:
         return measurements
 
     def compute_advantages(self, rollouts: list[Rollout], step: int) -> None:
-        """What each rollout's tokens are worth."""
         _check_any(rollouts, self.job, step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
         compute = find_advantage(self.job.algorithm)

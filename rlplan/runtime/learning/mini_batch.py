@@ -15,7 +15,6 @@ Pass = tuple[list[TrainSample], list[float]]
 
 
 def train_sample(rollout: Rollout) -> TrainSample:
-    """What a trainer needs of a rollout."""
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
         response_tokens=rollout.completion.tokens,

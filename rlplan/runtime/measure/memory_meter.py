@@ -23,11 +23,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one process held in one action."""
-
     process: str
-    """Its name."""
-
     start_s: float
     """In seconds since 1970."""
 
@@ -111,7 +107,6 @@ def _note_peak() -> None:
 
 
 def resident_bytes() -> int:
-    """Resident size of this process now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 

@@ -26,7 +26,7 @@ import torch
 
 from rlplan.errors import InterruptedRunError
 from rlplan.runtime.host.detect import read_host
-from rlplan.runtime.measure.microbench_ranks import CollectiveTimes, measure_collectives
+from rlplan.runtime.measure.microbench_ranks import measure_collectives
 from rlplan.runtime.processes.interrupts import interruptible
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import MIB
@@ -43,8 +43,6 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
-
     seconds: float
     """Of one benchmark, beside its warm-up and one sample."""
 
@@ -70,8 +68,6 @@ WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * M
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One rate or duration."""
-
     name: str
     """What was measured, such as `memory_copy`."""
 
@@ -88,21 +84,16 @@ class Measurement:
     """`FLOP/s`, `B/s` or `s`."""
 
     num_samples: int
-    """Repetitions."""
-
     what: str
     """The size, for people."""
 
     @property
     def spread(self) -> float:
-        """(high - low) / value."""
         return (self.high - self.low) / self.value
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on a machine."""
-
     device: str
     """`cpu` or `cuda`."""
 
@@ -119,8 +110,6 @@ class Measured:
     """That did the work."""
 
     measurements: tuple[Measurement, ...]
-    """One for each name."""
-
     remarks: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -129,7 +118,6 @@ class Measured:
         return next((each for each in self.measurements if each.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
         return {"schema_version": 1} | asdict(self)
 
 
@@ -331,12 +319,12 @@ def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Measu
 
 
 def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Measurement]:
-    times: CollectiveTimes = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
+    times = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
     size, sent = f"{effort.collective_bytes // MIB} MiB, {num_ranks} processes", (num_ranks - 1) / num_ranks
     return [
-        rate("all_reduce", 2 * sent * effort.collective_bytes, times.all_reduce_s, "B/s", f"{size}; bytes each sends"),
-        rate("all_gather", sent * effort.collective_bytes, times.all_gather_s, "B/s", f"{size}; bytes each sends"),
-        duration("small_all_reduce", times.small_all_reduce_s, f"4 bytes, {num_ranks} processes"),
+        rate("all_reduce", 2 * sent * effort.collective_bytes, times["all_reduce"], "B/s", f"{size}; bytes each sends"),
+        rate("all_gather", sent * effort.collective_bytes, times["all_gather"], "B/s", f"{size}; bytes each sends"),
+        duration("small_all_reduce", times["small_all_reduce"], f"4 bytes, {num_ranks} processes"),
     ]
 
 

@@ -35,13 +35,11 @@ class StepMetrics:
 
     @contextmanager
     def timing(self, action_id: str) -> Iterator[None]:
-        """Time one action."""
         start = time.monotonic()
         yield
         self.seconds[action_id] = time.monotonic() - start
 
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
-        """Lengths and how rollouts ended."""
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
         self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
         self.learning["response_len/mean"] = sum(lengths) / len(lengths)

@@ -49,12 +49,10 @@ class TracedPeak:
 
     @property
     def num_bytes(self) -> int:
-        """The whole peak."""
         return self.parameters + self.gradients + self.rest
 
     @property
     def rows(self) -> dict[MemoryKind, int]:
-        """By kind, as the ledger has them."""
         return {
             MemoryKind.WEIGHTS: self.parameters,
             MemoryKind.GRADIENTS: self.gradients,

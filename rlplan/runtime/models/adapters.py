@@ -99,7 +99,6 @@ class MergedWeights(WeightSource):
 
 
 def _scaling_of(layer: Any) -> float:
-    """layer: one of PEFT's, whose types are not read."""
     scaling: float = layer.scaling[ADAPTER]
     return scaling
 

@@ -41,7 +41,6 @@ class _Deadline:
         return RewardFailure(f"timeout after {self.seconds:.4g} s{self.during}")
 
     def waits_for(self, pipe: int, event: int) -> bool:
-        """Whether the pipe can be read or written in time."""
         poll = select.poll()
         poll.register(pipe, event)
         return bool(poll.poll(1000 * max(0.0, self.at - time.monotonic())))

@@ -22,8 +22,6 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
-    """Finished samples of one prompt."""
-
     number: int
     """The prompt's, from 0."""
 
@@ -69,11 +67,6 @@ class ExperienceBuffer:
         """Whether what is there and so many groups under way leave no room for another."""
         return self.limits.capacity is not None and len(self) + num_open >= self.limits.capacity
 
-    @property
-    def num_spilled(self) -> int:
-        """Groups that wait on the disk."""
-        return len(self._spilled)
-
     def add(self, group: BufferedGroup) -> None:
         """Take in a finished group. The newest go to the disk where there are too many in memory."""
         assert group.number not in self._groups, f"group {group.number} is there"
@@ -92,25 +85,15 @@ class ExperienceBuffer:
         """What the groups that taking `count` would leave there were begun under."""
         return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
 
-    def evict(self, version: int) -> list[int]:
-        """Drop what is too old to be trained under a version; its numbers, for it has to be generated anew."""
-        return self._evict(dict.fromkeys((*self._groups, *self._spilled), version))
-
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
         """Drop what will be too old when it is taken, where so many are trained under each version from this one on.
 
         others: numbers that are not in it and are taken too.
         """
         mine = {*self._groups, *self._spilled}
-        places = enumerate(sorted(mine.union(others)))
-        return self._evict({number: version + place // num_per_version for place, number in places if number in mine})
-
-    def _evict(self, trained_under: dict[int, int]) -> list[int]:
-        late = sorted(
-            number
-            for number, version in trained_under.items()
-            if version - self._version_of(number) > self.limits.max_staleness
-        )
+        trained_under = {n: version + place // num_per_version for place, n in enumerate(sorted(mine.union(others)))}
+        ages = {number: trained_under[number] - self._version_of(number) for number in sorted(mine)}
+        late = [number for number, age in ages.items() if age > self.limits.max_staleness]
         for number in late:
             self._remove(number)
         self.num_evicted += len(late)
@@ -134,7 +117,6 @@ class ExperienceBuffer:
             self.add(group)
 
     def close(self) -> None:
-        """Forget everything; nothing is left on the disk."""
         for number in [*self._groups, *self._spilled]:
             self._remove(number)
 

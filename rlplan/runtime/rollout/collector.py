@@ -13,11 +13,11 @@ from typing import Any
 from rlplan.dataflow.schedule import VERIFIER_PROCESS, Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.data.end_tokens import end_tokens
 from rlplan.runtime.data.facts import ResponseLengths
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.preflight import PromptSets
-from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -48,7 +48,6 @@ class Collector:
         reward_pool: RewardPool,
         resumption: Resumption | None,
     ) -> None:
-        """reward_pool: computes rewards; whoever opened it closes it."""
         self.spec, self.job, self.dispatcher, self.recorder = spec, spec.job, dispatcher, recorder
         self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
         self.rollouts: list[Rollout] = []
@@ -132,9 +131,10 @@ class Collector:
         requests = self.requests.evaluation()
         with self._judging_early():
             groups, measurements = self._complete(action, requests)
+        text = self.groups.words.text
         rollouts = [
-            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].chosen), id=f"evaluate/{index}/0")
-            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/0")
+            for index, (prompt, (completion,)) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
         self.reward_pool.judge(rollouts)
         self.reward_pool.take_notes()  # they are of training rollouts
@@ -152,7 +152,6 @@ class Collector:
             self.stream.run()
 
     def close(self) -> None:
-        """Let the stream and the environment end."""
         if self.stream is not None:
             self.stream.close()
             self.stream.buffer.close()
@@ -180,10 +179,9 @@ class Collector:
     def _with_environment(self) -> Conversations:
         """The engines, and between the policy's turns the job's environment."""
         environment = self.job.rollout.environment
-        words = TextTokenizer(str(Path(self.job.policy.path) / "tokenizer.json"))
         pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
         self.dispatcher.worker_group.pids_outside_ray = lambda: pool.pids
-        return Conversations(self.fleet, pool, environment, words, self.requests.named)
+        return Conversations(self.fleet, pool, environment, self.groups.words, self.requests.named)
 
     def _made(self, finished: Iterable[Finished]) -> list[Group]:
         """Groups of finished completions, rewarded where it must be known which have variance."""
@@ -219,7 +217,7 @@ class Collector:
     def _begin_to_judge(self, sample: FinishedRequest) -> None:
         prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
         is_rollout = sample.id.startswith("generate/")
-        text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
+        text = self.groups.text(completion) if is_rollout else self.groups.words.text(completion.tokens)
         self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized."""
-
     id: str
     """Unique in its file."""
 
@@ -44,8 +42,6 @@ class RolloutRequest:
     """Completions, the greedy ones among them."""
 
     temperature: float
-    """Of sampling; 0 is greedy."""
-
     seed: int
     """Sample i draws with seed + i."""
 
@@ -111,7 +107,6 @@ class Completion:
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """The tokens that the policy chose."""
         return tuple(self.tokens[index] for index in chosen_indices(len(self.tokens), self.observed))
 
 
@@ -128,14 +123,10 @@ class Rollout:
     """One completion with everything that is learned about it. C: tokens that the policy chose."""
 
     prompt: Prompt
-    """What it answers."""
-
     group: int
     """Index of its prompt within the step."""
 
     completion: Completion
-    """The tokens."""
-
     text: str = ""
     """The chosen tokens as text, which rewards judge."""
 

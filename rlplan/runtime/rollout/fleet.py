@@ -55,7 +55,6 @@ class ExpectedLengths:
         return min(expected, float(request.max_tokens))
 
     def learn(self, request: RolloutRequest, finished: FinishedRequest) -> None:
-        """Take in what a request took."""
         mean = sum(len(completion.tokens) for completion in finished.completions) / len(finished.completions)
         before = self.by_prompt.get(request.prompt)
         self.by_prompt[request.prompt] = _blend(before, mean)
@@ -83,7 +82,6 @@ class Fleet:
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """Every rank of every engine."""
         return tuple(process for ranks in self.engines for process in ranks)
 
     def ranks_of(self, process: str) -> tuple[str, ...]:

@@ -29,8 +29,6 @@ COLLECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What a stream has to generate."""
-
     num_prompts: int
     """That one step takes."""
 
@@ -168,7 +166,6 @@ class RolloutStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let `run` end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

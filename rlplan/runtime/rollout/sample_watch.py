@@ -24,7 +24,6 @@ class SampleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Listens inside the block, and once more at its end."""
         is_over = threading.Event()
         thread = threading.Thread(target=self._listen, args=(is_over,), name="samples", daemon=True)
         thread.start()

@@ -84,7 +84,6 @@ class Recorder:
             self._begin_trace()
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
         with self._lock:
             for name, file in self._files.items():
                 with writing_file(self.folder / name):
@@ -166,15 +165,12 @@ class Recorder:
         self._write("trace.jsonl", record_line(sample))
 
     def write_metrics(self, row: dict[str, float | int]) -> None:
-        """One step's learning metrics."""
         self._write("metrics.jsonl", json.dumps(row))
 
     def write_timings(self, row: dict[str, float | int]) -> None:
-        """One step's seconds, rates and bytes."""
         self._write("timings.jsonl", json.dumps(row))
 
     def write_sample(self, row: dict[str, Any]) -> None:
-        """One rollout to read."""
         self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
 
     def write_prompts(self, step: int, ids: Sequence[str]) -> None:
@@ -182,7 +178,6 @@ class Recorder:
         self._write("prompts.jsonl", json.dumps({"step": step, "prompts": [*ids]}, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Rollouts without a reward."""
         for row in rows:
             self._write("failures.jsonl", json.dumps(row))
 
@@ -193,11 +188,9 @@ class Recorder:
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
     def write_preflight(self, comparison: dict[str, Any]) -> None:
-        """What was rehearsed before step 1."""
         write_json(self.folder / "preflight.json", comparison)
 
     def write_data(self, facts: Mapping[str, object]) -> None:
-        """What was read, and how long the prompts are."""
         write_json(self.folder / "data.json", facts)
 
     def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
@@ -264,7 +257,6 @@ def _step_of(line: str) -> int:
 
 
 def _started_s(folder: Path) -> float:
-    """When the run in a folder began, by its status."""
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))

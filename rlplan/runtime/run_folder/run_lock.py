@@ -89,14 +89,9 @@ def _is_held(run_folder: Path) -> bool:
 
 
 def _locked_by_another(run_folder: Path) -> SpecError:
+    who = "another process"
     with suppress(OSError, ValueError):
-        process = int((run_folder / LOCK_NAME).read_text(encoding="ascii"))
-        who = f"process {process}"
-        return _taken(run_folder, who)
-    return _taken(run_folder, "another process")
-
-
-def _taken(run_folder: Path, who: str) -> SpecError:
+        who = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"
     return SpecError(
         f"{run_folder} belongs to a run that is going on, of {who}",
         where=str(run_folder / LOCK_NAME),

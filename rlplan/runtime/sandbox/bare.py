@@ -10,15 +10,12 @@ from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Rep
 
 
 class Bare:
-    """See the module docstring."""
-
     name = "none"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits, self._runner = limits, system_runner()
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        """Run a program with nothing around it."""
         return run_in((INTERPRETER, *self._runner.flags), self._runner.code, program, stops_early=stops_early)
 
     def close(self) -> None:

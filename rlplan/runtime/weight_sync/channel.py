@@ -39,8 +39,6 @@ class Update:
     """Number of the attempt."""
 
     version: int
-    """Of the weights."""
-
     is_full: bool
     """Nothing that came before is used."""
 
@@ -50,11 +48,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What an update took on the trainer's side."""
-
     num_bytes: int
-    """Sent."""
-
     full_bytes: int
     """That a full update would have sent."""
 
@@ -64,11 +58,7 @@ class SendReport:
 
 @dataclass(slots=True)
 class ReceiveReport:
-    """What an update took on a reader's side."""
-
     num_bytes: int = 0
-    """Received."""
-
     applied_s: float = 0.0
     """Inside the engine, from a tensor handed over until the next one is due."""
 
@@ -84,11 +74,7 @@ class Header:
     """What stands before a packet: seven integers of 64 bits."""
 
     serial: int
-    """Of the update."""
-
     version: int
-    """Of the weights."""
-
     index: int
     """Of the packet within the update, from 0."""
 
@@ -114,8 +100,6 @@ HEADER_WORDS = len(Header.__slots__)
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     transport: Transport
-    """How bytes go."""
-
     num_readers: int
     """Processes of engines that read."""
 

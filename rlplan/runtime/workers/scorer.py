@@ -32,8 +32,6 @@ from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
-    """See the module docstring."""
-
     def __init__(self, process: str, job: ResolvedJob, role: str, num_threads: int) -> None:
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
@@ -50,7 +48,6 @@ class Scorer(Worker):
             import_deepspeed()
 
     def start(self, model_folder: str) -> None:
-        """Load the frozen model, whole."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
         load = load_scalar_model if self._is_scalar else load_language_model
         self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
@@ -76,7 +73,6 @@ class Scorer(Worker):
         return TORCH_DTYPES[self.job.training.dtype]
 
     def _wrapped(self, model: Any) -> Any:
-        """The module that judges."""
         model.requires_grad_(False)
         if self._is_scalar:
             return ValueModel(model)
@@ -96,7 +92,6 @@ class Scorer(Worker):
         give_memory_back()
 
     def reload(self) -> None:
-        """Have the model again."""
         if self.model is None:
             self.start(self.model_folder)
         else:

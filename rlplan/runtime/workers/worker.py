@@ -21,7 +21,7 @@ from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.cluster.network import Hello, join_network
 from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
 from rlplan.runtime.measure.memory_meter import Measurement, give_memory_back, peak_inside, resident_bytes
-from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import keep_path_in_children
 from rlplan.runtime.run_folder.disk_errors import disk_error
 
@@ -113,16 +113,13 @@ class WorkerProcess:
         return Hello(os.getpid(), self.address, tuple(path for path in paths if not Path(path).exists()))
 
     def pulse(self) -> float:
-        """A number that changes while the process gets on."""
         return self.worker.pulse()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method, unmeasured."""
         with _failures_that_travel(self.log_folder):
             return self.worker.invoke(method, *arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
-        """Call a method and measure it."""
         with _failures_that_travel(self.log_folder):
             return self.worker.perform(method, *arguments)
 

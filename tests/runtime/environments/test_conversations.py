@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplan.memory.predict_cpu import predict_ledger
-from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
+from rlplan.runtime.data.text_tokens import TextTokenizer
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -25,7 +26,7 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = EXAMPLES / "models" / "sorter"
-WORDS = TextTokenizer(str(SORTER / "tokenizer.json"))
+WORDS = TextTokenizer(SORTER)
 EOS = 1
 
 GAME = """

@@ -21,7 +21,6 @@ class Outbox:
         self._failure: BaseException | None = None
 
     def put(self, request: FinishedRequest) -> None:
-        """Add one."""
         with self._changed:
             self._finished.append(request)
             self._changed.notify_all()
@@ -63,7 +62,6 @@ class RequestTracker:
 
     @property
     def num_open(self) -> int:
-        """Requests that are not finished."""
         return len(self._open)
 
     def enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> list[tuple[str, int]]:

@@ -59,7 +59,6 @@ class RolloutEngine(Worker):
         return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
 
     def pulse(self) -> float:
-        """Steps of the engine while requests are open."""
         is_at_work = self.tracker.num_open and not self.paused and not self.dirty
         return float(self.num_steps) if is_at_work else super().pulse()
 
@@ -179,7 +178,6 @@ class RolloutEngine(Worker):
         return self.tracker.num_open
 
     def resume(self) -> None:
-        """Step again."""
         self.paused = False
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
@@ -339,7 +337,6 @@ class RolloutEngine(Worker):
         return True
 
     def _step(self) -> None:
-        """One step; what has ended goes into the book."""
         try:
             self.num_steps += 1
             for output in self.llm.llm_engine.step():

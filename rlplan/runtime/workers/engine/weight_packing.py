@@ -36,8 +36,6 @@ class _MallInfo2(ctypes.Structure):
 
 @dataclass
 class WeightPacking:
-    """What loading and packing an engine's weights takes."""
-
     loaded_bytes: int = 0
     """Parameters as loaded."""
 

@@ -39,7 +39,6 @@ class OffloadedStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the file or in the host's memory."""
         return sum(size for _, size in self._sizes)
 
     def offload(self, storages: Sequence[torch.UntypedStorage], *, in_memory: bool = False) -> None:

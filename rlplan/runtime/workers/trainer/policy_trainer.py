@@ -87,7 +87,6 @@ class PolicyTrainer(Worker):
         self._take_over(model_folder)
 
     def _take_over(self, model_folder: str) -> None:
-        """Load the model and hand it to DeepSpeed."""
         if self._is_cut_from_the_start:
             language_model = build_cut(
                 model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.role is Role.VALUE
@@ -141,7 +140,6 @@ class PolicyTrainer(Worker):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters are trained, and the base is frozen."""
         return self.role is Role.POLICY and self.job.training.trains_adapters
 
     @property
@@ -157,7 +155,6 @@ class PolicyTrainer(Worker):
         return language_model
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
-        """The module that DeepSpeed gets."""
         entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
         if self.has_value_head:
             return PolicyValueModel(language_model, self.job.workload.temperature, entropies, self.sharing)
@@ -252,7 +249,6 @@ class PolicyTrainer(Worker):
         return judged
 
     def optimizer_step(self) -> dict[str, float]:
-        """Apply the accumulated gradient."""
         norm = global_norm(self.engine, self.engine.step)
         forget_cache(self.device)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
@@ -277,7 +273,6 @@ class PolicyTrainer(Worker):
             )
 
     def reload(self) -> None:
-        """Bring back what `offload` moved away, bit for bit."""
         self.offloaded.bring_back()
 
     def reserve_staging(self) -> None:
@@ -303,7 +298,6 @@ class PolicyTrainer(Worker):
         return self.sender.offer(endpoint)
 
     def open_channel(self, endpoint: Endpoint) -> None:
-        """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
         self.sender.open(endpoint)
 

@@ -39,7 +39,6 @@ class StateSaver:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the copy."""
         return 0 if self._staging is None else self._staging.untyped_storage().nbytes()
 
     def reserve(self, engine: Any) -> None:
@@ -63,7 +62,6 @@ class StateSaver:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for what is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -25,11 +25,9 @@ class ValueTrainer(PolicyTrainer):
     role = Role.VALUE
 
     def load(self, model_folder: str) -> Any:
-        """The Hugging Face module that is trained."""
         return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
-        """The module that DeepSpeed gets."""
         return ValueModel(language_model, self.sharing)
 
     @torch.no_grad()
