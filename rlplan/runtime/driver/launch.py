@@ -152,7 +152,7 @@ def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
     recorder.write_status("running", None)
     for line in task.prompts.said:
         listener(RunEvent("phase", 0, line))
-    recorder.write_data(data_facts(task.prompts))
+    recorder.write_file("data.json", data_facts(task.prompts))
     if resumption is not None:
         prepare_resume(resumption, recorder)
     return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
@@ -236,7 +236,8 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
                 runner.close()
                 # What ends the run is told, not that the lengths could not be written either.
                 with nullcontext() if sys.exception() is None else suppress(RunError):
-                    recorder.write_lengths(runner.collector.lengths.as_json())
+                    if (lengths := runner.collector.lengths.as_json()) is not None:
+                        recorder.write_file("lengths.json", lengths)
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:

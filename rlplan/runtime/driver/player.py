@@ -5,6 +5,7 @@ In: a Task, and the controller's calls. Out: lines in the run folder, events for
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
@@ -79,14 +80,17 @@ class Player:
     def rehearse(self) -> None:
         """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
         schedule, changes = self.task.spec.schedule, list(self.task.changes)
+        write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
-            return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
+            return write(as_json((), changes, "preflight.rehearses is false"))
         if any(action.kind.value in FREEING for action in schedule.step):
-            return self.recorder.write_preflight(as_json((), changes, "phases time-share memory: step 1 shows it"))
+            return self.recorder.write_file(
+                "preflight.json", as_json((), changes, "phases time-share memory: step 1 shows it")
+            )
         self.listener(RunEvent("action", 0, "rehearse"))
         actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
         rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
-        self.recorder.write_preflight(as_json(rehearsed, changes))
+        write(as_json(rehearsed, changes))
         return check_fits(self.ledger, rehearsed, self.recorder.resident)
 
     def finish_step(self, step: int) -> None:
@@ -105,8 +109,8 @@ class Player:
         timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
-            self.recorder.write_metrics(learning)
-        self.recorder.write_timings(timings)
+            self.recorder.write_row("metrics.jsonl", learning)
+        self.recorder.write_row("timings.jsonl", timings)
         if step > 0:
             self._write_samples(step)
         self.runner.finish_step(step)
@@ -115,7 +119,7 @@ class Player:
     def _write_samples(self, step: int) -> None:
         rollouts = self.runner.collector.rollouts
         by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
-        self.recorder.write_prompts(step, [*by_group.values()])
+        self.recorder.write_row("prompts.jsonl", {"step": step, "prompts": [*by_group.values()]})
         for rollout in rollouts[:SAMPLES_PER_STEP]:
             row = {"step": step, "prompt": rollout.prompt.text, "response": rollout.text, "reward": rollout.reward}
-            self.recorder.write_sample(row | {"answer": rollout.prompt.answer})
+            self.recorder.write_row("samples.jsonl", row | {"answer": rollout.prompt.answer})

@@ -125,16 +125,13 @@ class ActionRunner:
     def _supervisor(self, worker_group: WorkerGroup, announce: Callable[[Restart], None]) -> Supervisor:
         max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
         supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
-        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self._num_open
+        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self.fleet.num_open
         return supervisor
 
     def _watch_stream(self, call: Callable[[], Any]) -> Any:
         async_action = self.spec.schedule.async_action
         assert async_action is not None, "rollouts are async"
         return self.supervisor.watch(call, async_action, self.weight_sync.version)
-
-    def _num_open(self, process: str) -> int:
-        return self.fleet.num_open(process) if process in self.fleet.processes else 0
 
     def _alone(self, handler: Handler, action: Action) -> Handler:
         """The same, while nobody beside the steps asks the trainers: their ranks must hear everything in one order."""

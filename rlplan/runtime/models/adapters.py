@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -81,7 +81,7 @@ class MergedWeights(WeightSource):
             name.replace(_BASE, "."): _Change(
                 whole[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
                 whole[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
-                _scaling_of(module.get_submodule(name.removesuffix(f"{_BASE}weight"))),
+                cast(Any, module.get_submodule(name.removesuffix(f"{_BASE}weight"))).scaling[ADAPTER],
             )
             for name in whole
             if name.endswith(f"{_BASE}weight")
@@ -96,11 +96,6 @@ class MergedWeights(WeightSource):
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
         changes = [self._changes[name] for name in names if name in self._changes]
         return [self._parameters[name] for name in names] + [p for c in changes for p in (c.a, c.b)]
-
-
-def _scaling_of(layer: Any) -> float:
-    scaling: float = layer.scaling[ADAPTER]
-    return scaling
 
 
 def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

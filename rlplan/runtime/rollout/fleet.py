@@ -86,7 +86,7 @@ class Fleet:
 
     def ranks_of(self, process: str) -> tuple[str, ...]:
         """All ranks of a process's engine: they take steps together or not at all."""
-        return next(ranks for ranks in self.engines if process in ranks)
+        return next((ranks for ranks in self.engines if process in ranks), ())
 
     def restart(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Start the processes of an engine anew, with their libraries and without a model."""
@@ -96,7 +96,7 @@ class Fleet:
 
     def num_open(self, process: str) -> int:
         """Requests that were submitted to a process's engine and are not collected."""
-        return sum(leader in self.ranks_of(process) for _, leader in self._open.values()) if self._open else 0
+        return sum(leader in self.ranks_of(process) for _, leader in self._open.values())
 
     def submit_again(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Begin anew what one engine had under way: what it had made of it is lost."""

@@ -164,18 +164,9 @@ class Recorder:
         sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", num_bytes, at)
         self._write("trace.jsonl", record_line(sample))
 
-    def write_metrics(self, row: dict[str, float | int]) -> None:
-        self._write("metrics.jsonl", json.dumps(row))
-
-    def write_timings(self, row: dict[str, float | int]) -> None:
-        self._write("timings.jsonl", json.dumps(row))
-
-    def write_sample(self, row: dict[str, Any]) -> None:
-        self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
-
-    def write_prompts(self, step: int, ids: Sequence[str]) -> None:
-        """Which prompts a step was trained on, by their ids and in order."""
-        self._write("prompts.jsonl", json.dumps({"step": step, "prompts": [*ids]}, ensure_ascii=False))
+    def write_row(self, name: str, row: Mapping[str, Any]) -> None:
+        """One line more of a file of lines."""
+        self._write(name, json.dumps(row, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
         for row in rows:
@@ -187,16 +178,9 @@ class Recorder:
         at = round(time.time() - self.origin_s, 3)
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
-    def write_preflight(self, comparison: dict[str, Any]) -> None:
-        write_json(self.folder / "preflight.json", comparison)
-
-    def write_data(self, facts: Mapping[str, object]) -> None:
-        write_json(self.folder / "data.json", facts)
-
-    def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
-        """How long responses were, as a job says it: another plan or a simulation can start from them."""
-        if lengths is not None:
-            write_json(self.folder / "lengths.json", lengths)
+    def write_file(self, name: str, value: Mapping[str, object]) -> None:
+        """A JSON file of its own."""
+        write_json(self.folder / name, value)
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed.

@@ -103,7 +103,8 @@ def run_in(
     except OSError as error:
         return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
-    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, _most(program))
+    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)  # that an honest runner says
+    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, most)
     try:
         status = talk.listen(start_s, program.limits.total_s, watch, stop)
     finally:
@@ -207,10 +208,6 @@ def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
     cases = ({"stdin": case.stdin, "call": case.call} for case in program.cases)
     bodies = (ascii(part).encode("ascii") for part in (request, *cases))
     return b"".join(b"%016x" % len(body) + body for body in bodies)
-
-
-def _most(program: Program) -> int:
-    return program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -34,7 +34,7 @@ def lines_of(folder: Path, name: str) -> list[dict[str, object]]:
 def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, {})
     for step in (0, 1, 2, 3):
-        recorder.write_metrics({"step": step, "reward/mean": 0.5})
+        recorder.write_row("metrics.jsonl", {"step": step, "reward/mean": 0.5})
     recorder.write_alarm(3, "leak", "grows")
     recorder.write_status("running", None)
     recorder.close()
@@ -42,7 +42,7 @@ def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_pat
     (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 4, "rew')
     (tmp_path / "timings.jsonl").write_text('{"step": 2}\n{"step": -1}\nnonsense\n')
     recorder = Recorder(tmp_path, {}, after_step=2)
-    recorder.write_metrics({"step": 3})
+    recorder.write_row("metrics.jsonl", {"step": 3})
     recorder.sync()
     recorder.close()
     assert [row["step"] for row in lines_of(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]

@@ -10,7 +10,7 @@ import gc
 import importlib
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -88,6 +88,7 @@ class RolloutEngine(Worker):
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from rlplan.runtime.workers.engine.lock_step import named_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
@@ -96,7 +97,7 @@ class RolloutEngine(Worker):
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address)
-        with watch_weight_packing() as packing, self._meeting(address):
+        with watch_weight_packing() as packing, named_by_port(address[1]) if address else nullcontext():
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:
@@ -279,11 +280,6 @@ class RolloutEngine(Worker):
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
         timeout = timedelta(seconds=self.job.limits.start_timeout_s)
         return join(rank, world_size, address, timeout, self.take_listener())
-
-    def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
-        from rlplan.runtime.workers.engine.lock_step import named_by_port
-
-        return named_by_port(address[1]) if address else nullcontext()
 
     def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader

@@ -142,11 +142,6 @@ class PolicyTrainer(Worker):
     def has_adapters(self) -> bool:
         return self.role is Role.POLICY and self.job.training.trains_adapters
 
-    @property
-    def has_value_head(self) -> bool:
-        """Whether the value model is one more head on the policy."""
-        return Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY
-
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
         language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
@@ -156,7 +151,7 @@ class PolicyTrainer(Worker):
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
         entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
-        if self.has_value_head:
+        if Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY:  # one more head
             return PolicyValueModel(language_model, self.job.workload.temperature, entropies, self.sharing)
         temperature = self.job.workload.temperature
         return LogprobModel(language_model, temperature, entropies=entropies, sharing=self.sharing)

@@ -19,7 +19,7 @@ import torch
 from rlplan.errors import RlplanError
 from rlplan.memory.trainers.checkpoints import MASTER_BYTES
 from rlplan.runtime.checkpoints import eight_bit
-from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
+from rlplan.runtime.checkpoints.fragments import MASTER, TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
 from rlplan.runtime.weight_sync.source import is_cut
@@ -125,16 +125,10 @@ def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
     owners = {id(fragment.owner) for fragment in states.held}
     shares = {fragment.name: fragment for fragment in states.held}
     for name, parameter in states.trained.items():
-        if hasattr(parameter, "ds_tensor"):
-            _round_share(parameter, shares.get(name))
+        if hasattr(parameter, "ds_tensor") and (share := shares.get(name)):  # ZeRO-3: without what pads it
+            parameter.ds_tensor.view(-1).narrow(0, 0, share.numel).copy_(share.of(share.owner))
         if id(parameter) not in owners and not is_cut(parameter):
             stored.fill(parameter.data, MASTER, name)
-
-
-def _round_share(parameter: Any, fragment: Fragment | None) -> None:
-    """ZeRO-3: this rank's share, without what pads it."""
-    if fragment is not None:
-        parameter.ds_tensor.view(-1).narrow(0, 0, fragment.numel).copy_(fragment.of(fragment.owner))
 
 
 def _generator_pieces(engine: Any) -> list[Piece]:
