@@ -24,7 +24,7 @@ from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.data.facts import data_facts
+from rlplan.runtime.data.facts import data_facts, lengths_as_json
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.driver.player import Player, Task
@@ -236,8 +236,8 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
                 runner.close()
                 # What ends the run is told, not that the lengths could not be written either.
                 with nullcontext() if sys.exception() is None else suppress(RunError):
-                    if (lengths := runner.collector.lengths.as_json()) is not None:
-                        recorder.write_file("lengths.json", lengths)
+                    if lengths := runner.collector.lengths:
+                        recorder.write_file("lengths.json", lengths_as_json(lengths))
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:

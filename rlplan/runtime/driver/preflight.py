@@ -203,19 +203,13 @@ def _has_weights(folder: str) -> bool:
 
 
 def _check_policy_files(job: ResolvedJob) -> None:
-    weights = Path(job.policy.path) / "model.safetensors"
-    if job.policy.init == "checkpoint" and not _has_weights(job.policy.path):
-        raise SpecError(
-            "the policy has no weights",
-            where=str(weights),
-            rule="init: checkpoint reads model.safetensors, or all parts that model.safetensors.index.json names",
-            way_out="put the file there, or set policy.init to random",
-        )
-    for role, path in job.roles.paths.items():
+    read = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
+    read |= {role.value: (path, f"leave roles.{role}.path out") for role, path in job.roles.paths.items()}
+    for name, (path, other) in read.items():
         if not _has_weights(path):
             raise SpecError(
-                f"the {role} has no weights",
+                f"the {name} has no weights",
                 where=str(Path(path) / "model.safetensors"),
-                rule="a role with a folder of its own reads its model.safetensors",
-                way_out=f"put the file there, or leave roles.{role}.path out",
+                rule="a role is read from model.safetensors, or all parts that model.safetensors.index.json names",
+                way_out=f"put the file there, or {other}",
             )

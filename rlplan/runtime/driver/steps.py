@@ -154,7 +154,10 @@ class ActionRunner:
 
     def _state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
-        more = {"num_replaced": self.collector.num_replaced, "response_lengths": self.collector.lengths.counts()}
+        more = {
+            "num_replaced": self.collector.num_replaced,
+            "response_lengths": tuple(sorted(self.collector.lengths.items())),
+        }
         return state.model_copy(update=more), buffer
 
     def close(self) -> None:

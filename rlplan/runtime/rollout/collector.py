@@ -5,15 +5,17 @@ them, to the step's metrics. Rollouts are judged while others are still being ge
 Left out: what is learned from them (learner.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import VERIFIER_PROCESS, Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.data.facts import ResponseLengths
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.preflight import PromptSets
@@ -24,14 +26,16 @@ from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.judge import Response
 from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.total import add_environment, finish_rewards
-from rlplan.runtime.rollout.buffer import BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
-from rlplan.runtime.rollout.sample_watch import SampleWatch
 from rlplan.runtime.run_folder.recorder import Recorder
+
+SAMPLES_S = 0.1
+"""How long an engine waits for a sample that has ended before it answers with none."""
 
 
 class Collector:
@@ -58,8 +62,7 @@ class Collector:
         self.generation = self._with_environment() if spec.job.has_turns else fleet
         self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
         self.reward_pool.forget()
-        self._watch = SampleWatch(fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
-        self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
+        self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
@@ -162,7 +165,7 @@ class Collector:
         async_rollouts, work, place = self.spec.schedule.async_rollouts, self.job.workload, self.job.placement
         assert async_rollouts is not None, "rollouts are async"
         folder = self.recorder.folder / "buffer"
-        limits = BufferLimits(place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory, folder)
+        limits = (place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory)
         return RolloutStream(
             self.generation,
             self.requests.rollouts,
@@ -173,7 +176,7 @@ class Collector:
                 self.job.limits.action_timeout_s,
                 can_replace=self.job.max_refills > 0,
             ),
-            ExperienceBuffer(limits),
+            ExperienceBuffer(*limits, folder),
         )
 
     def _with_environment(self) -> Conversations:
@@ -206,13 +209,32 @@ class Collector:
         self.baselines = [rollout for group in groups for rollout in group.baselines]
         self.metrics.add_rollouts(self.rollouts)
         self.metrics.add_replaced(sum(num_replaced))
-        for rollout in self.rollouts:
-            self.lengths.add(len(rollout.completion.tokens))
+        self.lengths.update(len(rollout.completion.tokens) for rollout in self.rollouts)
 
-    def _judging_early(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _judging_early(self) -> Iterator[None]:
         """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
-        is_early = self.reward_pool.is_early and not self.job.has_turns
-        return self._watch.watching() if is_early else nullcontext()
+        if not self.reward_pool.is_early or self.job.has_turns:
+            yield
+            return
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._judge_samples, args=(is_over,), name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join(self.job.limits.action_timeout_s)
+
+    def _judge_samples(self, is_over: threading.Event) -> None:
+        """An engine that is lost ends this and nothing else: what was not heard is judged later."""
+        while not is_over.is_set():
+            try:
+                samples = self.fleet.finished_samples(SAMPLES_S, self.job.limits.action_timeout_s)
+            except RlplanError:
+                return
+            for sample in samples:
+                self._begin_to_judge(sample)
 
     def _begin_to_judge(self, sample: FinishedRequest) -> None:
         prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]

@@ -220,6 +220,11 @@ class TrainSample:
         """Response tokens that are learned from."""
         return len(self.logprobs) - self.num_ignored
 
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and response."""
+        return len(self.prompt_tokens) + len(self.response_tokens)
+
     def weighed(self, weight: float) -> float:
         """What the whole response counts where a token counts so much; an empty one as if it had one token."""
         return weight * (self.num_learned if self.logprobs else 1)
@@ -257,3 +262,8 @@ class SequencePair:
 
     observed: tuple[tuple[int, int], ...] = ()
     """(start, end) of response tokens that nobody is asked about."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both."""
+        return len(self.prompt_tokens) + len(self.response_tokens)

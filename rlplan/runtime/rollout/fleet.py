@@ -5,7 +5,6 @@ What is submitted is remembered with its engine until it is collected: an engine
 Left out: moving a request from one engine to another once it has begun; what a lost engine needs (recovery.py).
 """
 
-import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,28 +14,12 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostProcessError
+from rlplan.runtime.learning.packing import balance_by_length
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 
 LENGTH_MEMORY = 0.5
 """Weight of the newest completions of a prompt in what it is expected to need; half forgets one epoch at a time."""
-
-
-def deal(weights: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Indices dealt out so that the heaviest share is light: longest first, each to the lightest share so far (LPT).
-
-    At most 4/3 of the best possible. Within a share the order stays the given one.
-
-    >>> deal([5, 4, 3, 3, 3], 2)
-    [[0, 3], [1, 2, 4]]
-    """
-    heap = [(0.0, share) for share in range(num_shares)]
-    shares: list[list[int]] = [[] for _ in range(num_shares)]
-    for index in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        load, share = heapq.heappop(heap)
-        shares[share].append(index)
-        heapq.heappush(heap, (load + weights[index], share))
-    return [sorted(share) for share in shares]
 
 
 class ExpectedLengths:
@@ -129,7 +112,8 @@ class Fleet:
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Complete all requests; results in the requests' order. The samples of a request stay on one engine."""
         calls: list[Any] = []
-        for share, ranks in zip(self._shares(requests), self.engines, strict=True):
+        shares = balance_by_length([self._weight(request) for request in requests], len(self.engines))
+        for share, ranks in zip(shares, self.engines, strict=True):
             mine = [requests[index] for index in share]
             calls += [self.worker_group.perform(process, "generate", mine) for process in ranks]
         try:
@@ -245,7 +229,7 @@ class Fleet:
         names = list(new)
         leaders = {
             names[index]: ranks[0]
-            for share, ranks in zip(deal(weights, len(self.engines)), self.engines, strict=True)
+            for share, ranks in zip(balance_by_length(weights, len(self.engines)), self.engines, strict=True)
             for index in share
         }
         self._homes |= {home: leader for home, leader in leaders.items() if requests[new[home][0]].home}
@@ -253,9 +237,6 @@ class Fleet:
 
     def _weight(self, request: RolloutRequest) -> float:
         return request.num_samples * self.lengths.of(request)
-
-    def _shares(self, requests: Sequence[RolloutRequest]) -> list[list[int]]:
-        return deal([self._weight(request) for request in requests], len(self.engines))
 
 
 def _blend(before: float | None, new: float) -> float:

@@ -111,10 +111,6 @@ class WeightSyncExtension:
     """Nothing is added to vLLM's worker: naming this class makes vLLM import this module there."""
 
 
-def _register() -> None:
-    registered: Any = WeightTransferEngineFactory._registry
-    if WEIGHT_TRANSFER_BACKEND not in registered:
-        WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, PolicyTransferEngine)
-
-
-_register()
+_registered: Any = WeightTransferEngineFactory._registry
+if WEIGHT_TRANSFER_BACKEND not in _registered:
+    WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, PolicyTransferEngine)

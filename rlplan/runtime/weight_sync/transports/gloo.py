@@ -48,16 +48,13 @@ class GlooSide:
 
     def abort(self) -> None:
         """Leave the group: the others see a closed connection."""
-        self._leave()
-
-    def close(self) -> None:
-        self._leave()
-        self.arena = self.arena[:0]
-
-    def _leave(self) -> None:
         group, self.group = self.group, None
         if group is not None:
             group.abort()
+
+    def close(self) -> None:
+        self.abort()
+        self.arena = self.arena[:0]
 
     def _join(self, store: dist.Store, rank: int) -> None:
         gloo: Any = dist.ProcessGroupGloo  # torch's stub has neither `_Options` nor a group made with them

@@ -135,7 +135,7 @@ def score_together(
     As many passes on every rank that this one has met, for ZeRO-3 gathers in each.
     """
     judged = score_packed(pairs, max_tokens, judge)
-    count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+    count = len(pack_best_fit([pair.num_tokens for pair in pairs], max_tokens))
     for _ in range(largest_count(count) - count):
         judge(make_batch([]))
     return judged

@@ -6,6 +6,7 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -227,12 +228,10 @@ class PolicyTrainer(Worker):
 
         The policy itself says what its log-probs are before the step.
         """
-        if role == Role.POLICY:
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
-        if role == Role.VALUE:
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[2])
-        with adapters_off(self.engine.module.language_model):
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
+        module, index = self.engine.module, 2 if role == Role.VALUE else 0
+        is_base = role not in (Role.POLICY, Role.VALUE)
+        with adapters_off(module.language_model) if is_base else nullcontext():
+            return self._judge(pairs, lambda batch: module(batch)[index])
 
     def _judge(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
