@@ -21,15 +21,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import identity_of
-from rlplan.runtime.checkpoints.manifest import (
-    EXPERIENCE,
-    RUN,
-    Manifest,
-    RoleStates,
-    RunState,
-    StoredFile,
-    states_name,
-)
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
 from rlplan.runtime.checkpoints.tensor_file import digest_of
 from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.measure.memory_meter import Measurement

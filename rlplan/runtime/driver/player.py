@@ -16,7 +16,7 @@ from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
-from rlplan.runtime.fault_tolerance.supervision import FREEING, Restart, check_freed
+from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
 from rlplan.runtime.measure.leaks import LeakWatch
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.recorder import Recorder
@@ -72,10 +72,10 @@ class Player:
         self.runner.perform(action, step)
         check_freed(self.ledger, action, step, before, self.recorder.held())
 
-    def announce(self, restart: Restart) -> None:
+    def announce(self, process: str, step: int, text: str) -> None:
         """A process is about to be restarted."""
-        self.leaks.forget(restart.process)
-        self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
+        self.leaks.forget(process)
+        self.recorder.write_alarm(step, "restart", text, process=process)
 
     def rehearse(self) -> None:
         """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""

@@ -108,12 +108,11 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             way_out="copy the model's tokenizer there again",
         ) from None
     pairs = not job.algorithm.declaration.has_rollouts
-    trained = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
-    heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
-    _check_sets(trained.prompts, heldout.prompts, job)
-    columns = heldout.columns if pairs else trained.columns & heldout.columns
-    used = heldout.prompts[: job.workload.num_heldout_prompts]
-    return PromptSets(trained.prompts, used, (trained.said, heldout.said), columns)
+    train, said, columns = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
+    heldout, said_of_heldout, of_heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
+    _check_sets(train, heldout, job)
+    used = heldout[: job.workload.num_heldout_prompts]
+    return PromptSets(train, used, (said, said_of_heldout), of_heldout if pairs else columns & of_heldout)
 
 
 def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:

@@ -22,7 +22,7 @@ from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.starter import Starter
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.fault_tolerance.recovery import Recovery
-from rlplan.runtime.fault_tolerance.supervision import Handler, Restart, Supervisor
+from rlplan.runtime.fault_tolerance.supervision import Announce, Handler, Supervisor
 from rlplan.runtime.learning.learner import Learner
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -45,7 +45,7 @@ class ActionRunner:
         recorder: Recorder,
         prompts: PromptSets,
         model_folder: Path,
-        announce: Callable[[Restart], None],
+        announce: Announce,
         reward_pool: RewardPool,
         resumption: Resumption | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class ActionRunner:
             ActionKind.CHECKPOINT: self._checkpoint,
         }
 
-    def _supervisor(self, worker_group: WorkerGroup, announce: Callable[[Restart], None]) -> Supervisor:
+    def _supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
         max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
         supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
         supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self.fleet.num_open

@@ -10,7 +10,6 @@ Left out: how a process is started (recovery.py) and noticed (worker_group.py).
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rlplan.dataflow.schedule import Action
@@ -54,27 +53,10 @@ class LostGroupError(RunError):
     """A process was lost that cannot be restarted alone: all processes restart, from the last checkpoint."""
 
 
-@dataclass(frozen=True)
-class Restart:
-    process: str
-    step: int
-    """In which it was lost."""
-
-    attempt: int
-    """Which attempt at the action follows, from 2."""
-
-    reason: str
-    """What became of it."""
-
-    num_requests: int = 0
-    """Requests that were under way there."""
-
-    def text(self) -> str:
-        again = f"{self.num_requests} requests are begun anew" if self.num_requests else "the action is done again"
-        return f"{self.reason}; it is restarted (attempt {self.attempt}) and {again}"
-
-
 Handler = Callable[[Action, int], list[Measurement]]
+Announce = Callable[[str, int, str], None]
+"""Hears of a process that is about to be restarted: which, in which step, and what is to be said of it."""
+
 Result = TypeVar("Result")
 
 
@@ -84,9 +66,7 @@ class Supervisor:
     is_replaced: whether somebody has started a lost process anew since. num_open: requests under way in a process.
     """
 
-    def __init__(
-        self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Callable[[Restart], None]
-    ) -> None:
+    def __init__(self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Announce) -> None:
         """recover: restarts a process with its former state. announce: called before each restart."""
         self.max_restarts, self._revive, self._announce = max_restarts, recover, announce
         self.is_replaced: Callable[[LostProcessError], bool] = lambda lost: False
@@ -132,7 +112,10 @@ class Supervisor:
             if not self._may_restart(lost, action, step):
                 raise _cannot_restart(lost, action, self._restarts[lost.process]) from lost
             self._restarts[lost.process] += 1
-            self._announce(Restart(lost.process, step, attempt, lost.what, self.num_open(lost.process)))
+            count = self.num_open(lost.process)
+            again = f"{count} requests are begun anew" if count else "the action is done again"
+            text = f"{lost.what}; it is restarted (attempt {attempt}) and {again}"
+            self._announce(lost.process, step, text)
             self._revive(lost.process, action, step)
 
 

@@ -14,13 +14,7 @@ from rlplan.runtime.rewards.verdict import RewardFailure, Verdict
 from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
-from rlplan.spec.parts.rewards import (
-    AnswerMatcherSpec,
-    CodeExecutorSpec,
-    FormatCheckerSpec,
-    FunctionSpec,
-    RewardSpec,
-)
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
 from rlplan.units import GIB
 
 MATH_MEMORY = GIB

@@ -195,7 +195,7 @@ class Collector:
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
         """Make this step's rollouts of new groups."""
-        num_replaced: list[int] = []
+        num_replaced: list[int] = []  # counts once all groups are there: an attempt that fails begins anew
 
         def note(num_groups: int) -> None:
             num_replaced.append(num_groups)

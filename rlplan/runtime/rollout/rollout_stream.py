@@ -122,9 +122,7 @@ class RolloutStream:
         with self._changed:
             again = sorted(number for number, _ in self._open.values())
             state = StreamState(
-                num_begun=self._num_begun,
-                num_replaced=self._num_replaced,
-                again=(*self._again, *again),
+                num_begun=self._num_begun, num_replaced=self._num_replaced, again=(*self._again, *again)
             )
             return state, self.buffer.state()
 

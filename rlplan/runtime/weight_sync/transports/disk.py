@@ -17,15 +17,7 @@ import torch
 
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.run_folder.disk_errors import writing_file
-from rlplan.runtime.weight_sync.channel import (
-    Deadline,
-    Encoding,
-    Endpoint,
-    GivenUpError,
-    Header,
-    Update,
-    sync_error,
-)
+from rlplan.runtime.weight_sync.channel import Deadline, Encoding, Endpoint, GivenUpError, Header, Update, sync_error
 from rlplan.runtime.weight_sync.contents.full import view
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -20,15 +20,7 @@ import torch
 import torch.distributed as dist
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
-from rlplan.runtime.weight_sync.channel import (
-    HEADER_WORDS,
-    Deadline,
-    Endpoint,
-    Header,
-    Update,
-    packet_view,
-    sync_error,
-)
+from rlplan.runtime.weight_sync.channel import HEADER_WORDS, Deadline, Endpoint, Header, Update, packet_view, sync_error
 
 
 class GlooSide:

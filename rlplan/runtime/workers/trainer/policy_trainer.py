@@ -20,6 +20,7 @@ from rlplan.runtime.host.engine_keys import check_deepspeed
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
+from rlplan.runtime.measure.step_metrics import accumulate
 from rlplan.runtime.models.adapters import MergedWeights, adapter_tensors, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
@@ -43,7 +44,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     score_together,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.pass_summary import accumulate, summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
 from rlplan.runtime.workers.trainer.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
