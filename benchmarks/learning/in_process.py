@@ -87,7 +87,7 @@ class InProcess:
         """Greedy, on the held-out prompts."""
         completions = self._complete(self.requests.evaluation())
         rollouts = [
-            Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
+            Rollout(prompt, 0, completion, self.groups.words.text(completion.tokens))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
         ]
         self.reward_pool.judge(rollouts)
