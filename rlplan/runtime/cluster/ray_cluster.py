@@ -122,21 +122,14 @@ def _prepare_environment() -> None:
 def _start_alone(placement: RayPlacement) -> None:
     # A token that only this run knows keeps other users of the host out, and the loopback other hosts.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token(), **_ON_LOOPBACK, **_NO_METRICS)
-    import ray
-
     offered = add_up(placement.bundles)
-    keep_arrow_out()
     try:
-        ray.init(
+        _init(
             address="local",
-            runtime_env=WORKER_HOOK,
             num_cpus=int(offered.get("CPU", 0)),
             num_gpus=int(offered.get("GPU", 0)),
             include_dashboard=False,
             object_store_memory=placement.object_store_memory,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            job_config=ray_job(),
             _node_ip_address=LOOPBACK,
             _system_config={"enable_metrics_collection": False},  # its port asks for no token
         )
@@ -148,6 +141,14 @@ def _start_alone(placement: RayPlacement) -> None:
             rule="a local Ray node on 127.0.0.1",
             way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
         ) from error
+
+
+def _init(**options: Any) -> None:
+    import ray
+
+    keep_arrow_out()
+    options |= {"log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init(runtime_env=WORKER_HOOK, job_config=ray_job(), **options)
 
 
 def _check_loopback() -> None:
@@ -166,19 +167,10 @@ def _own_token() -> str:
 
 
 def _join(address: str) -> None:
-    import ray
-
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
-        keep_arrow_out()
-        ray.init(
-            address=address,
-            runtime_env=WORKER_HOOK,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            job_config=ray_job(),
-        )
+        _init(address=address)
     except Exception as error:
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",

@@ -47,9 +47,7 @@ class Recovery:
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:
-        """Restart a lost process with its former state. Raises: RunError, LostProcessError where it or another is lost
-        meanwhile.
-        """
+        """Restart a lost process with its former state. Raises: RunError, LostProcessError where one is lost again."""
         timeout_s = self.spec.job.limits.start_timeout_s
         if process in self.fleet.processes:
             with self.fleet.changing:

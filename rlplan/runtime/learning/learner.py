@@ -33,15 +33,10 @@ class Learner:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
         ranks_per_pass = self._ranks_per_pass(action)
         shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
-
-        def call(rank: int) -> tuple[Any, ...]:
-            return (
-                "score",
-                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ranks_per_pass]],
-                action.role.value,
-            )
-
-        results, measurements = self.dispatcher.everywhere(action, call)
+        sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
+        results, measurements = self.dispatcher.everywhere(
+            action, lambda rank: ("score", sequences[rank // ranks_per_pass], action.role.value)
+        )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
                 rollout.scores[action.role] = score

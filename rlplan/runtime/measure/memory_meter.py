@@ -52,7 +52,7 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
     for one in measurements:
         before = whole.get(one.process, one)
         whole[one.process] = replace(
-            one,
+            max(before, one, key=lambda each: each.end_s),
             start_s=min(before.start_s, one.start_s),
             peak_bytes=max(before.peak_bytes, one.peak_bytes),
             loaded_components=before.loaded_components | one.loaded_components,

@@ -66,9 +66,7 @@ class Collector:
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
-        """New prompts' rollouts; where the job says so, zero-variance groups are replaced by the next prompts' (dynamic
-        sampling).
-        """
+        """New prompts' rollouts; dynamic sampling replaces zero-variance groups by the next prompts'."""
         first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
         measurements: list[Measurement] = []
 

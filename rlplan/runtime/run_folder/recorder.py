@@ -17,7 +17,6 @@ import json
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.errors import RunError
 from rlplan.runtime.measure.device_memory import DeviceBytes
-from rlplan.runtime.measure.memory_meter import Measurement, resident_bytes
+from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over
 from rlplan.trace import MemorySample, Span, Trace, record_line
@@ -108,32 +107,23 @@ class Recorder:
         """
         if step == 0:
             attempt += self.num_starts  # processes start once more where a run is resumed
-        by_process: dict[str, list[Measurement]] = defaultdict(list)
-        for measurement in measurements:
-            by_process[measurement.process].append(measurement)
-        for process, parts in by_process.items():
-            self._record_process(action, step, process, parts, attempt)
+        for whole in merged(measurements):
+            self._record_process(action, step, whole, attempt)
 
-    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement], attempt: int) -> None:
-        device = self.devices.get(process, HOST_DEVICE)
-        start = min(part.start_s for part in parts) - self.origin_s
-        end = max(part.end_s for part in parts) - self.origin_s
-        self._write(
-            "trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6), attempt))
-        )
-        last = max(parts, key=lambda part: part.end_s)
-        self.resident[process] = last.resident_bytes
-        totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
-        samples = [(role, kind, "resident", size) for (role, kind), size in last.components.items()]
-        samples += [
-            (role, kind, "loaded", size) for part in parts for (role, kind), size in part.loaded_components.items()
-        ]
+    def _record_process(self, action: Action, step: int, whole: Measurement, attempt: int) -> None:
+        process, device = whole.process, self.devices.get(whole.process, HOST_DEVICE)
+        start, end = round(whole.start_s - self.origin_s, 6), round(whole.end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, process, device, start, end, attempt)))
+        self.resident[process] = whole.resident_bytes
+        totals = [("resident", whole.resident_bytes), ("peak", whole.peak_bytes)]
+        samples = [(role, kind, "resident", size) for (role, kind), size in whole.components.items()]
+        samples += [(role, kind, "loaded", size) for (role, kind), size in whole.loaded_components.items()]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
-        if last.device is not None:
-            self.on_device[process] = last.device.held
-            samples += _device_samples(action.role.value, last.device)
+        if whole.device is not None:
+            self.on_device[process] = whole.device.held
+            samples += _device_samples(action.role.value, whole.device)
         for role, kind, statistic, size in samples:
-            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
+            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, end, attempt)
             self._write("trace.jsonl", record_line(sample))
 
     def record_own(

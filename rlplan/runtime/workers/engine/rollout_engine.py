@@ -265,9 +265,7 @@ class RolloutEngine(Worker):
         return self._vllm_worker.weight_transfer_engine
 
     def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
-        """Meet the engine's other ranks, if there are any. vLLM takes the group that it finds, and the environment's
-        ranks.
-        """
+        """Meet the engine's other ranks, if any. vLLM takes the group that it finds, and the environment's ranks."""
         from rlplan.runtime.workers.engine.lock_step import join, join_alone
 
         if address is None:
