@@ -79,7 +79,7 @@ class Conversation:
             temperature=whole.temperature,
             seed=whole.seed + self.sample + self.num_turns * TURN_STRIDE,
             max_tokens=self.num_left,
-            home=whole.id,
+            session=whole.id,
         )
 
     def append_policy_turn(self, turn: Completion, text: str) -> None:
@@ -221,7 +221,7 @@ class Conversations:
         if len(samples) == conversation.request.num_samples:
             whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
             self._ready.setdefault(_kind(name), []).append(whole)
-            self.fleet.leave_home(name)
+            self.fleet.end_session(name)
             del self._finished[name], self._requests[name]
 
     def _send(self, timeout_s: float) -> None:

@@ -68,11 +68,11 @@ class Supervisor:
 
     def __init__(self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Announce) -> None:
         """recover: restarts a process with its former state. announce: called before each restart."""
-        self.max_restarts, self._revive, self._announce = max_restarts, recover, announce
+        self.max_restarts, self._recover, self._announce = max_restarts, recover, announce
         self.is_replaced: Callable[[LostProcessError], bool] = lambda lost: False
         self.num_open: Callable[[str], int] = lambda process: 0
         self._restarts: Counter[str] = Counter()
-        self._reviving = threading.RLock()
+        self._restarting = threading.RLock()
 
     def perform(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
         """(measurements of the attempt that succeeded, its number). Raises: RunError."""
@@ -106,7 +106,7 @@ class Supervisor:
 
     def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
         """Raises: RunError where it may not be, LostProcessError where it is lost again meanwhile."""
-        with self._reviving:
+        with self._restarting:
             if self.is_replaced(lost):
                 return
             if not self._may_restart(lost, action, step):
@@ -116,7 +116,7 @@ class Supervisor:
             again = f"{count} requests are begun anew" if count else "the action is done again"
             text = f"{lost.what}; it is restarted (attempt {attempt}) and {again}"
             self._announce(lost.process, step, text)
-            self._revive(lost.process, action, step)
+            self._recover(lost.process, action, step)
 
 
 def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -> RunError:

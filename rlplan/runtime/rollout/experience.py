@@ -54,8 +54,8 @@ class RolloutRequest:
     num_greedy: int = 0
     """So many of the samples, the last ones, are greedy whatever the temperature."""
 
-    home: str = ""
-    """Requests of one home go to one engine, which has the keys and values of their earlier turns; empty: to any."""
+    session: str = ""
+    """Requests of one session go to one engine, which has the keys and values of earlier turns; empty: to any."""
 
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:

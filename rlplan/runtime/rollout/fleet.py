@@ -60,7 +60,7 @@ class Fleet:
         self.num_begun_anew = 0
         self._open: dict[str, tuple[RolloutRequest, str]] = {}
         self._collected: list[FinishedRequest] = []
-        self._homes: dict[str, str] = {}
+        self._sessions: dict[str, str] = {}
         self._num_pauses = 0
 
     @property
@@ -140,9 +140,8 @@ class Fleet:
         with self._blaming():
             self.worker_group.gather(calls, timeout_s)
 
-    def leave_home(self, home: str) -> None:
-        """Nothing more of a home will come."""
-        self._homes.pop(home, None)
+    def end_session(self, session: str) -> None:
+        self._sessions.pop(session, None)
 
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float
@@ -168,7 +167,7 @@ class Fleet:
         finished, self._collected = self._collected, []
         for done in finished:
             request = self._open.pop(done.id)[0]
-            if not request.home:  # a turn says little about the whole
+            if not request.session:  # a turn says little about the whole
                 self.lengths.learn(request, done)
         return finished, measurements
 
@@ -220,11 +219,11 @@ class Fleet:
             raise lost from error
 
     def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
-        """The engine of each request: where its home is, or the least loaded; a new home counts as one request."""
+        """Each request's engine: its session's, or the least loaded; a new session counts as one request."""
         members: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
-            members.setdefault(request.home or request.id, []).append(index)
-        new = {home: indices for home, indices in members.items() if home not in self._homes}
+            members.setdefault(request.session or request.id, []).append(index)
+        new = {name: indices for name, indices in members.items() if name not in self._sessions}
         weights = [sum(self._weight(requests[index]) for index in indices) for indices in new.values()]
         names = list(new)
         leaders = {
@@ -232,8 +231,8 @@ class Fleet:
             for share, ranks in zip(balance_by_length(weights, len(self.engines)), self.engines, strict=True)
             for index in share
         }
-        self._homes |= {home: leader for home, leader in leaders.items() if requests[new[home][0]].home}
-        return [(leaders | self._homes)[request.home or request.id] for request in requests]
+        self._sessions |= {name: leader for name, leader in leaders.items() if requests[new[name][0]].session}
+        return [(leaders | self._sessions)[request.session or request.id] for request in requests]
 
     def _weight(self, request: RolloutRequest) -> float:
         return request.num_samples * self.lengths.of(request)

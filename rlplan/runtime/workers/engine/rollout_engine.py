@@ -46,7 +46,7 @@ class RolloutEngine(Worker):
         self.paused = False
         self.just_started = False
         self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
-        self.tracker.passing = self.samples if job.has_reward_processes else None
+        self.tracker.samples = self.samples if job.has_reward_processes else None
         self.num_steps = 0
         self.leader: Any = None
         self.follower: Any = None
@@ -285,7 +285,7 @@ class RolloutEngine(Worker):
         if rank == 0:
             self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
         else:
-            self.tracker.passing = None
+            self.tracker.samples = None
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
