@@ -19,9 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from rlplan.runtime.sandbox.bare import Bare  # noqa: E402
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap  # noqa: E402
-from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox  # noqa: E402
+from rlplan.runtime.sandbox.choice import (  # noqa: E402
+    BACKENDS,
+    Bare,
+    open_sandbox,
+)
 from rlplan.runtime.sandbox.programs import Case, Program, Sandbox  # noqa: E402
 from rlplan.runtime.sandbox.tree_limits import PREFIX  # noqa: E402
 from rlplan.runtime.sandbox.uids import FIRST_UID, NUM_UIDS  # noqa: E402

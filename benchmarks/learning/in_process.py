@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.driver.preflight import load_prompts
 from rlplan.runtime.learning.mini_batch import deal_out, train_sample
 from rlplan.runtime.losses.registry import find_advantage
@@ -87,7 +87,7 @@ class InProcess:
         """Greedy, on the held-out prompts."""
         completions = self._complete(self.requests.evaluation())
         rollouts = [
-            Rollout(prompt, 0, completion, self.groups.decode(completion.tokens))
+            Rollout(prompt, 0, completion, self.groups.words.text(completion.tokens))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
         ]
         self.reward_pool.judge(rollouts)

@@ -21,17 +21,9 @@ from rlplan.errors import RunError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import identity_of
-from rlplan.runtime.checkpoints.manifest import (
-    EXPERIENCE,
-    RUN,
-    Manifest,
-    RoleStates,
-    RunState,
-    StoredFile,
-    states_name,
-)
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
 from rlplan.runtime.checkpoints.tensor_file import digest_of
-from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.run_folder.disk_errors import disk_error
@@ -45,11 +37,8 @@ SETTLE_S, CLOSE_S = 10.0, 1.0
 
 
 class Checkpointer:
-    """The checkpoints of one run. listen: set to hear of one that could not be written."""
-
-    def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, recorder: Recorder) -> None:
-        self.spec, self.worker_group, self.recorder = spec, worker_group, recorder
-        self.listen: Callable[[int, str], None] = lambda step, text: None
+    def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, recorder: Recorder) -> None:
+        self.spec, self.dispatcher, self.recorder = spec, dispatcher, recorder
         self.folder = CheckpointFolder(recorder.folder, spec.job.checkpoints.keep_last)
         self._staged: Path | None = None
         self._step = 0
@@ -60,39 +49,31 @@ class Checkpointer:
         saves = any(action.kind in SAVING for action in spec.schedule.step)
         self._identity = identity_of(spec.job) if saves else {}  # of the files as they are read now
 
-    def prepare(self, action: Action, resumption: Resumption | None, timeout_s: float) -> list[Measurement]:
+    def prepare(self, action: Action, resumption: Resumption | None) -> list[Measurement]:
         """After a role's trainer has started: bring back its states, and take the memory of the copy."""
         measurements: list[Measurement] = []
         if resumption is not None:
             paths, facts = resumption.paths(action.role), resumption.facts(action.role)
             owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
-            calls = [
-                self.worker_group.perform(process, "load_states", paths, own, facts)
-                for process, own in zip(action.processes, owns, strict=True)
-            ]
-            measurements += self.worker_group.measured(calls, timeout_s)[1]
+            loaded = self.dispatcher.everywhere(action, lambda rank: ("load_states", paths, owns[rank], facts))
+            measurements += loaded[1]
         if any(other.kind is ActionKind.SAVE_STATES for other in self.spec.schedule.step):
-            calls = [self.worker_group.perform(process, "reserve_staging") for process in action.processes]
-            measurements += self.worker_group.measured(calls, timeout_s)[1]
+            measurements += self.dispatcher.everywhere(action, lambda rank: ("reserve_staging",))[1]
         return measurements
 
-    def save(self, action: Action, step: int, timeout_s: float) -> list[Measurement]:
+    def save(self, action: Action, step: int) -> list[Measurement]:
         """Let a role's ranks copy or write what a resumed run needs of them."""
         names = self._names(action)
         with self._staging:  # roles may be saved at the same time
-            self.settle(timeout_s)
+            self.settle(self.dispatcher.deadline_s(action))
             try:
                 staged = self._stage(step)
             except OSError as error:
-                self._alarm(step, f"no checkpoint of step {step}: {_words(error, self.folder.root)}")
+                self._alarm(step, error, self.folder.root)
                 return []
             self._ranks[action.role.value] = [staged / name for name in names]
-        waits = action.kind is ActionKind.WRITE_STATES
-        calls = [
-            self.worker_group.perform(process, "save_states", str((staged / name).resolve()), {}, waits)
-            for process, name in zip(action.processes, names, strict=True)
-        ]
-        return self.worker_group.measured(calls, timeout_s)[1]
+        paths, waits = [str((staged / name).resolve()) for name in names], action.kind is ActionKind.WRITE_STATES
+        return self.dispatcher.everywhere(action, lambda rank: ("save_states", paths[rank], waits))[1]
 
     def commit(self, step: int, take: Callable[[], tuple[RunState, Any]]) -> None:
         """A step has ended: what was saved in it becomes a checkpoint, in a thread. Nothing was saved: nothing.
@@ -120,10 +101,11 @@ class Checkpointer:
         self._is_closed = True
         self.settle(scaled(CLOSE_S))
 
-    def _alarm(self, step: int, text: str) -> None:
+    def _alarm(self, step: int, error: Exception, place: Path) -> None:
         """Raises: RunError where the disk does not take even the alarm."""
-        self.listen(step, text)
-        self.recorder.write_alarm(step, "checkpoint", text)
+        failure = disk_error(error, place)
+        why = failure.what if failure else str(error) or type(error).__name__
+        self.recorder.write_alarm(step, "checkpoint", f"no checkpoint of step {step}: {why}")
 
     def _stage(self, step: int) -> Path:
         if self._staged is None or self._step != step:
@@ -139,15 +121,13 @@ class Checkpointer:
         try:
             receipts = {role: self._receipts(paths) for role, paths in ranks.items()}
             files = {
-                path.name: StoredFile(num_bytes=receipt["num_bytes"], sha256=receipt["sha256"])
+                path.name: StoredFile.model_validate(receipt["file"])
                 for role, paths in ranks.items()
                 for path, receipt in zip(paths, receipts[role], strict=True)
             }
             write_durably(staged / RUN, state)
             write_text_durably(staged / EXPERIENCE, json.dumps(experience))
-            for name in (RUN, EXPERIENCE):
-                digest = digest_of(staged / name)
-                files[name] = StoredFile(num_bytes=digest.num_bytes, sha256=digest.sha256)
+            files |= {name: digest_of(staged / name) for name in (RUN, EXPERIENCE)}
             for paths in ranks.values():
                 for path in paths:
                     path.with_suffix(".receipt").unlink()
@@ -158,7 +138,7 @@ class Checkpointer:
             shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
             if not self._is_closed:
                 with suppress(RunError):  # the run's next line will not be taken either, and ends it
-                    self._alarm(state.step, f"no checkpoint of step {state.step}: {_words(error, staged)}")
+                    self._alarm(state.step, error, staged)
 
     def _manifest(
         self,
@@ -194,12 +174,6 @@ class Checkpointer:
                 raise _UnwrittenError(said["error"])
             found.append(said)
         return found
-
-
-def _words(error: Exception, place: Path) -> str:
-    """What went wrong, in one line."""
-    failure = disk_error(error, place)
-    return failure.what if failure else str(error) or type(error).__name__
 
 
 class _UnwrittenError(Exception):

@@ -121,7 +121,6 @@ class _Arguments(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; gives its exit code."""
     parser = _Arguments(
         prog="python -m rlplan.runtime.checkpoints.export",
         description="Write the policy of a run's last whole checkpoint in Hugging Face layout.",

@@ -38,14 +38,8 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 @dataclass(frozen=True)
 class Resumption:
-    """A whole checkpoint that a run goes on from."""
-
     folder: Path
-    """Where it lies."""
-
     manifest: Manifest
-    """What it says of itself."""
-
     state: RunState
     """Where the run stood."""
 
@@ -57,7 +51,6 @@ class Resumption:
 
     @property
     def step(self) -> int:
-        """The last step that is in it."""
         return self.manifest.step
 
     def paths(self, role: str) -> list[str]:

@@ -24,8 +24,6 @@ from rlplan.spec.base import Spec
 
 
 class CheckpointFolder:
-    """The checkpoints of one run."""
-
     def __init__(self, run_folder: Path, keep_last: int) -> None:
         self.root, self.keep_last = checkpoints_of(run_folder), keep_last
 
@@ -77,7 +75,6 @@ def write_durably(path: Path, value: Spec) -> None:
 
 
 def write_text_durably(path: Path, text: str) -> None:
-    """Write a text and wait until the disk has it."""
     with path.open("wb") as file:
         file.write(text.encode())
         file.flush()

@@ -30,8 +30,6 @@ class Fragment:
     """Its first element in the parameter."""
 
     numel: int
-    """Elements."""
-
     owner: torch.Tensor
     """The fp32 tensor that the optimizer knows; Adam's moments lie at the same place of its states."""
 
@@ -88,7 +86,6 @@ class TrainedFragments:
 
     @property
     def num_steps(self) -> int:
-        """Steps that Adam has taken."""
         steps = {int(state["step"]) for state in self.adam.state.values() if "step" in state}
         assert len(steps) <= 1, f"Adam has taken different numbers of steps: {steps}"
         return steps.pop() if steps else 0

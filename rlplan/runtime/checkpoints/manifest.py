@@ -27,15 +27,11 @@ _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 
 
 class StoredFile(Spec):
-    """A file's size and SHA-256."""
-
     num_bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class RoleStates(Spec):
-    """A trained role."""
-
     files: tuple[str, ...] = Field(min_length=1)
     """Names of its files, one of each rank, in order."""
 
@@ -47,20 +43,10 @@ class RoleStates(Spec):
 
 
 class Manifest(Spec):
-    """A checkpoint."""
-
     schema_version: Literal[1] = 1
-    """Of this file."""
-
     kind: Literal["rlplan_checkpoint"] = "rlplan_checkpoint"
-    """What this file is."""
-
     rlplan_version: str = __version__
-    """Of the rlplan that wrote it."""
-
     job: str
-    """The job's name."""
-
     step: int = Field(ge=1)
     """The last one that is in it."""
 
@@ -71,8 +57,6 @@ class Manifest(Spec):
     """Every other file of the checkpoint, by its name."""
 
     roles: dict[str, RoleStates] = Field(min_length=1)
-    """The trained roles, by name."""
-
     digest: str = ""
     """SHA-256 of everything else in the manifest, as JSON with sorted keys."""
 
@@ -133,8 +117,6 @@ class RunState(Spec):
     """
 
     schema_version: Literal[1] = 1
-    """Of this file."""
-
     step: int = Field(ge=1)
     """That had ended."""
 
@@ -165,7 +147,6 @@ class Pointer(Spec):
 
 
 def folder_name(step: int) -> str:
-    """The folder of a step's checkpoint."""
     return f"step-{step:06d}"
 
 
@@ -177,10 +158,8 @@ def step_of(name: str) -> int | None:
 
 
 def states_name(role: str, rank: int, num_ranks: int) -> str:
-    """The file of one rank."""
     return f"{role}-{rank:05d}-of-{num_ranks:05d}.safetensors"
 
 
 def checkpoints_of(run_folder: Path) -> Path:
-    """Where a run keeps its checkpoints."""
     return run_folder / "checkpoints"

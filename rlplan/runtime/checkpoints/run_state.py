@@ -22,7 +22,7 @@ from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> tuple[RunState, Any]:
     """(state, the buffer as JSON) at the end of a step."""
     stream_state, buffer = (None, {}) if stream is None else stream.state()
-    lengths = fleet.lengths.by_prompt() if len(fleet.engines) > 1 else {}
+    lengths = fleet.lengths.by_prompt if len(fleet.engines) > 1 else {}
     state = RunState(
         step=step,
         version=weight_sync.version,
@@ -34,12 +34,11 @@ def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: Rollout
 
 
 def give_state(found: Resumption, weight_sync: WeightSync, fleet: Fleet, stream: RolloutStream | None) -> str:
-    """Restore what `take_state` took; says what is begun anew. The first weight sync makes the version the saved
-    one.
-    """
+    """Restore what `take_state` took; says what begins anew. The first weight sync makes the version the saved one."""
     state = found.state
     weight_sync.version = state.version
-    fleet.lengths.restore(state.mean_length, {each.prompt: each.tokens for each in state.lengths})
+    fleet.lengths.mean = state.mean_length
+    fleet.lengths.by_prompt = {each.prompt: each.tokens for each in state.lengths}
     if stream is None:
         count = 0 if state.stream is None else len(_untaken(found, state.stream))
         return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""

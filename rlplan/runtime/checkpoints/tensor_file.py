@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.checkpoints.manifest import StoredFile
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
 CHUNK_BYTES = 1 << 24
@@ -34,19 +35,10 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Elements."""
         return self.data.nbytes // ELEMENT_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigest:
-    """What identifies a file."""
-
-    num_bytes: int
-    sha256: str
-
-
-def write(path: Path, pieces: Sequence[Piece]) -> FileDigest:
+def write(path: Path, pieces: Sequence[Piece]) -> StoredFile:
     """Write a new file and wait until the disk has it; where that fails nothing of it stays. Raises: RunError."""
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -64,14 +56,14 @@ def write(path: Path, pieces: Sequence[Piece]) -> FileDigest:
         raise
     finally:
         os.close(descriptor)
-    return FileDigest(size, digest.hexdigest())
+    return StoredFile(num_bytes=size, sha256=digest.hexdigest())
 
 
-def digest_of(path: Path) -> FileDigest:
+def digest_of(path: Path) -> StoredFile:
     """Of a file as it lies there. Raises: OSError."""
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
-        return FileDigest(file.tell(), digest.hexdigest())
+        return StoredFile(num_bytes=file.tell(), sha256=digest.hexdigest())
 
 
 def _parts(pieces: Sequence[Piece]) -> Iterable[memoryview]:
@@ -114,7 +106,6 @@ class TensorFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> "TensorFile":
@@ -137,7 +128,6 @@ class TensorFile:
             position, left = position + count, left[count:]
 
     def read(self, name: str) -> bytearray:
-        """A whole tensor's bytes."""
         stored = self.tensors[name]
         data = bytearray(stored.numel * ELEMENT_BYTES[stored.dtype])
         self.read_into(name, 0, memoryview(data))

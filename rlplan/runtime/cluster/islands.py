@@ -13,8 +13,6 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a cluster."""
-
     node: str
     """Ray's name for it."""
 
@@ -28,21 +26,13 @@ class Host:
     """What it has in all."""
 
 
-@dataclass(frozen=True)
-class Unplaced:
-    """Why the islands do not fit."""
-
-    reason: str
-
-
 def add_up(bundles: Sequence[Resources]) -> dict[str, float]:
-    """What bundles ask for together."""
     kinds = dict.fromkeys(kind for bundle in bundles for kind in bundle)
     return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
 
 
-def deal_islands(islands: Sequence[Resources], hosts: Sequence[Host], spreads: bool) -> tuple[int, ...] | Unplaced:
-    """The index of a host for each island. spreads: no two islands on one host."""
+def deal_islands(islands: Sequence[Resources], hosts: Sequence[Host], spreads: bool) -> tuple[int, ...] | str:
+    """The index of a host for each island, or why they do not fit. spreads: no two islands on one host."""
     left = [dict(host.free) for host in hosts]
     chosen: dict[int, int] = {}
     for index in sorted(range(len(islands)), key=lambda one: -max(islands[one].values(), default=0.0)):
@@ -50,7 +40,7 @@ def deal_islands(islands: Sequence[Resources], hosts: Sequence[Host], spreads: b
         open_hosts = [host for host in range(len(hosts)) if not (spreads and host in chosen.values())]
         fitting = [host for host in open_hosts if _holds(left[host], island)]
         if not fitting:
-            return Unplaced(_reason(islands, index, hosts, len(chosen), spreads))
+            return _reason(islands, index, hosts, len(chosen), spreads)
         best = min(fitting, key=lambda host: (_left_over(left[host], island), host))
         chosen[index] = best
         for kind, amount in island.items():

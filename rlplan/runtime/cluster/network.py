@@ -36,7 +36,6 @@ def join_network() -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address, empty when none has."""
     import psutil
 
     interfaces = psutil.net_if_addrs()
@@ -44,7 +43,6 @@ def interface_of(address: str) -> str:
 
 
 def own_addresses() -> set[str]:
-    """All addresses of this host."""
     import psutil
 
     return {one.address for held in psutil.net_if_addrs().values() for one in held}

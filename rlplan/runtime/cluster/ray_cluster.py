@@ -15,7 +15,7 @@ from typing import Any
 
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
-from rlplan.runtime.cluster.islands import Host, Unplaced, add_up, deal_islands
+from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
 from rlplan.runtime.processes.machine_speed import scaled
@@ -40,8 +40,6 @@ _NODE_LABEL = "ray.io/node-id"
 
 
 class Cluster:
-    """Ray, and what is reserved on it."""
-
     def __init__(self, placement: RayPlacement, address: str | None) -> None:
         self.placement, self.address = placement, address
         self.groups: list[Any] = []
@@ -81,14 +79,13 @@ class Cluster:
 
     def _reserve(self, timeout_s: float) -> None:
         """One placement group an island, on the host that was chosen for it."""
-        import ray
         from ray.util.placement_group import placement_group
 
         islands = [[self.placement.bundles[bundle] for bundle in island] for island in self.placement.islands]
         hosts = list_hosts()
         dealt = deal_islands([add_up(island) for island in islands], hosts, self.placement.spreads_islands)
-        if isinstance(dealt, Unplaced):
-            raise _unsatisfied(dealt.reason, hosts)
+        if isinstance(dealt, str):
+            raise _unsatisfied(dealt, hosts)
         for island, host in zip(islands, dealt, strict=True):
             pins = [{_NODE_LABEL: hosts[host].node}] * len(island)
             self.groups.append(placement_group(island, strategy="STRICT_PACK", bundle_label_selector=pins))
@@ -96,7 +93,6 @@ class Cluster:
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 raise _unsatisfied(f"not reserved within {timeout_s:.0f} s", list_hosts())
-        assert ray.is_initialized()
 
 
 def list_hosts() -> list[Host]:
@@ -126,21 +122,14 @@ def _prepare_environment() -> None:
 def _start_alone(placement: RayPlacement) -> None:
     # A token that only this run knows keeps other users of the host out, and the loopback other hosts.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_own_token(), **_ON_LOOPBACK, **_NO_METRICS)
-    import ray
-
     offered = add_up(placement.bundles)
-    keep_arrow_out()
     try:
-        ray.init(
+        _init(
             address="local",
-            runtime_env=WORKER_HOOK,
             num_cpus=int(offered.get("CPU", 0)),
             num_gpus=int(offered.get("GPU", 0)),
             include_dashboard=False,
             object_store_memory=placement.object_store_memory,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            job_config=ray_job(),
             _node_ip_address=LOOPBACK,
             _system_config={"enable_metrics_collection": False},  # its port asks for no token
         )
@@ -152,6 +141,14 @@ def _start_alone(placement: RayPlacement) -> None:
             rule="a local Ray node on 127.0.0.1",
             way_out="end other Ray nodes on this host (`ray stop`); `rlplan doctor` looks at memory and /dev/shm",
         ) from error
+
+
+def _init(**options: Any) -> None:
+    import ray
+
+    keep_arrow_out()
+    options |= {"log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init(runtime_env=WORKER_HOOK, job_config=ray_job(), **options)
 
 
 def _check_loopback() -> None:
@@ -170,19 +167,10 @@ def _own_token() -> str:
 
 
 def _join(address: str) -> None:
-    import ray
-
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
-        keep_arrow_out()
-        ray.init(
-            address=address,
-            runtime_env=WORKER_HOOK,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            job_config=ray_job(),
-        )
+        _init(address=address)
     except Exception as error:
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",

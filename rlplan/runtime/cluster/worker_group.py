@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,7 @@ _CALLS_AT_ONCE = {"rollout_engine": 8}
 
 
 class Pulse:
-    """Liveness of a process: its progress counter and when it last changed. question: a ping that is not answered
-    yet.
-    """
+    """Liveness of a process: its progress counter and when it last changed. question: a ping not answered yet."""
 
     def __init__(self) -> None:
         self.question: Any = None
@@ -61,7 +60,6 @@ class Pulse:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it last made progress."""
         return time.monotonic() - self.changed_s
 
 
@@ -111,7 +109,6 @@ class WorkerGroup:
         return lost.restart_count < self.restart_counts[lost.process]
 
     def has_ended(self, call: tuple[str, str, Any], timeout_s: float) -> bool:
-        """Whether a call ends within so many seconds."""
         import ray
 
         return bool(ray.wait([call[2]], timeout=timeout_s)[0])
@@ -149,12 +146,8 @@ class WorkerGroup:
                 continue
             if not ready:
                 names = ", ".join(f"{process}.{method}" for process, method in pending.values())
-                first = min(
-                    (process for process, _ in pending.values()), key=lambda name: not name.startswith(TRAINERS)
-                )
-                kind = LostProcessError.of if first.startswith(TRAINERS) else _run_error
-                raise kind(
-                    first,
+                trainers = [process for process, _ in pending.values() if process.startswith(TRAINERS)]
+                raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
                     rule="every call has a deadline (limits)",
@@ -177,7 +170,7 @@ class WorkerGroup:
             old = psutil.Process(self.pids[process])
             send_signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
             psutil.wait_procs([old], timeout=scaled(STOP_S))
-        worker = next(worker for worker in self.spec.ray.workers if worker.process == process)
+        (worker,) = [worker for worker in self.spec.ray.workers if worker.process == process]
         self.actors[process] = self._make_actor(worker)
         self.restart_counts[process] += 1
         self._greet([process])
@@ -192,10 +185,7 @@ class WorkerGroup:
                 raise _unreadable(process, hello)
 
     def _check_pulses(self, pulses: "dict[str, Pulse]", processes: Sequence[str]) -> None:
-        """Liveness check of processes that answer while busy.
-
-        Raises: LostProcessError for one that does not.
-        """
+        """Of processes that answer while busy. Raises: LostProcessError for one that does not."""
         import ray
 
         limit_s = self.spec.job.limits.stall_timeout_s
@@ -208,9 +198,9 @@ class WorkerGroup:
             if pulse.question is None:
                 pulse.question = self.actors[process].pulse.remote()
             if pulse.silent_s > limit_s:
-                raise LostProcessError.of(
-                    process,
+                raise LostProcessError(
                     f"{process} hangs: no sign of progress for {limit_s:.0f} s",
+                    process=process,
                     where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
                     rule="a process must make progress within limits.stall_timeout_s",
                     way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
@@ -288,18 +278,16 @@ class WorkerGroup:
             runtime_env={"env_vars": worker.environment},
             scheduling_strategy=self.cluster.strategy(worker.bundle),
         )
-        extra: dict[str, Callable[[], Any]] = {
-            "policy_trainer": lambda: self.spec.deepspeed[worker.role],
-            "value_trainer": lambda: self.spec.deepspeed[worker.role],
-            "scorer": lambda: worker.role.value,
-            "rollout_engine": lambda: self.spec.vllm[worker.role],
-        }
+        if worker.worker == "scorer":
+            extra: Any = worker.role.value
+        else:
+            extra = (self.spec.vllm if worker.worker == "rollout_engine" else self.spec.deepspeed)[worker.role]
         return actor.remote(
             _WORKER_CLASSES[worker.worker],
             worker.process,
             str(self.log_folder.resolve()),
             self.spec.job,
-            extra[worker.worker](),
+            extra,
             worker.num_threads,
         )
 
@@ -322,9 +310,9 @@ class WorkerGroup:
                 way_out="read the whole traceback in the log",
             ) from error
         except ray.exceptions.RayError as error:
-            raise LostProcessError.of(
-                process,
+            raise LostProcessError(
                 f"{process} is gone, in {method}{_last_line(log)}",
+                process=process,
                 where=str(log),
                 rule="worker processes must live as long as the run",
                 way_out="look at the end of its log; if the system killed it for memory, plan for less",
@@ -344,10 +332,6 @@ class WorkerGroup:
         return self._children
 
 
-def _run_error(process: str, what: str, *, where: str, rule: str, way_out: str) -> RunError:
-    return RunError(what, where=where, rule=rule, way_out=way_out)
-
-
 def _answer(reference: Any) -> float | None:
     import ray
 
@@ -358,7 +342,6 @@ def _answer(reference: Any) -> float | None:
 
 
 def _fetch(reference: Any) -> Any:
-    """An answer that is there."""
     import ray
 
     return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
@@ -376,9 +359,8 @@ def _unreadable(process: str, hello: Hello) -> HostError:
 def _last_line(log: Path) -> str:
     """The last line that says something in a process's log, for the message; nothing where there is none."""
     try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
-    return f": {lines[-1][:200]}" if lines else ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {last[:200]}" if last else ""

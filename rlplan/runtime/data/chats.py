@@ -11,7 +11,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Render every chat, up to where the assistant is to speak."""
     request = json.loads(sys.stdin.buffer.read())
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer

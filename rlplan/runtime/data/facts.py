@@ -4,7 +4,6 @@ In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` 
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.spec.parts.lengths import histogram_of
@@ -23,27 +22,10 @@ def data_facts(prompts: PromptSets) -> dict[str, object]:
     }
 
 
-class ResponseLengths:
-    """Lengths of responses of a whole run, counted."""
-
-    def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
-        """counts: (length, how many) that were counted before."""
-        self._counts: Counter[int] = Counter(dict(counts))
-
-    def add(self, length: int) -> None:
-        """One more response."""
-        self._counts[length] += 1
-
-    def counts(self) -> tuple[tuple[int, int], ...]:
-        """(length, how many) by length."""
-        return tuple(sorted(self._counts.items()))
-
-    def as_json(self) -> dict[str, object] | None:
-        """`workload.response_lengths` and the mean, or None before the first response."""
-        if not self._counts:
-            return None
-        mean = sum(length * count for length, count in self._counts.items()) / self._counts.total()
-        return {
-            "mean_response_len": max(1, round(mean)),
-            "response_lengths": histogram_of(sorted(self._counts.elements())).model_dump(mode="json"),
-        }
+def lengths_as_json(counts: Counter[int]) -> dict[str, object]:
+    """`workload.response_lengths` and the mean. counts: how many responses had so many tokens; at least one."""
+    mean = sum(length * count for length, count in counts.items()) / counts.total()
+    return {
+        "mean_response_len": max(1, round(mean)),
+        "response_lengths": histogram_of(sorted(counts.elements())).model_dump(mode="json"),
+    }

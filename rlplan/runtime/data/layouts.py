@@ -6,8 +6,9 @@ beside them); OpenRLHF's (`input`, `label`); and columns that the job names.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 Cells = Mapping[str, Any]
@@ -57,8 +58,6 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row of a data set."""
-
     id: str
     """The row's own, or its number."""
 
@@ -156,9 +155,7 @@ def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
 
 def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, str]:
     """Both chats without what they begin with in common, which is the prompt where there is none of its own."""
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    shared = _num_shared(chosen, rejected)
     if prompt is None:
         prompt = chosen[:shared]
     elif shared and chosen[:shared] != prompt:
@@ -171,15 +168,17 @@ def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, s
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Texts that hold the prompt too, as hh-rlhf has them: up to the last `Assistant:` that they have in common."""
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
     mark = "Assistant:"
-    at = chosen.rfind(mark, 0, shared)
+    at = chosen.rfind(mark, 0, _num_shared(chosen, rejected))
     if at < 0:
         raise BadRowError("there is no prompt, and chosen and rejected have none in common that ends with `Assistant:`")
     at += len(mark)
     return chosen[:at], chosen[at:], rejected[at:]
+
+
+def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many parts two begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _text_or_chat(value: Any, name: str) -> str | Chat:

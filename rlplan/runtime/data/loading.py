@@ -36,7 +36,6 @@ class Loaded:
     """What prompts were made with: `chat template`, `joined` messages, or `text`."""
 
     def said(self, path: Path) -> str:
-        """One line about what was read."""
         return f"{path.name}: {len(self.rows)} rows in the layout of {self.layout}, prompts are {self.template}"
 
 

@@ -37,7 +37,6 @@ def score(data_source: str, solution_str: str, ground_truth: str, extra_info: di
 
 
 def main() -> None:
-    """Write the rows of a task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task")
     parser.add_argument("--size", type=int, default=1000)

@@ -9,9 +9,9 @@ one number for a whole text: with another tokenizer it reads the text anew.
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.rollout.experience import Rollout, SequencePair
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
@@ -71,14 +71,14 @@ class RoleReaders:
         self.job = job
         self.num_cut = 0
         self.rereads = rereads(job)
-        self._encoder: Any = None
+        self._words = TextTokenizer(Path(job.roles.paths.get(Role.REWARD, "")))
 
     def sequence(self, role: Role, rollout: Rollout) -> SequencePair:
         """The tokens of prompt and response, as the role knows them."""
         if role is not Role.REWARD or not self.rereads:
             return SequencePair(rollout.prompt.tokens, rollout.completion.tokens, rollout.completion.observed)
         limit = self.job.roles.reward.max_seq_len or self.job.workload.max_seq_len
-        tokens = tuple(self._encode(rollout.prompt.text + rollout.text))
+        tokens = tuple(self._words.tokens(rollout.prompt.text + rollout.text, adds_special_tokens=True))
         self.num_cut += len(tokens) > limit
         return SequencePair(tokens[-limit:], ())
 
@@ -86,13 +86,6 @@ class RoleReaders:
         """How many sequences were cut since the last call; None where nothing is read anew."""
         cut, self.num_cut = self.num_cut, 0
         return cut if self.rereads else None
-
-    def _encode(self, text: str) -> list[int]:
-        if self._encoder is None:
-            from tokenizers import Tokenizer
-
-            self._encoder = Tokenizer.from_file(str(Path(self.job.roles.paths[Role.REWARD]) / "tokenizer.json"))
-        return list(self._encoder.encode(text).ids)
 
 
 def _check_vocabulary(job: ResolvedJob) -> None:

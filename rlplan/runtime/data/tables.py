@@ -10,6 +10,7 @@ import json
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) == len(pairs):
         return made
-    doubled, seen = _Doubled(made), set[str]()
-    for key, _ in pairs:
-        if key in seen:
-            doubled.key = key
-            break
-        seen.add(key)
+    doubled = _Doubled(made)
+    doubled.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
     return doubled
 
 

@@ -5,13 +5,12 @@ In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and th
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.data.end_tokens import end_tokens
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rollout.experience import Prompt
@@ -23,22 +22,13 @@ ALWAYS_ENCODED = 1 << 16
 """Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
 
 
-@dataclass(frozen=True)
-class TokenizedFile:
-    """The prompts of a file."""
+def tokenize_file(
+    path: Path, job: ResolvedJob, tokenizer: Any, *, pairs: bool
+) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
+    """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
 
-    prompts: tuple[Prompt, ...]
-    """In the file's order."""
-
-    said: str
-    """A line about what was read."""
-
-    columns: frozenset[str]
-    """That every row has; empty where no reward function asks for any."""
-
-
-def tokenize_file(path: Path, job: ResolvedJob, tokenizer: Any, *, pairs: bool) -> TokenizedFile:
-    """The prompts of a file; pairs have a chosen and a rejected answer. Raises: SpecError that lists bad rows."""
+    pairs: rows have a chosen and a rejected answer. Raises: SpecError that lists bad rows.
+    """
     columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
     loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job))
     encoder = _Encoder(job, tokenizer)
@@ -60,7 +50,7 @@ def tokenize_file(path: Path, job: ResolvedJob, tokenizer: Any, *, pairs: bool) 
         )
     has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
     shared = _shared_columns(loaded.rows) if has_functions else frozenset[str]()
-    return TokenizedFile(tuple(prompts), loaded.said(path), shared)
+    return tuple(prompts), loaded.said(path), shared
 
 
 class _Encoder:

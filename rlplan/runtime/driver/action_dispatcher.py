@@ -12,13 +12,10 @@ from rlplan.spec.parts.conduct import LimitsSpec
 
 
 class ActionDispatcher:
-    """See the module docstring."""
-
     def __init__(self, worker_group: WorkerGroup, limits: LimitsSpec) -> None:
         self.worker_group, self.limits = worker_group, limits
 
     def deadline_s(self, action: Action) -> float:
-        """Seconds that an action may take."""
         return self.limits.start_timeout_s if action.kind.value.startswith("start") else self.limits.action_timeout_s
 
     def everywhere(self, action: Action, call: Any) -> tuple[list[Any], list[Measurement]]:

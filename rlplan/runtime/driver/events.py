@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something to show."""
-
     kind: str
     """`phase`, `alarm` (`text` says what begins, or is wrong), `action` (began), `step` (ended, with its numbers)."""
 

@@ -24,7 +24,7 @@ from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.data.facts import data_facts
+from rlplan.runtime.data.facts import data_facts, lengths_as_json
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.driver.player import Player, Task
@@ -109,6 +109,7 @@ def prepare_run_folder(task: Task, run_folder: Path, *, keeps_bundle: bool) -> T
 def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
     """Run, and leave how it ended in the run folder. Raises: RlplanError; the folder's status.json says the same."""
     recorder, followers = _open_records(task, run_folder), None
+    recorder.show_alarm = lambda step, text: listener(RunEvent("alarm", step, text))
     try:
         with reporting_disk_errors(run_folder):
             with interruptible():
@@ -147,17 +148,17 @@ def _open_records(task: Task, run_folder: Path) -> Recorder:
 def _begin(task: Task, recorder: Recorder, listener: Listener) -> Followers:
     """Put on record what is known before any process starts."""
     job, resumption = task.spec.job, task.resumption
-    _announce_sandbox(task.reward_pool, recorder, listener)
+    _announce_sandbox(task.reward_pool, recorder)
     recorder.write_status("running", None)
     for line in task.prompts.said:
         listener(RunEvent("phase", 0, line))
-    recorder.write_data(data_facts(task.prompts))
+    recorder.write_file("data.json", data_facts(task.prompts))
     if resumption is not None:
-        prepare_resume(resumption, recorder, listener)
+        prepare_resume(resumption, recorder)
     return Followers(job.metrics.sinks, recorder.folder, job.name, resumption.step if resumption else -1)
 
 
-def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder, listener: Listener) -> None:
+def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
     """Where programs of responses run; that nothing protects from them does not go unseen."""
     if reward_pool.sandbox is None:
         return
@@ -165,7 +166,6 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder, listener: Lis
     if reward_pool.sandbox.name == NONE:
         text = "programs in responses run without a sandbox (--sandbox none): with all rights of this user"
         recorder.write_alarm(0, "sandbox", text)
-        listener(RunEvent("alarm", 0, text))
 
 
 def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
@@ -175,15 +175,15 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
         try:
             return _run(task, recorder, listener)
         except MisfitError as error:
-            task = _next_fallback(task, error, recorder, listener)
+            task = _next_fallback(task, error, recorder)
         except LostGroupError as error:
             if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
                 raise
             num_losses += 1
-            task = replace(task, resumption=go_back(error, task.identity, recorder, listener))
+            task = replace(task, resumption=go_back(error, task.identity, recorder))
 
 
-def _next_fallback(task: Task, error: MisfitError, recorder: Recorder, listener: Listener) -> Task:
+def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
     """The task with one thing changed, which is said. Raises: MisfitError when nothing is left to change."""
     step = next_plan(task.plan) if len(task.changes) < MAX_FALLBACKS else None
     if step is None:
@@ -191,7 +191,6 @@ def _next_fallback(task: Task, error: MisfitError, recorder: Recorder, listener:
     change, plan = step
     text = f"{error.what}; going on with {change}"
     recorder.write_alarm(0, "change", text, change=change)
-    listener(RunEvent("alarm", 0, text))
     write_bundle(plan, recorder.folder / "bundle")
     replace_whole(recorder.folder / "plan.json", _plan_for(plan, recorder.folder))
     recorder.begin_again()
@@ -204,9 +203,8 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
 
 def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
     spec = task.spec
-    listener(
-        RunEvent("phase", 0, "preparing the start checkpoint" if spec.job.policy.init == "random" else "starting Ray")
-    )
+    is_random = spec.job.policy.init == "random"
+    listener(RunEvent("phase", 0, "preparing the start checkpoint" if is_random else "starting Ray"))
     model_folder = _start_checkpoint(spec, recorder.folder)
     runner: ActionRunner | None = None
     worker_group = WorkerGroup(spec, recorder.folder / "logs", task.address)
@@ -220,8 +218,6 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
         )
         if resumption is not None and runner.resumed:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
-            listener(RunEvent("alarm", resumption.step, runner.resumed))
-        runner.listen = runner.checkpoints.listen = lambda step, text: listener(RunEvent("alarm", step, text))
         first_step = resumption.step + 1 if resumption else 1
         controller = Controller(spec.schedule, play.perform, runner.deadline_s)
         controller.run(spec.job.workload.num_steps, play.finish_step, first_step=first_step)
@@ -240,7 +236,8 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
                 runner.close()
                 # What ends the run is told, not that the lengths could not be written either.
                 with nullcontext() if sys.exception() is None else suppress(RunError):
-                    recorder.write_lengths(runner.collector.lengths.as_json())
+                    if lengths := runner.collector.lengths:
+                        recorder.write_file("lengths.json", lengths_as_json(lengths))
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:

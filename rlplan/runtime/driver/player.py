@@ -5,6 +5,7 @@ In: a Task, and the controller's calls. Out: lines in the run folder, events for
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
@@ -15,7 +16,7 @@ from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
-from rlplan.runtime.fault_tolerance.supervision import FREEING, Restart, check_freed
+from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
 from rlplan.runtime.measure.leaks import LeakWatch
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.recorder import Recorder
@@ -33,20 +34,14 @@ class Task:
     """What runs, what it is compared with, on what it trains, and where."""
 
     spec: ExecutionSpec
-    """What the bundle says."""
-
     plan: Plan
     """With the prediction that measurements are compared with."""
 
     prompts: PromptSets
-    """Training and held-out ones."""
-
     address: str | None
     """HOST:PORT of a running Ray cluster; None starts Ray here."""
 
     reward_pool: RewardPool
-    """Judges responses."""
-
     followers: Followers | None = None
     """Processes that hand metrics on to loggers; None without any."""
 
@@ -77,23 +72,25 @@ class Player:
         self.runner.perform(action, step)
         check_freed(self.ledger, action, step, before, self.recorder.held())
 
-    def announce(self, restart: Restart) -> None:
+    def announce(self, process: str, step: int, text: str) -> None:
         """A process is about to be restarted."""
-        self.leaks.forget(restart.process)
-        self.recorder.write_alarm(restart.step, "restart", restart.text(), process=restart.process)
-        self.listener(RunEvent("alarm", restart.step, restart.text()))
+        self.leaks.forget(process)
+        self.recorder.write_alarm(step, "restart", text, process=process)
 
     def rehearse(self) -> None:
         """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
         schedule, changes = self.task.spec.schedule, list(self.task.changes)
+        write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
-            return self.recorder.write_preflight(as_json((), changes, "preflight.rehearses is false"))
+            return write(as_json((), changes, "preflight.rehearses is false"))
         if any(action.kind.value in FREEING for action in schedule.step):
-            return self.recorder.write_preflight(as_json((), changes, "phases time-share memory: step 1 shows it"))
+            return self.recorder.write_file(
+                "preflight.json", as_json((), changes, "phases time-share memory: step 1 shows it")
+            )
         self.listener(RunEvent("action", 0, "rehearse"))
         actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
         rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
-        self.recorder.write_preflight(as_json(rehearsed, changes))
+        write(as_json(rehearsed, changes))
         return check_fits(self.ledger, rehearsed, self.recorder.resident)
 
     def finish_step(self, step: int) -> None:
@@ -107,15 +104,13 @@ class Player:
         learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
             self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
-            self.listener(RunEvent("alarm", step, leak.text()))
         for line in self.task.followers.take_dead() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
-            self.listener(RunEvent("alarm", step, line))
         timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)
         timings["memory/host_total_bytes"] = sum(self.recorder.resident.values())
         if len(learning) > 1:
-            self.recorder.write_metrics(learning)
-        self.recorder.write_timings(timings)
+            self.recorder.write_row("metrics.jsonl", learning)
+        self.recorder.write_row("timings.jsonl", timings)
         if step > 0:
             self._write_samples(step)
         self.runner.finish_step(step)
@@ -124,14 +119,7 @@ class Player:
     def _write_samples(self, step: int) -> None:
         rollouts = self.runner.collector.rollouts
         by_group = {rollout.group: rollout.prompt.id for rollout in rollouts}
-        self.recorder.write_prompts(step, [*by_group.values()])
+        self.recorder.write_row("prompts.jsonl", {"step": step, "prompts": [*by_group.values()]})
         for rollout in rollouts[:SAMPLES_PER_STEP]:
-            self.recorder.write_sample(
-                {
-                    "step": step,
-                    "prompt": rollout.prompt.text,
-                    "response": rollout.text,
-                    "reward": rollout.reward,
-                    "answer": rollout.prompt.answer,
-                }
-            )
+            row = {"step": step, "prompt": rollout.prompt.text, "response": rollout.text, "reward": rollout.reward}
+            self.recorder.write_row("samples.jsonl", row | {"answer": rollout.prompt.answer})

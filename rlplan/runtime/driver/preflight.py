@@ -36,14 +36,8 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True)
 class PromptSets:
-    """Training and held-out prompts, tokenized."""
-
     train: tuple[Prompt, ...]
-    """In the file's order."""
-
     heldout: tuple[Prompt, ...]
-    """In the file's order."""
-
     said: tuple[str, ...] = ()
     """A line about each file that was read."""
 
@@ -114,12 +108,11 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             way_out="copy the model's tokenizer there again",
         ) from None
     pairs = not job.algorithm.declaration.has_rollouts
-    trained = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
-    heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
-    _check_sets(trained.prompts, heldout.prompts, job)
-    columns = heldout.columns if pairs else trained.columns & heldout.columns
-    used = heldout.prompts[: job.workload.num_heldout_prompts]
-    return PromptSets(trained.prompts, used, (trained.said, heldout.said), columns)
+    train, said, columns = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
+    heldout, said_of_heldout, of_heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
+    _check_sets(train, heldout, job)
+    used = heldout[: job.workload.num_heldout_prompts]
+    return PromptSets(train, used, (said, said_of_heldout), of_heldout if pairs else columns & of_heldout)
 
 
 def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:
@@ -209,19 +202,13 @@ def _has_weights(folder: str) -> bool:
 
 
 def _check_policy_files(job: ResolvedJob) -> None:
-    weights = Path(job.policy.path) / "model.safetensors"
-    if job.policy.init == "checkpoint" and not _has_weights(job.policy.path):
-        raise SpecError(
-            "the policy has no weights",
-            where=str(weights),
-            rule="init: checkpoint reads model.safetensors, or all parts that model.safetensors.index.json names",
-            way_out="put the file there, or set policy.init to random",
-        )
-    for role, path in job.roles.paths.items():
+    read = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
+    read |= {role.value: (path, f"leave roles.{role}.path out") for role, path in job.roles.paths.items()}
+    for name, (path, other) in read.items():
         if not _has_weights(path):
             raise SpecError(
-                f"the {role} has no weights",
+                f"the {name} has no weights",
                 where=str(Path(path) / "model.safetensors"),
-                rule="a role with a folder of its own reads its model.safetensors",
-                way_out=f"put the file there, or leave roles.{role}.path out",
+                rule="a role is read from model.safetensors, or all parts that model.safetensors.index.json names",
+                way_out=f"put the file there, or {other}",
             )

@@ -7,6 +7,7 @@ MisfitError where a host has too little memory for it. Left out: how a trainer r
 The first weight sync happens before, while starting, so that trainer, engine and staging memory are all there.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,7 +21,6 @@ class MisfitError(HostError):
     """A host's memory is too small for what was rehearsed: another plan may fit."""
 
     def after(self, changes: list[str]) -> "MisfitError":
-        """The same error, once nothing is left to change."""
         tried = f"; tried in vain: {', '.join(changes)}" if changes else ""
         return MisfitError(self.what + tried, where=self.where, rule=self.rule, way_out=self.way_out)
 
@@ -30,11 +30,7 @@ class Rehearsed:
     """One process, while it trains on the longest sequences."""
 
     process: str
-    """Its name."""
-
     host: str
-    """The host that it runs on."""
-
     predicted_bytes: int
     """Its largest predicted peak over the rehearsed actions."""
 
@@ -62,10 +58,9 @@ def check_fits(ledger: MemoryLedger, rehearsed: tuple[Rehearsed, ...], resident:
         return
     hosts = _hosts(ledger)
     peaks = {one.process: one.measured_bytes for one in rehearsed}
-    needed: dict[str, int] = {}
-    for process in {**resident, **peaks}:
-        host = hosts.get(process, ledger.hosts[0])
-        needed[host] = needed.get(host, 0) + peaks.get(process, resident.get(process, 0))
+    needed: Counter[str] = Counter()
+    for process, size in {**resident, **peaks}.items():
+        needed[hosts.get(process, ledger.hosts[0])] += size
     for host, size in needed.items():
         available = ledger.host_capacity_of(host)
         if size > available:
@@ -91,15 +86,13 @@ def as_json(rehearsed: tuple[Rehearsed, ...], changes: list[str], reason: str = 
 
 
 def _predicted(ledger: MemoryLedger, process: str, actions: tuple[str, ...]) -> int:
-    totals: dict[tuple[str, str], int] = {}
+    totals: Counter[tuple[str, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.action_id in actions and row.space == "device":
-            key = (row.run_phase, row.action_id)
-            totals[key] = totals.get(key, 0) + row.peak_bytes
+            totals[(row.run_phase, row.action_id)] += row.peak_bytes
     return max(totals.values(), default=0)
 
 
 def _hosts(ledger: MemoryLedger) -> dict[str, str]:
-    """The host of each process."""
     named = dict(ledger.host_of_device)
     return {row.process: named.get(row.device, "host") for row in ledger.rows}

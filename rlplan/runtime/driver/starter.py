@@ -21,29 +21,13 @@ from rlplan.vocabulary import ActionKind, Role
 
 @dataclass(frozen=True)
 class Starter:
-    """See the module docstring."""
-
     spec: ExecutionSpec
-    """What the bundle says."""
-
     dispatcher: ActionDispatcher
-    """To the workers."""
-
     recorder: Recorder
-    """Of metrics and memory."""
-
     fleet: Fleet
-    """The engines."""
-
     weight_sync: WeightSync
-    """Of weights to the engines."""
-
     switches: Switches
-    """Between training and generation."""
-
     checkpoints: Checkpointer
-    """Loads the one that the run goes on from."""
-
     model_folder: Path
     """The start checkpoint."""
 
@@ -53,10 +37,10 @@ class Starter:
     def start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
         asked = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
-        address, port = self.dispatcher.rendezvous(action, asked)
+        address = self.dispatcher.rendezvous(action, asked)
         world, folder = len(action.processes), self.folder_of(action.role)
-        started = self.dispatcher.everywhere(action, lambda rank: ("start", rank, world, port, folder, address))[1]
-        prepared = self.checkpoints.prepare(action, self.resumption, self.dispatcher.deadline_s(action))
+        started = self.dispatcher.everywhere(action, lambda rank: ("start", rank, world, address, folder))[1]
+        prepared = self.checkpoints.prepare(action, self.resumption)
         return imported + started + prepared + self._prepare_weights(action)
 
     def start_engine(self, action: Action, step: int) -> list[Measurement]:
@@ -65,15 +49,15 @@ class Starter:
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
         self.switches.check_saved(action.processes, self.weight_sync.version)
-        return imported + self.fleet.start(folder, self.weight_sync.version, self.dispatcher.deadline_s(action))
+        version, timeout_s = self.weight_sync.version, self.dispatcher.deadline_s(action)
+        return imported + self.fleet.load(self.fleet.engines, folder, version, timeout_s)
 
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported, folder = self._import_libraries(action), self.folder_of(action.role)
         if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
             return imported + self.dispatcher.everywhere(action, lambda rank: ("start", folder))[1]
         address, config = self.dispatcher.rendezvous(action, 0), self.spec.deepspeed[action.role]
-        world = len(action.processes)
-        share = (world, address, folder, config)
+        share = (len(action.processes), address, folder, config)
         return imported + self.dispatcher.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
 
     def rehearse(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.starter import Starter
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.fault_tolerance.recovery import Recovery
-from rlplan.runtime.fault_tolerance.supervision import Handler, Restart, Supervisor
+from rlplan.runtime.fault_tolerance.supervision import Announce, Handler, Supervisor
 from rlplan.runtime.learning.learner import Learner
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -36,7 +36,7 @@ from rlplan.vocabulary import ActionKind, Role
 
 
 class ActionRunner:
-    """Performs actions on a worker group. `model_folder` holds the start checkpoint. listen: set to hear of alarms."""
+    """Performs actions on a worker group. `model_folder` holds the start checkpoint."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ActionRunner:
         recorder: Recorder,
         prompts: PromptSets,
         model_folder: Path,
-        announce: Callable[[Restart], None],
+        announce: Announce,
         reward_pool: RewardPool,
         resumption: Resumption | None = None,
     ) -> None:
@@ -54,13 +54,12 @@ class ActionRunner:
         resumption: the checkpoint that the run goes on from.
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
-        self.listen: Callable[[int, str], None] = lambda step, text: None
         self.metrics = StepMetrics(spec.job)
         self.weight_sync = WeightSync(spec, worker_group)
         self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
-        self.switches = Switches(worker_group, recorder.folder, spec.job)
-        self.checkpoints = Checkpointer(spec, worker_group, recorder)
         dispatcher = ActionDispatcher(worker_group, spec.job.limits)
+        self.switches = Switches(dispatcher, recorder.folder, spec.job)
+        self.checkpoints = Checkpointer(spec, dispatcher, recorder)
         self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
         self.starter = Starter(
             spec,
@@ -123,19 +122,16 @@ class ActionRunner:
             ActionKind.CHECKPOINT: self._checkpoint,
         }
 
-    def _supervisor(self, worker_group: WorkerGroup, announce: Callable[[Restart], None]) -> Supervisor:
+    def _supervisor(self, worker_group: WorkerGroup, announce: Announce) -> Supervisor:
         max_restarts = self.job.limits.max_restarts if self.recovery.is_possible else 0
         supervisor = Supervisor(max_restarts, self.recovery.recover, announce)
-        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self._num_open
+        supervisor.is_replaced, supervisor.num_open = worker_group.is_replaced, self.fleet.num_open
         return supervisor
 
     def _watch_stream(self, call: Callable[[], Any]) -> Any:
         async_action = self.spec.schedule.async_action
         assert async_action is not None, "rollouts are async"
         return self.supervisor.watch(call, async_action, self.weight_sync.version)
-
-    def _num_open(self, process: str) -> int:
-        return self.fleet.num_open(process) if process in self.fleet.processes else 0
 
     def _alone(self, handler: Handler, action: Action) -> Handler:
         """The same, while nobody beside the steps asks the trainers: their ranks must hear everything in one order."""
@@ -158,7 +154,10 @@ class ActionRunner:
 
     def _state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
-        more = {"num_replaced": self.collector.num_replaced, "response_lengths": self.collector.lengths.counts()}
+        more = {
+            "num_replaced": self.collector.num_replaced,
+            "response_lengths": tuple(sorted(self.collector.lengths.items())),
+        }
         return state.model_copy(update=more), buffer
 
     def close(self) -> None:
@@ -196,7 +195,6 @@ class ActionRunner:
         measurements = self.learner.train_forward_backward(action, step, rollouts, held)
         if (alarm := self.learner.take_alarm()) is not None:
             self.recorder.write_alarm(step, "numerics", alarm)
-            self.listen(step, alarm)
         return measurements
 
     def _optimizer_step(self, action: Action, step: int) -> list[Measurement]:
@@ -224,7 +222,7 @@ class ActionRunner:
         return self.switches.save_weights(action, self.weight_sync.version, self.job.policy.path)
 
     def _save_states(self, action: Action, step: int) -> list[Measurement]:
-        return self.checkpoints.save(action, step, self.deadline_s(action))
+        return self.checkpoints.save(action, step)
 
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files."""

@@ -5,19 +5,17 @@ In: one line a question, {"messages": [...], "answer": "..."}. Out: one line an 
 What the function prints goes to the run's log. It is the job's own code, and runs with the user's rights.
 """
 
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.safe_path import run_file
 
 
 def main(file: str, function: str) -> None:
-    """Answer questions until there are no more."""
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the function prints is no answer
@@ -37,13 +35,7 @@ def main(file: str, function: str) -> None:
 def _found(file: str, function: str) -> tuple[Callable[..., Any] | None, str]:
     """(the function, why there is none)."""
     try:
-        specification = importlib.util.spec_from_file_location("job_environment", file)
-        assert specification is not None, "a file that ends in .py"
-        assert specification.loader is not None, "a file that ends in .py"
-        module = importlib.util.module_from_spec(specification)
-        sys.path.insert(0, str(Path(file).resolve().parent))
-        specification.loader.exec_module(module)
-        found = getattr(module, function, None)
+        found = getattr(run_file(file, "job_environment"), function, None)
     except Exception as failure:
         return None, f"{type(failure).__name__}: {failure}"
     return (found, "") if callable(found) else (None, f"there is no function '{function}'")

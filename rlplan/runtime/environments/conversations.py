@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from rlplan.errors import RunError
+from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool
 from rlplan.runtime.measure.memory_meter import Measurement, merged
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan
@@ -32,23 +33,6 @@ TURN_STRIDE = 1 << 40
 """How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
 
 
-class TextTokenizer:
-    """Text and tokens, by the policy's tokenizer."""
-
-    def __init__(self, tokenizer_file: str) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(tokenizer_file)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    def tokens(self, text: str) -> list[int]:
-        """Tokens of a text, none added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-
 @dataclass(slots=True)
 class Conversation:
     """One rollout under way. R: its response tokens so far; C: those of them that the policy chose."""
@@ -60,8 +44,6 @@ class Conversation:
     """Its number in the group, from 0."""
 
     prompt: Prompt
-    """What it began with."""
-
     tokens: list[int] = field(default_factory=list)
     """Token ids of the response so far, [R]."""
 
@@ -85,7 +67,6 @@ class Conversation:
 
     @property
     def num_left(self) -> int:
-        """Tokens that the response may still get."""
         return self.request.max_tokens - len(self.tokens)
 
     def next_turn(self) -> RolloutRequest:
@@ -98,11 +79,10 @@ class Conversation:
             temperature=whole.temperature,
             seed=whole.seed + self.sample + self.num_turns * TURN_STRIDE,
             max_tokens=self.num_left,
-            home=whole.id,
+            session=whole.id,
         )
 
     def append_policy_turn(self, turn: Completion, text: str) -> None:
-        """Append the policy's turn."""
         first = len(self.tokens)
         self.tokens += turn.tokens
         self.logprobs += turn.logprobs
@@ -112,7 +92,6 @@ class Conversation:
         self.finish_reason = turn.finish_reason
 
     def append_observation(self, text: str, tokens: Sequence[int]) -> None:
-        """Append the environment's observation."""
         self.observed.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.tokens += tokens
         self.messages.append({"role": "user", "content": text})
@@ -157,11 +136,9 @@ class Conversations:
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """The engines' processes."""
         return self.fleet.processes
 
     def paused(self, timeout_s: float) -> AbstractContextManager[None]:
-        """No engine takes a step inside the block."""
         return self.fleet.paused(timeout_s)
 
     def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
@@ -205,7 +182,6 @@ class Conversations:
         return [finished[request.id] for request in requests], measurements
 
     def close(self) -> None:
-        """End the environment's processes."""
         self.pool.close()
 
     def _move_on(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
@@ -245,7 +221,7 @@ class Conversations:
         if len(samples) == conversation.request.num_samples:
             whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
             self._ready.setdefault(_kind(name), []).append(whole)
-            self.fleet.leave_home(name)
+            self.fleet.end_session(name)
             del self._finished[name], self._requests[name]
 
     def _send(self, timeout_s: float) -> None:

@@ -9,17 +9,14 @@ import json
 import math
 import os
 import queue
-import select
-import signal
-import subprocess
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -44,15 +41,17 @@ class Answer:
 def check_environment(spec: EnvironmentSpec, where: str = "rollout.environment.path") -> None:
     """Start one process and end it. Raises: SpecError when the function cannot be had."""
     child = _Child(spec, None)
-    failure = child.start()
-    child.kill()
-    if failure:
+    try:
+        child.start()
+    except NoAnswerError as error:
         raise SpecError(
-            f"the environment cannot be used: {failure}",
+            f"the environment cannot be used: {error}",
             where=f"{where}: {spec.path}",
             rule="a Python file that can be loaded, and a function in it",
             way_out="correct it; python -m rlplan.runtime.environments.child FILE FUNCTION shows more",
-        )
+        ) from None
+    finally:
+        child.kill()
 
 
 class EnvironmentPool:
@@ -73,7 +72,6 @@ class EnvironmentPool:
         self._questions.put((key, json.dumps({"messages": messages, "answer": answer})))
 
     def ready(self) -> list[tuple[Any, Answer]]:
-        """Answers that have come since the last time."""
         found = []
         while not self._answers.empty():
             found.append(self._answers.get())
@@ -81,11 +79,9 @@ class EnvironmentPool:
 
     @property
     def pids(self) -> list[int]:
-        """Processes that are there now."""
         return [child.process.pid for child in self._children if child.process is not None]
 
     def resident_bytes(self) -> int:
-        """What the processes hold now."""
         total = 0
         for pid in self.pids:
             with suppress(OSError, IndexError):
@@ -93,7 +89,6 @@ class EnvironmentPool:
         return total
 
     def close(self) -> None:
-        """End all processes, whatever they are doing."""
         for _ in self._threads:
             self._questions.put(None)
         for child in self._children:
@@ -114,83 +109,44 @@ class _Child:
 
     def __init__(self, spec: EnvironmentSpec, log: Path | None) -> None:
         self.spec, self.log = spec, log
-        self.process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self.process: LineProcess | None = None
         self._is_closed = False
 
     def ask(self, line: str) -> Answer:
-        """The answer to one question."""
-        if self.process is None and (failure := self.start()):
-            self.kill()
-            return Answer(failure=failure)
-        assert self.process is not None, "it was started"
         try:
-            _pipe(self.process.stdin).write(line.encode() + b"\n")
-            _pipe(self.process.stdin).flush()
-        except OSError:
+            process = self.process or self.start()
+            deadline = Deadline(self.spec.timeout_s)
+            process.say(line, deadline)
+            return read_answer(process.hear(deadline))
+        except NoAnswerError as error:
             self.kill()
-            return Answer(failure="the process is gone")
-        said, failure = self._line(self.spec.timeout_s)
-        if failure:
-            self.kill()
-            return Answer(failure=failure)
-        return read_answer(said)
+            return Answer(failure=str(error))
 
-    def start(self) -> str:
-        """Start it and hear whether the function is there. Gives what is wrong."""
+    def start(self) -> LineProcess:
+        """Start it and hear whether the function is there. Raises: NoAnswerError."""
         if self._is_closed:
-            return "the run has ended"
+            raise NoAnswerError("the run has ended")
         command = module_command("rlplan.runtime.environments.child", str(self.spec.file), self.spec.function)
-        self._rest = b""
         with (self.log or Path(os.devnull)).open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
-            )
+            self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:
             self.close()
-        said, failure = self._line(scaled(START_S))
-        return failure or str(said.get("error", ""))
+        said = process.hear(Deadline(scaled(START_S), " before it was ready"))
+        if "error" in said:
+            raise NoAnswerError(str(said["error"]))
+        return process
 
     def kill(self) -> None:
         """End it, with everything that it started."""
         process, self.process = self.process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):
-                _pipe(pipe).close()
+        if process is not None:
+            process.close()
 
     def close(self) -> None:
-        """End it for good."""
-        self._is_closed = True
-        process = self.process
+        """End it for good; the thread that waits for its answer puts it away."""
+        self._is_closed, process = True, self.process
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # whoever waits for its answer hears that it is gone
-
-    def _line(self, timeout_s: float) -> tuple[dict[str, Any], str]:
-        """(the next line, what is wrong). Reads no more than a line may have, and waits no longer than it may take."""
-        assert self.process is not None, "it was started"
-        source, deadline = _pipe(self.process.stdout), time.monotonic() + timeout_s
-        while b"\n" not in self._rest:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
-                return {}, f"no answer within {timeout_s:.4g} s"
-            part = os.read(source.fileno(), 1 << 16)
-            if not part:
-                return {}, "the process is gone"
-            self._rest += part
-            if len(self._rest) > MAX_ANSWER_BYTES:
-                return {}, f"an answer of more than {MAX_ANSWER_BYTES} bytes"
-        line, _, self._rest = self._rest.partition(b"\n")
-        try:
-            said = json.loads(line)
-        except ValueError:
-            return {}, "an answer that is not JSON"
-        return (said, "") if isinstance(said, dict) else ({}, "an answer that is not JSON")
+            process.kill()
 
 
 def read_answer(said: dict[str, Any]) -> Answer:
@@ -214,9 +170,3 @@ def read_answer(said: dict[str, Any]) -> Answer:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _pipe(pipe: Any) -> BinaryIO:
-    assert pipe is not None, "the process has pipes"
-    file: BinaryIO = pipe
-    return file

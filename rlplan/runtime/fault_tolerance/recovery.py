@@ -9,8 +9,7 @@ saved ones are whole and of the engines' version; through a channel, or as adapt
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
@@ -48,9 +47,7 @@ class Recovery:
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:
-        """Restart a lost process with its former state. Raises: RunError, LostProcessError where it or another is lost
-        meanwhile.
-        """
+        """Restart a lost process with its former state. Raises: RunError, LostProcessError where one is lost again."""
         timeout_s = self.spec.job.limits.start_timeout_s
         if process in self.fleet.processes:
             with self.fleet.changing:
@@ -75,16 +72,10 @@ class Recovery:
         if any(other.kind is ActionKind.SAVE_WEIGHTS for other in self.spec.schedule.step):
             folder = self.folder_of(Role.POLICY) if self.switches.saved is None else str(self.switches.saved)
             self.switches.check_saved(ranks, self.weight_sync.version)
-            self.fleet.load(ranks, folder, self.weight_sync.version, timeout_s)
+            self.fleet.load([ranks], folder, self.weight_sync.version, timeout_s)
             self.fleet.submit_again(ranks, timeout_s)
             return
-        self.fleet.load(ranks, self.folder_of(Role.POLICY), 0, timeout_s)
-        with self._with_everybody(timeout_s):
+        self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
+        with self.trainers, self.fleet.paused(timeout_s):  # nobody else asks the trainers for anything
             self.weight_sync.resend(ranks)
             self.fleet.submit_again(ranks, timeout_s)
-
-    @contextmanager
-    def _with_everybody(self, timeout_s: float) -> Iterator[None]:
-        """No engine takes a step, and nobody else asks the trainers for anything, inside the block."""
-        with self.trainers, self.fleet.paused(timeout_s):
-            yield

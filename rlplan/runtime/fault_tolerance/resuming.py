@@ -16,7 +16,6 @@ from rlplan.runtime.checkpoints.folder import sync_folder
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.checkpoints.run_state import check_order
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.spec.base import read_json, writing
@@ -24,7 +23,6 @@ from rlplan.spec.resolved import ResolvedJob
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a checkpoint of a run counts."""
     return (checkpoints_of(run_folder) / POINTER).is_file()
 
 
@@ -103,25 +101,21 @@ def take_along(found: Resumption, run_folder: Path) -> Resumption:
     return replace(found, folder=target)
 
 
-def prepare_resume(found: Resumption, recorder: Recorder, listener: Listener) -> None:
-    """Tell the display and `alarms.jsonl` how the run goes on; drops weights of engines that are gone."""
+def prepare_resume(found: Resumption, recorder: Recorder) -> None:
+    """Say in alarms how the run goes on; drops weights of engines that are gone."""
     shutil.rmtree(recorder.folder / "weights", ignore_errors=True)  # of engines that are gone
     for problem in found.problems:
-        _announce(f"{problem}; it is passed over", found.step, recorder, listener, kind="checkpoint")
+        recorder.write_alarm(found.step, "checkpoint", f"{problem}; it is passed over")
     for change in found.changes:
-        _announce(change, found.step, recorder, listener, kind="change")
-    _announce(
-        f"going on after step {found.step}, from {found.folder.name}", found.step, recorder, listener, kind="resume"
-    )
+        recorder.write_alarm(found.step, "change", change)
+    recorder.write_alarm(found.step, "resume", f"going on after step {found.step}, from {found.folder.name}")
 
 
-def go_back(
-    error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder, listener: Listener
-) -> Resumption:
+def go_back(error: LostGroupError, identity: Mapping[str, str] | None, recorder: Recorder) -> Resumption:
     """After ranks were lost: the run's last checkpoint, and its lines up to it. identity: of its job."""
     found = replace(find_checkpoint(recorder.folder, identity), changes=())  # said when the run began
-    _announce(f"{error.what}; all processes restart", found.step, recorder, listener, kind="restart")
-    prepare_resume(found, recorder, listener)
+    recorder.write_alarm(found.step, "restart", f"{error.what}; all processes restart")
+    prepare_resume(found, recorder)
     recorder.go_back(found.step)
     return found
 
@@ -148,11 +142,6 @@ def resumable(error: RlplanError, run_folder: Path) -> RlplanError:
         resumed.exit_code = EXIT_RESUMABLE
         return resumed
     return type(error)(error.what, where=error.where, rule=error.rule, way_out=f"{error.way_out}; {way_out}")
-
-
-def _announce(text: str, step: int, recorder: Recorder, listener: Listener, *, kind: str) -> None:
-    recorder.write_alarm(step, kind, text)
-    listener(RunEvent("alarm", step, text))
 
 
 def _link_or_copy(source: str, target: str) -> str:

@@ -10,7 +10,6 @@ Left out: how a process is started (recovery.py) and noticed (worker_group.py).
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rlplan.dataflow.schedule import Action
@@ -43,52 +42,22 @@ LEAST_CHECKED = 16 * MIB
 class LostProcessError(RunError):
     """A process died or hung. process: which; restart_count: its restarts when it was called."""
 
-    process: str = ""
-    restart_count: int = 0
+    restart_count = 0
 
-    @classmethod
-    def of(cls, process: str, what: str, *, where: str, rule: str, way_out: str) -> "LostProcessError":
-        """The error for one process."""
-        error = cls(what, where=where, rule=rule, way_out=way_out)
-        error.process = process
-        return error
+    def __init__(self, what: str, *, process: str = "", **parts: str) -> None:
+        super().__init__(what, **parts)
+        self.process = process
 
 
 class LostGroupError(RunError):
     """A process was lost that cannot be restarted alone: all processes restart, from the last checkpoint."""
 
 
-@dataclass(frozen=True)
-class Restart:
-    """A process that is about to be restarted."""
-
-    process: str
-    """Its name."""
-
-    step: int
-    """In which it was lost."""
-
-    attempt: int
-    """Which attempt at the action follows, from 2."""
-
-    reason: str
-    """What became of it."""
-
-    num_requests: int = 0
-    """Requests that were under way there."""
-
-    def text(self) -> str:
-        """For people. num_requests: that were under way there, beside the action."""
-        again = f"{self.num_requests} requests are begun anew" if self.num_requests else "the action is done again"
-        return f"{self.reason}; it is restarted (attempt {self.attempt}) and {again}"
-
-
 Handler = Callable[[Action, int], list[Measurement]]
+Announce = Callable[[str, int, str], None]
+"""Hears of a process that is about to be restarted: which, in which step, and what is to be said of it."""
+
 Result = TypeVar("Result")
-
-
-def _never(lost: LostProcessError) -> bool:
-    return False
 
 
 class Supervisor:
@@ -97,15 +66,13 @@ class Supervisor:
     is_replaced: whether somebody has started a lost process anew since. num_open: requests under way in a process.
     """
 
-    def __init__(
-        self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Callable[[Restart], None]
-    ) -> None:
+    def __init__(self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Announce) -> None:
         """recover: restarts a process with its former state. announce: called before each restart."""
-        self.max_restarts, self._revive, self._announce = max_restarts, recover, announce
-        self.is_replaced: Callable[[LostProcessError], bool] = _never
+        self.max_restarts, self._recover, self._announce = max_restarts, recover, announce
+        self.is_replaced: Callable[[LostProcessError], bool] = lambda lost: False
         self.num_open: Callable[[str], int] = lambda process: 0
         self._restarts: Counter[str] = Counter()
-        self._reviving = threading.RLock()
+        self._restarting = threading.RLock()
 
     def perform(self, handler: Handler, action: Action, step: int) -> tuple[list[Measurement], int]:
         """(measurements of the attempt that succeeded, its number). Raises: RunError."""
@@ -139,14 +106,17 @@ class Supervisor:
 
     def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
         """Raises: RunError where it may not be, LostProcessError where it is lost again meanwhile."""
-        with self._reviving:
+        with self._restarting:
             if self.is_replaced(lost):
                 return
             if not self._may_restart(lost, action, step):
                 raise _cannot_restart(lost, action, self._restarts[lost.process]) from lost
             self._restarts[lost.process] += 1
-            self._announce(Restart(lost.process, step, attempt, lost.what, self.num_open(lost.process)))
-            self._revive(lost.process, action, step)
+            count = self.num_open(lost.process)
+            again = f"{count} requests are begun anew" if count else "the action is done again"
+            text = f"{lost.what}; it is restarted (attempt {attempt}) and {again}"
+            self._announce(lost.process, step, text)
+            self._recover(lost.process, action, step)
 
 
 def _cannot_restart(lost: LostProcessError, action: Action, num_restarts: int) -> RunError:
@@ -183,12 +153,12 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
 
 def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
     """Bytes that an action frees in a process: held after its action before this one, less held after this one."""
-    run_phase = _run_phase(step)
-    held: dict[tuple[RunPhase, str], int] = {}
+    run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
+    run_phase = run_phases.get(step, "steady")
+    held: Counter[tuple[RunPhase, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.space == "device":
-            key = (row.run_phase, row.action_id)
-            held[key] = held.get(key, 0) + row.resident_bytes
+            held[(row.run_phase, row.action_id)] += row.resident_bytes
     mine = [key for key in ledger.order if key in held]
     if (run_phase, action_id) not in ledger.order:
         return 0
@@ -196,9 +166,4 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
     earlier = [key for key in mine if ledger.order.index(key) < position]
     if run_phase == "steady":  # the step before was steady, too
         earlier = [key for key in mine if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
-    return held[earlier[-1]] - held.get((run_phase, action_id), 0) if earlier else 0
-
-
-def _run_phase(step: int) -> RunPhase:
-    run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
-    return run_phases.get(step, "steady")
+    return held[earlier[-1]] - held[(run_phase, action_id)] if earlier else 0

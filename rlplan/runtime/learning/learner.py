@@ -23,8 +23,6 @@ from rlplan.vocabulary import Role
 
 
 class Learner:
-    """See the module docstring."""
-
     def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, metrics: StepMetrics) -> None:
         self.job, self.dispatcher, self.metrics = spec.job, dispatcher, metrics
         self._layouts = spec.schedule.layouts
@@ -35,22 +33,16 @@ class Learner:
         """What a role says of every rollout; they are dealt out over its processes in contiguous shares."""
         ranks_per_pass = self._ranks_per_pass(action)
         shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
-
-        def call(rank: int) -> tuple[Any, ...]:
-            return (
-                "score",
-                [self._readers.sequence(action.role, rollout) for rollout in shares[rank // ranks_per_pass]],
-                action.role.value,
-            )
-
-        results, measurements = self.dispatcher.everywhere(action, call)
+        sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
+        results, measurements = self.dispatcher.everywhere(
+            action, lambda rank: ("score", sequences[rank // ranks_per_pass], action.role.value)
+        )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
                 rollout.scores[action.role] = score
         return measurements
 
     def compute_advantages(self, rollouts: list[Rollout], step: int) -> None:
-        """What each rollout's tokens are worth."""
         _check_any(rollouts, self.job, step)
         self.metrics.add_cut_sequences(self._readers.take_num_cut(), len(rollouts))
         compute = find_advantage(self.job.algorithm)

@@ -15,7 +15,6 @@ Pass = tuple[list[TrainSample], list[float]]
 
 
 def train_sample(rollout: Rollout) -> TrainSample:
-    """What a trainer needs of a rollout."""
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
         response_tokens=rollout.completion.tokens,
@@ -63,10 +62,10 @@ def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -
     """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
     weights = token_weights(samples, job)
     units = _units(samples) if job.algorithm.declaration.trains_pairs else [[index] for index in range(len(samples))]
-    lengths = [sum(_length(samples[index]) for index in unit) for unit in units]
+    lengths = [sum(samples[index].num_tokens for index in unit) for unit in units]
 
     def filled(pack: list[int]) -> Pass:
-        indices = sorted((i for unit in pack for i in units[unit]), key=lambda i: (_length(samples[i]), i))
+        indices = sorted((i for unit in pack for i in units[unit]), key=lambda i: (samples[i].num_tokens, i))
         return [samples[index] for index in indices], [weights[index] for index in indices]
 
     shares = pack_shares(lengths, num_ranks, job.max_tokens_per_micro_batch)
@@ -80,7 +79,3 @@ def _units(samples: Sequence[TrainSample]) -> list[list[int]]:
         if sample.advantage:
             groups.setdefault(sample.group, []).append(index)
     return list(groups.values())
-
-
-def _length(sample: TrainSample) -> int:
-    return len(sample.prompt_tokens) + len(sample.response_tokens)

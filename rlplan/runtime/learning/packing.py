@@ -7,7 +7,7 @@ Left out: cutting a sequence; one that is longer than the limit gets a micro-bat
 from collections.abc import Sequence
 
 
-def balance_by_length(lengths: Sequence[int], num_shares: int) -> list[list[int]]:
+def balance_by_length(lengths: Sequence[float], num_shares: int) -> list[list[int]]:
     """Deal sequences out so that the shares' tokens are as even as a greedy rule makes them.
 
     The longest sequence first, always to the share with the fewest tokens. Source: Graham 1969 (LPT): the largest
@@ -17,7 +17,7 @@ def balance_by_length(lengths: Sequence[int], num_shares: int) -> list[list[int]
     [[0, 1], [2, 3]]
     """
     shares: list[list[int]] = [[] for _ in range(num_shares)]
-    totals = [0] * num_shares
+    totals = [0.0] * num_shares
     for index in _longest_first(lengths):
         share = min(range(num_shares), key=lambda rank: (totals[rank], len(shares[rank]), rank))
         shares[share].append(index)
@@ -66,5 +66,5 @@ def pack_shares(lengths: Sequence[int], num_shares: int, max_tokens: int) -> lis
     return [packs + [[] for _ in range(most - len(packs))] for packs in shares]
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
+def _longest_first(lengths: Sequence[float]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

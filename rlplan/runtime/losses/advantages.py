@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.spec.parts.algorithm import AlgorithmSpec
@@ -146,7 +147,7 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
         mine = rollout.scores.get(Role.POLICY, rollout.completion.logprobs)
         reference = rollout.scores.get(Role.REFERENCE, mine)
         rewards = [
-            -spec.kl_coef * _kl(own - other, spec.kl_estimator) if index < rollout.num_learned else 0.0
+            -spec.kl_coef * kl_estimate(own - other, spec.kl_estimator) if index < rollout.num_learned else 0.0
             for index, (own, other) in enumerate(zip(mine, reference, strict=True))
         ]
     if rewards:
@@ -160,11 +161,15 @@ def answer_reward(rollout: Rollout, spec: AlgorithmSpec) -> float:
     return math.fsum(rewards) if rewards else rollout.reward
 
 
-def _kl(difference: float, estimator: str) -> float:
-    """An estimate of KL from one token, d = log p/q. Source: see losses/inputs.py, `kl_estimate`."""
+def kl_estimate(difference: Any, estimator: str, exp: Callable[[Any], Any] = math.exp) -> Any:
+    """Of KL(policy || other), from the policy's tokens: numbers, or tensors with their `exp`. d = log p/q.
+
+    k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d. k1 and k3 are unbiased; k2's gradient is the KL's own in expectation, k1's
+    is 0. Source: Schulman, "Approximating KL divergence", 2020.
+    """
     if estimator == "k1":
         return difference
-    return difference**2 / 2 if estimator == "k2" else math.exp(-difference) - 1 + difference
+    return difference**2 / 2 if estimator == "k2" else exp(-difference) - 1 + difference
 
 
 def _of_answers(judge: Callable[[Sequence[float], Sequence[int]], list[float]]) -> Advantage:

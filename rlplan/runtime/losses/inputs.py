@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import torch
 
+from rlplan.runtime.losses.advantages import kl_estimate
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 Details = dict[str, torch.Tensor]
@@ -143,31 +144,15 @@ def corrected(
 def with_others(
     inputs: LossInputs, spec: AlgorithmSpec, loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
-    """The loss with kl_coef * KL(policy || reference) of every token where it belongs there, a teacher's, and entropy.
-
-    Source: Schulman, "Approximating KL divergence", 2020 (k1, k2, k3).
-    """
+    """The loss with kl_coef * KL(policy || reference) of each token where it belongs there, a teacher's and entropy."""
     if inputs.reference_logprobs is not None:
-        kl = kl_estimate(inputs.logprobs, inputs.reference_logprobs, spec.kl_estimator)
+        kl = kl_estimate(inputs.logprobs - inputs.reference_logprobs, spec.kl_estimator, torch.exp)
         details["kl"] = kl.detach()
         if spec.kl_in == "loss":
             loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
     if inputs.teacher_logprobs is not None:
-        kl = kl_estimate(inputs.logprobs, inputs.teacher_logprobs, "k3")
+        kl = kl_estimate(inputs.logprobs - inputs.teacher_logprobs, "k3", torch.exp)
         loss, details["teacher_kl"] = loss + spec.teacher_coef * (inputs.weights * kl).sum(), kl.detach()
     if spec.entropy_coef and inputs.entropies is not None:
         loss = loss - spec.entropy_coef * (inputs.weights * inputs.entropies).sum()
     return loss, details
-
-
-def kl_estimate(logprobs: torch.Tensor, others: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Of KL(policy || other), from the policy's tokens. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d; d = log p/q.
-
-    k1 and k3 are unbiased; k2's gradient is the KL's own in expectation, k1's is 0.
-    """
-    difference = logprobs - others
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return difference**2 / 2
-    return torch.exp(-difference) - 1 + difference

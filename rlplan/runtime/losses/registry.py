@@ -15,15 +15,8 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.runtime.losses.advantages import ADVANTAGES, Advantage
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
-OWN = {
-    "clipped_ratio": "clipped_ratio",
-    "sequence_ratio": "clipped_ratio",
-    "answer_ratio": "clipped_ratio",
-    "log_prob": "log_prob",
-    "clipped_weight": "log_prob",
-    "preference": "preference",
-}
-"""Each loss and the file beside this one in which it stands."""
+OWN = ("clipped_ratio", "sequence_ratio", "answer_ratio", "log_prob", "clipped_weight", "preference")
+"""The losses of policy_losses.py."""
 
 
 def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
@@ -31,7 +24,7 @@ def find_loss(spec: AlgorithmSpec) -> Callable[..., Any]:
     name = spec.declaration.loss
     own = _in_users_file(spec, name)
     if own is None and name in OWN:
-        own = getattr(importlib.import_module(f"rlplan.runtime.losses.{OWN[name]}"), name)
+        own = getattr(importlib.import_module("rlplan.runtime.losses.policy_losses"), name)  # it needs torch
     return own or _missing(spec, "loss", name, OWN)
 
 

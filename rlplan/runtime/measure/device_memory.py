@@ -11,8 +11,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """What one process and its GPU hold, in bytes."""
-
     allocated: int
     """In tensors now, by torch's allocator."""
 
@@ -44,7 +42,6 @@ class DeviceBytes:
 
 
 def reset_device_peak() -> None:
-    """Make the allocator's peak start again."""
     torch = _torch_with_cuda()
     if torch is not None:
         torch.cuda.reset_peak_memory_stats()

@@ -34,25 +34,16 @@ SHARE_RISING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What a process grows by."""
-
     process: str
-    """Its name."""
-
     step: int
     """At whose end it was found."""
 
     bytes_per_step: int
-    """The slope."""
-
     num_bytes: int
-    """What it holds now."""
-
     threshold: int
     """Bytes a step from which growth counts as a leak."""
 
     def text(self) -> str:
-        """For people."""
         return (
             f"{self.process} grows by {format_bytes(self.bytes_per_step)} a step over the last {WINDOW} steps and "
             f"holds {format_bytes(self.num_bytes)}; more than {format_bytes(self.threshold)} a step counts as a leak"
@@ -70,8 +61,6 @@ def theil_sen(values: list[tuple[int, int]]) -> tuple[float, float]:
 
 
 class LeakWatch:
-    """Watches every process of a run."""
-
     def __init__(self) -> None:
         self._points: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._alarmed: set[str] = set()

@@ -91,21 +91,10 @@ def cpu_data(measured: Measured, name: str) -> dict[str, Any]:
         if (found := measured.find(f"matmul_{dtype}"))
     }
     launch = measured.find("launch")
-    cores = {
-        "value": measured.num_cores,
-        "provenance": "measured",
-        "source": f"{SOURCE}: cores that this process may use",
-    }
-    whole = {"num_cores": cores | {"date": _today()}, "flops_per_s": flops, **rates} | (
-        {"launch": _sourced(launch.value, launch, about)} if launch else {}
-    )
-    memory = {"value": measured.memory_bytes, "provenance": "measured", "source": f"{SOURCE}: the system's total"}
-    return data | {
-        "name": name,
-        "description": f"{about}, measured",
-        "memory": memory | {"date": _today()},
-        "rates": whole,
-    }
+    whole = {"num_cores": _measured(measured.num_cores, "cores that this process may use"), "flops_per_s": flops}
+    whole |= rates | ({"launch": _sourced(launch.value, launch, about)} if launch else {})
+    memory = _measured(measured.memory_bytes, "the system's total")
+    return data | {"name": name, "description": f"{about}, measured", "memory": memory, "rates": whole}
 
 
 def gpu_data(measured: Measured, base: GpuProfile, name: str) -> dict[str, Any]:
@@ -137,16 +126,14 @@ def gpu_data(measured: Measured, base: GpuProfile, name: str) -> dict[str, Any]:
 def node_data(measured: Measured, base: NodeProfile, gpu: str, num_gpus: int) -> dict[str, Any]:
     """The usual node with this GPU, with as many GPUs, and the disk and the memory, that this one has."""
     data = base.model_dump(mode="json", exclude_none=True)
-    memory = {"value": measured.memory_bytes, "provenance": "measured", "source": f"{SOURCE}: the system's total"}
-    cores = {"value": measured.num_cores, "provenance": "measured", "source": f"{SOURCE}: that may be used"}
     data |= {
         "name": gpu + NODE_SUFFIX,
         "description": f"{base.description}, measured",
         "gpu": gpu,
         "num_gpus": num_gpus,
         "num_gpus_in_link_domain": min(base.num_gpus_in_link_domain, num_gpus),
-        "host_memory": memory | {"date": _today()},
-        "num_cores": cores | {"date": _today()},
+        "host_memory": _measured(measured.memory_bytes, "the system's total"),
+        "num_cores": _measured(measured.num_cores, "that may be used"),
     }
     disk = measured.find("disk_write")
     if disk and "efficiencies" in data:
@@ -165,12 +152,12 @@ def _node_of(gpu: GpuProfile) -> NodeProfile | None:
 
 def _sourced(value: float, found: Measurement, about: str) -> dict[str, Any]:
     spread = f"{found.num_samples} samples, spread {found.spread:.0%}"
-    return {
-        "value": float(f"{value:.4g}") if isinstance(value, float) else int(float(f"{value:.4g}")),
-        "provenance": "measured",
-        "source": f"{SOURCE}: {found.what}, {spread}; {about}",
-        "date": _today(),
-    }
+    return _measured(type(value)(float(f"{value:.4g}")), f"{found.what}, {spread}; {about}")
+
+
+def _measured(value: float, what: str) -> dict[str, Any]:
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    return {"value": value, "provenance": "measured", "source": f"{SOURCE}: {what}", "date": today}
 
 
 def _about(measured: Measured) -> str:
@@ -198,7 +185,3 @@ def _value_first(part: Any) -> Any:
         return part
     keys = sorted(part, key=lambda key: key != "value")
     return {key: _value_first(part[key]) for key in keys}
-
-
-def _today() -> str:
-    return dt.datetime.now(tz=dt.UTC).date().isoformat()

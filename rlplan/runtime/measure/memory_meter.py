@@ -23,11 +23,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one process held in one action."""
-
     process: str
-    """Its name."""
-
     start_s: float
     """In seconds since 1970."""
 
@@ -56,7 +52,7 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
     for one in measurements:
         before = whole.get(one.process, one)
         whole[one.process] = replace(
-            one,
+            max(before, one, key=lambda each: each.end_s),
             start_s=min(before.start_s, one.start_s),
             peak_bytes=max(before.peak_bytes, one.peak_bytes),
             loaded_components=before.loaded_components | one.loaded_components,
@@ -110,13 +106,7 @@ def _note_peak() -> None:
         peak.num_bytes = max(peak.num_bytes, seen)
 
 
-def trim_heap() -> None:
-    """Give the free pages of glibc's heap back to the system: what stays resident is what is held."""
-    ctypes.CDLL(None).malloc_trim(0)
-
-
 def resident_bytes() -> int:
-    """Resident size of this process now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
@@ -155,7 +145,7 @@ def _residency(first: int, end: int) -> "ctypes.Array[ctypes.c_ubyte]":
 
 
 def give_memory_back() -> None:
-    """Have glibc return its free pages to the system."""
+    """Return the free pages of glibc's heap to the system: what stays resident is what is held."""
     ctypes.CDLL(None).malloc_trim(0)
 
 

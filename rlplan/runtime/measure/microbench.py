@@ -26,7 +26,7 @@ import torch
 
 from rlplan.errors import InterruptedRunError
 from rlplan.runtime.host.detect import read_host
-from rlplan.runtime.measure.microbench_ranks import CollectiveTimes, measure_collectives
+from rlplan.runtime.measure.microbench_ranks import measure_collectives
 from rlplan.runtime.processes.interrupts import interruptible
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import MIB
@@ -43,8 +43,6 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
-
     seconds: float
     """Of one benchmark, beside its warm-up and one sample."""
 
@@ -70,8 +68,6 @@ WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * M
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One rate or duration."""
-
     name: str
     """What was measured, such as `memory_copy`."""
 
@@ -88,21 +84,16 @@ class Measurement:
     """`FLOP/s`, `B/s` or `s`."""
 
     num_samples: int
-    """Repetitions."""
-
     what: str
     """The size, for people."""
 
     @property
     def spread(self) -> float:
-        """(high - low) / value."""
         return (self.high - self.low) / self.value
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on a machine."""
-
     device: str
     """`cpu` or `cuda`."""
 
@@ -119,8 +110,6 @@ class Measured:
     """That did the work."""
 
     measurements: tuple[Measurement, ...]
-    """One for each name."""
-
     remarks: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -129,7 +118,6 @@ class Measured:
         return next((each for each in self.measurements if each.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
         return {"schema_version": 1} | asdict(self)
 
 
@@ -186,15 +174,21 @@ def _benchmarks(
     yield "disk", lambda: measure_disk(folder, effort, remarks)
 
 
-def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Seconds of each of several calls: at least MIN_SAMPLES, then until `seconds` are over."""
-    for _ in range(warm_ups):
+def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, device: str = "cpu") -> list[float]:
+    """Seconds of each of several calls, until a GPU is done: at least MIN_SAMPLES, then until `seconds` are over."""
+
+    def finish() -> None:
         call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(warm_ups):
+        finish()
     taken: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(taken) < MIN_SAMPLES or (len(taken) < MAX_SAMPLES and time.perf_counter() < deadline):
         start = time.perf_counter()
-        call()
+        finish()
         taken.append(max(time.perf_counter() - start, 1e-9))
     return taken
 
@@ -237,12 +231,7 @@ def measure_matmul(
             continue
         left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(kind) for _ in range(2))
         out = torch.empty(size, size, device=device, dtype=kind)
-
-        def multiply(left: Any = left, right: Any = right, out: Any = out) -> None:
-            torch.mm(left, right, out=out)
-            _wait(device)
-
-        seconds = sample(multiply, effort.seconds)
+        seconds = sample(partial(torch.mm, left, right, out=out), effort.seconds, device=device)
         found.append(rate(f"matmul_{dtype}", 2.0 * size**3, seconds, "FLOP/s", f"{size} x {size} x {size}"))
     return [max(found, key=lambda each: each.value)] if found else []
 
@@ -254,12 +243,8 @@ def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Measur
         remarks.append(f"copies of {num_bytes // MIB} MiB instead of {effort.copy_bytes // MIB}: little free memory")
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source).fill_(1)
-
-    def copy() -> None:
-        target.copy_(source)
-        _wait(device)
-
-    return [rate("memory_copy", 2.0 * num_bytes, sample(copy, effort.seconds), "B/s", f"{num_bytes // MIB} MiB")]
+    seconds = sample(lambda: target.copy_(source), effort.seconds, device=device)
+    return [rate("memory_copy", 2.0 * num_bytes, seconds, "B/s", f"{num_bytes // MIB} MiB")]
 
 
 def measure_launch(device: str, effort: Effort) -> list[Measurement]:
@@ -269,9 +254,8 @@ def measure_launch(device: str, effort: Effort) -> list[Measurement]:
     def launch() -> None:
         for _ in range(LAUNCHES):
             value.add_(1)
-        _wait(device)
 
-    seconds = [each / LAUNCHES for each in sample(launch, effort.seconds)]
+    seconds = [each / LAUNCHES for each in sample(launch, effort.seconds, device=device)]
     return [duration("launch", seconds, "an in-place addition to one element")]
 
 
@@ -306,9 +290,8 @@ def measure_host_link(effort: Effort) -> list[Measurement]:
             target.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
 
-        found.append(
-            rate(name, float(num_bytes), sample(copy, effort.seconds), "B/s", f"{num_bytes // MIB} MiB pinned")
-        )
+        seconds = sample(copy, effort.seconds)
+        found.append(rate(name, float(num_bytes), seconds, "B/s", f"{num_bytes // MIB} MiB pinned"))
     return found
 
 
@@ -331,12 +314,12 @@ def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Measu
 
 
 def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Measurement]:
-    times: CollectiveTimes = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
+    times = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
     size, sent = f"{effort.collective_bytes // MIB} MiB, {num_ranks} processes", (num_ranks - 1) / num_ranks
     return [
-        rate("all_reduce", 2 * sent * effort.collective_bytes, times.all_reduce_s, "B/s", f"{size}; bytes each sends"),
-        rate("all_gather", sent * effort.collective_bytes, times.all_gather_s, "B/s", f"{size}; bytes each sends"),
-        duration("small_all_reduce", times.small_all_reduce_s, f"4 bytes, {num_ranks} processes"),
+        rate("all_reduce", 2 * sent * effort.collective_bytes, times["all_reduce"], "B/s", f"{size}; bytes each sends"),
+        rate("all_gather", sent * effort.collective_bytes, times["all_gather"], "B/s", f"{size}; bytes each sends"),
+        duration("small_all_reduce", times["small_all_reduce"], f"4 bytes, {num_ranks} processes"),
     ]
 
 
@@ -347,11 +330,6 @@ def processor_name() -> str:
     except OSError:
         found = None
     return found.group(1).strip() if found else platform.machine()
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _free_bytes(device: str) -> int:

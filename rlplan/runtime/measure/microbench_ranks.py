@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,8 @@ SAMPLES = (3, 30)
 """Least and most repetitions."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveTimes:
-    """Seconds of each repetition."""
-
-    all_reduce_s: list[float]
-    all_gather_s: list[float]
-    small_all_reduce_s: list[float]
-
-
-def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: float) -> CollectiveTimes:
-    """Runs the ranks and reads what the first one says. Raises: RunError where one fails or takes too long."""
+def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each repetition on rank 0, by collective. Raises: RunError where a rank fails or takes too long."""
     with tempfile.TemporaryDirectory(prefix="rlplan-collective-") as folder:
         arguments = {"device": device, "num_ranks": num_ranks, "num_bytes": num_bytes, "seconds": seconds}
         errors = Path(folder) / "errors"
@@ -49,10 +39,10 @@ def measure_collectives(device: str, num_ranks: int, num_bytes: int, seconds: fl
                 for rank in range(num_ranks):
                     ranks.append(_start(arguments | {"rank": rank, "folder": folder}, log))
             _wait(ranks, scaled(START_S + 20 * seconds), errors)
-            answer = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
+            answer: dict[str, list[float]] = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
         finally:
             _end(ranks)
-    return CollectiveTimes(**answer)
+    return answer
 
 
 def _start(arguments: dict[str, Any], log: Any) -> "subprocess.Popen[bytes]":
@@ -122,9 +112,9 @@ def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: 
     whole, part = torch.ones(elements, device=place), torch.ones(elements // num_ranks, device=place)
     small = torch.ones(1, device=place)
     calls = {
-        "all_reduce_s": lambda: dist.all_reduce(whole),
-        "all_gather_s": lambda: dist.all_gather_into_tensor(whole, part),
-        "small_all_reduce_s": lambda: dist.all_reduce(small),
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "small_all_reduce": lambda: dist.all_reduce(small),
     }
     answer = {name: _repeat(call, seconds, small) for name, call in calls.items()}
     if rank == 0:

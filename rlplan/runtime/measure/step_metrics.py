@@ -17,6 +17,12 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype, Role
 
 
+def accumulate(totals: dict[str, float], part: Mapping[str, float]) -> None:
+    """Add a pass, or a rank, to those before it: sums, and maxima where a name ends in `_max`."""
+    for key, value in part.items():  # a maximum of an estimate of KL may be below 0
+        totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value
+
+
 class StepMetrics:
     """Collects during a step; `take_rows` gives what was collected and restarts."""
 
@@ -35,13 +41,11 @@ class StepMetrics:
 
     @contextmanager
     def timing(self, action_id: str) -> Iterator[None]:
-        """Time one action."""
         start = time.monotonic()
         yield
         self.seconds[action_id] = time.monotonic() - start
 
     def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
-        """Lengths and how rollouts ended."""
         lengths = [len(rollout.completion.tokens) for rollout in rollouts]
         self.num_tokens += sum(len(rollout.completion.logprobs) for rollout in rollouts)
         self.learning["response_len/mean"] = sum(lengths) / len(lengths)
@@ -111,22 +115,14 @@ class StepMetrics:
         step on these rollouts: afterwards the policy has moved on purpose.
         """
         self.add_value_training([_of_value(sums) for sums in ranks])
+        left_out = (_VALUE,) if is_first else (_VALUE, DIFFERENCE)
         for sums in ranks:
-            for key, value in sums.items():
-                if key.startswith(_VALUE):
-                    continue
-                if key.startswith(DIFFERENCE) and not is_first:
-                    continue
-                if key.endswith("_max"):  # of an estimate of KL it may be below 0
-                    self.training[key] = max(self.training.get(key, value), value)
-                else:
-                    self.training[key] += value
+            accumulate(self.training, {key: value for key, value in sums.items() if not key.startswith(left_out)})
 
     def add_value_training(self, ranks: Sequence[dict[str, float]]) -> None:
         """Sums over the ranks of one mini-batch of the value model."""
         for sums in ranks:
-            for key, value in sums.items():
-                self.value_training[key] += value
+            accumulate(self.value_training, sums)
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
         """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""

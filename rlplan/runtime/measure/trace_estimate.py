@@ -32,17 +32,11 @@ class TraceEstimate:
     """The training peak of one GPU, of which activations were traced."""
 
     model: str
-    """As the job names it."""
-
     gpu: str
-    """Its profile's name."""
-
     num_gpus: int
     """That train together."""
 
     capacity: int
-    """Bytes that one GPU has."""
-
     num_parameters: int
     """Of the whole model."""
 
@@ -50,24 +44,17 @@ class TraceEstimate:
     """Of the pass that was traced."""
 
     zero_stage: int
-    """0 to 3."""
-
     gradient_checkpointing: bool
-    """Whether layers are computed again on the way back."""
-
     loss: str
     """How logits become a loss: a key of `tracing.LOSSES`."""
 
     rows: dict[MemoryKind, int]
-    """Bytes by kind."""
 
     @property
     def num_bytes(self) -> int:
-        """The sum."""
         return sum(self.rows.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
         rows = {kind.value: size for kind, size in self.rows.items()}
         fits = self.num_bytes <= self.capacity
         return {"schema_version": TRACE_SCHEMA_VERSION, **vars(self), "rows": rows, "fits": fits} | {

@@ -22,7 +22,6 @@ from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.measure.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.runtime.models.logprob_model import HeadLogprobs
 from rlplan.spec.base import shorten
-from rlplan.vocabulary import MemoryKind
 
 CHUNKS = 8
 """Parts into which the chunked loss cuts the tokens. Source: torchtune 0.6 modules/loss/ce_chunked_output_loss.py."""
@@ -49,17 +48,7 @@ class TracedPeak:
 
     @property
     def num_bytes(self) -> int:
-        """The whole peak."""
         return self.parameters + self.gradients + self.rest
-
-    @property
-    def rows(self) -> dict[MemoryKind, int]:
-        """By kind, as the ledger has them."""
-        return {
-            MemoryKind.WEIGHTS: self.parameters,
-            MemoryKind.GRADIENTS: self.gradients,
-            MemoryKind.ACTIVATIONS: self.rest,
-        }
 
 
 def trace_peak(
@@ -216,12 +205,8 @@ def _chunked_loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Logits in the model's type, whole; fp32 only a chunk at a time, in forward and backward."""
     logits = model.get_output_embeddings()(_body(model, tokens))
     parts = zip(logits.chunk(CHUNKS), tokens.reshape(-1).chunk(CHUNKS), strict=True)
-    total = cast(torch.Tensor, sum(_chunk_loss(part, targets) for part, targets in parts))  # from an int, 0
-    return total / tokens.numel()
-
-
-def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+    losses = (nn.functional.cross_entropy(part.float(), targets, reduction="sum") for part, targets in parts)
+    return cast(torch.Tensor, sum(losses)) / tokens.numel()  # from an int, 0
 
 
 class _SelectedLogprobs(torch.autograd.Function):

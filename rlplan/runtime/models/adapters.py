@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from rlplan.memory.trainers.training import BASE_FORMATS
-from rlplan.runtime.models.quantized_base import quantize_base, whole_form, whole_weight
+from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.resolved import ResolvedJob
@@ -81,34 +81,21 @@ class MergedWeights(WeightSource):
             name.replace(_BASE, "."): _Change(
                 whole[name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight")],
                 whole[name.replace(f"{_BASE}weight", f".lora_B.{ADAPTER}.weight")],
-                _scaling_of(module.get_submodule(name.removesuffix(f"{_BASE}weight"))),
+                cast(Any, module.get_submodule(name.removesuffix(f"{_BASE}weight"))).scaling[ADAPTER],
             )
             for name in whole
             if name.endswith(f"{_BASE}weight")
         }
         self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
 
-    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """(type, shape) of a whole weight, of one in 4 bits as it is without them."""
-        parameter = self._parameters[name]
-        return super().form_of(name) if hasattr(parameter, "ds_shape") else whole_form(parameter)
-
     def read(self, name: str) -> torch.Tensor:
-        """One weight, whole; its layer is gathered."""
         weight = whole_weight(self._parameters[name])
         change = self._changes.get(name)
         return weight if change is None else change.added_to(weight)
 
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
-        """The parameters that `read` reads for these weights."""
         changes = [self._changes[name] for name in names if name in self._changes]
         return [self._parameters[name] for name in names] + [p for c in changes for p in (c.a, c.b)]
-
-
-def _scaling_of(layer: Any) -> float:
-    """layer: one of PEFT's, whose types are not read."""
-    scaling: float = layer.scaling[ADAPTER]
-    return scaling
 
 
 def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

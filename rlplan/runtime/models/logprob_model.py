@@ -53,17 +53,15 @@ def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     for sequence in sequences:
         first = len(tokens) + len(sequence.prompt_tokens) - 1
         asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
-        length = len(sequence.prompt_tokens) + len(sequence.response_tokens)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
-        places += range(length)
+        places += range(sequence.num_tokens)
         positions += [first + index for index in asked]
         targets += [sequence.response_tokens[index] for index in asked]
         lengths.append(len(asked))
-    lens = tuple(len(sequence.prompt_tokens) + len(sequence.response_tokens) for sequence in sequences)
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
         position_ids=torch.tensor([places or [0]]),
-        sequence_lens=lens or (1,),
+        sequence_lens=tuple(sequence.num_tokens for sequence in sequences) or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
         lengths=tuple(lengths),
@@ -74,9 +72,8 @@ def score_packed(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:
     """Numbers of each response's tokens, in the order of `pairs`, packed into passes of at most `max_tokens`."""
-    lengths = [len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs]
     judged: dict[int, tuple[float, ...]] = {}
-    for pack in pack_best_fit(lengths, max_tokens):
+    for pack in pack_best_fit([pair.num_tokens for pair in pairs], max_tokens):
         batch = make_batch([pairs[index] for index in pack])
         for index, part in zip(pack, judge(batch).split(batch.lengths), strict=True):
             judged[index] = tuple(part.tolist())

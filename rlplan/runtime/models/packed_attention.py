@@ -99,15 +99,7 @@ class _PerLength(torch.autograd.Function):
         groups = query.shape[1] // key.shape[1]
         for (part, (q, k, v)), log_sum in zip(_parts(query, key, value, ctx.lens), sums, strict=True):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                _cut(gradient, part, len(q)),
-                q,
-                k,
-                v,
-                _cut(output, part, len(q)),
-                log_sum,
-                0.0,
-                True,
-                scale=ctx.scale,
+                _cut(gradient, part, len(q)), q, k, v, _cut(output, part, len(q)), log_sum, 0.0, True, scale=ctx.scale
             )
             for whole, one in zip(grads, parts, strict=True):
                 summed = one if one.shape[1] == whole.shape[1] else one.unflatten(1, (-1, groups)).sum(2)

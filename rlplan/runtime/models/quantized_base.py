@@ -36,12 +36,6 @@ def whole_weight(parameter: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def whole_form(parameter: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """(type, shape) of `whole_weight`."""
-    state = getattr(parameter, "quant_state", None)
-    return (parameter.dtype, tuple(parameter.shape)) if state is None else (state.dtype, tuple(state.shape))
-
-
 def scales_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     """What stands beside a weight's 4 bits: scales, their own scales and offset, and the codes of both."""
     state = getattr(parameter, "quant_state", None)

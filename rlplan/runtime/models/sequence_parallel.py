@@ -8,30 +8,13 @@ ranks as ever: a rank's gradient is that of its own tokens, and their sum over a
 A pack that the ranks do not divide is filled up with tokens of a sequence that nobody reads.
 """
 
-from dataclasses import Field, dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-
-class _Pack(Protocol):
-    """A `TokenBatch`, whose module imports this one."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def input_ids(self) -> torch.Tensor: ...
-    @property
-    def position_ids(self) -> torch.Tensor: ...
-    @property
-    def sequence_lens(self) -> tuple[int, ...]: ...
-    @property
-    def positions(self) -> torch.Tensor: ...
-    @property
-    def targets(self) -> torch.Tensor: ...
-
-
-_P = TypeVar("_P", bound=_Pack)
+if TYPE_CHECKING:
+    from rlplan.runtime.models.logprob_model import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -42,22 +25,23 @@ class Sharing:
     size: int
     index: int
 
-    def own_part(self, pack: _P) -> _P:
+    def own_part(self, pack: "TokenBatch") -> "TokenBatch":
         """The pack with this rank's tokens, and those of its positions that lie among them; lengths stay whole."""
         padding = -pack.input_ids.shape[1] % self.size
         rows, places = (torch.nn.functional.pad(t, (0, padding)) for t in (pack.input_ids, pack.position_ids))
-        first, last = self._bounds(rows.shape[1])
+        share = rows.shape[1] // self.size
+        first, last = self.index * share, (self.index + 1) * share
         mine = (pack.positions >= first) & (pack.positions < last)
-        changes: dict[str, Any] = {
-            "input_ids": rows[:, first:last],
-            "position_ids": places[:, first:last],
-            "sequence_lens": (*pack.sequence_lens, padding) if padding else pack.sequence_lens,
-            "positions": pack.positions[mine] - first,
-            "targets": pack.targets[mine],
-        }
-        return replace(pack, **changes)
+        return replace(
+            pack,
+            input_ids=rows[:, first:last],
+            position_ids=places[:, first:last],
+            sequence_lens=(*pack.sequence_lens, padding) if padding else pack.sequence_lens,
+            positions=pack.positions[mine] - first,
+            targets=pack.targets[mine],
+        )
 
-    def gather(self, numbers: torch.Tensor, pack: _Pack) -> torch.Tensor:
+    def gather(self, numbers: torch.Tensor, pack: "TokenBatch") -> torch.Tensor:
         """One number for each position of the whole pack, from every rank's own. Gradients stay where they belong."""
         length = pack.input_ids.shape[1] + -pack.input_ids.shape[1] % self.size
         owners = pack.positions // (length // self.size)
@@ -70,17 +54,13 @@ class Sharing:
         heads = rows[0].transpose(0, 1)
         if heads.shape[1] % self.size:
             heads = heads.repeat_interleave(self.size // heads.shape[1], 1)
-        exchanged: torch.Tensor = _ToHeads.apply(heads, self)
+        exchanged: torch.Tensor = _Exchange.apply(heads, self, True)
         return exchanged.transpose(0, 1).unsqueeze(0)
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """[1, all tokens, own heads, d] to [1, own tokens, heads, d]."""
-        exchanged: torch.Tensor = _ToTokens.apply(rows[0], self)
+        exchanged: torch.Tensor = _Exchange.apply(rows[0], self, False)
         return exchanged.unsqueeze(0)
-
-    def _bounds(self, num_tokens: int) -> tuple[int, int]:
-        part = num_tokens // self.size
-        return self.index * part, (self.index + 1) * part
 
 
 def meet(size: int) -> Sharing | None:
@@ -97,30 +77,17 @@ def meet(size: int) -> Sharing | None:
     return Sharing(mine, size, rank % size)
 
 
-class _ToHeads(torch.autograd.Function):
-    """[own tokens, heads, d] to [all tokens, own heads, d]."""
+class _Exchange(torch.autograd.Function):
+    """See `_exchanged`, of which each way is the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-        ctx.sharing = sharing
-        return _tokens_for_heads(rows, sharing)
+    def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing, to_heads: bool) -> torch.Tensor:
+        ctx.sharing, ctx.to_heads = sharing, to_heads
+        return _exchanged(rows, sharing, to_heads=to_heads)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _heads_for_tokens(gradient, ctx.sharing), None
-
-
-class _ToTokens(torch.autograd.Function):
-    """[all tokens, own heads, d] to [own tokens, heads, d]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-        ctx.sharing = sharing
-        return _heads_for_tokens(rows, sharing)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _tokens_for_heads(gradient, ctx.sharing), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _exchanged(gradient, ctx.sharing, to_heads=not ctx.to_heads), None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -143,20 +110,13 @@ class _Gather(torch.autograd.Function):
         return gradient[ctx.own], None, None
 
 
-def _tokens_for_heads(rows: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-    parts = rows.unflatten(1, (sharing.size, -1)).transpose(0, 1)
-    return _exchange(parts, sharing).flatten(0, 1)
-
-
-def _heads_for_tokens(rows: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-    return _exchange(rows.unflatten(0, (sharing.size, -1)), sharing).transpose(0, 1).flatten(1, 2)
-
-
-def _exchange(parts: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-    """Part i goes to rank i, and comes from it. As bytes, for gloo does not know every type."""
+def _exchanged(rows: torch.Tensor, sharing: Sharing, *, to_heads: bool) -> torch.Tensor:
+    """[own tokens, heads, d] to [all tokens, own heads, d], or the other way."""
     import torch.distributed as dist
 
+    parts = rows.unflatten(1, (sharing.size, -1)).transpose(0, 1) if to_heads else rows.unflatten(0, (sharing.size, -1))
     sent = parts.contiguous()
     received = torch.empty_like(sent)
+    # Part i goes to rank i, and comes from it. As bytes, for gloo does not know every type.
     dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), group=sharing.group)
-    return received
+    return received.flatten(0, 1) if to_heads else received.transpose(0, 1).flatten(1, 2)

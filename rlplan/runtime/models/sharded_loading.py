@@ -10,7 +10,7 @@ frequencies in bf16 are off by whole turns after a few hundred tokens. Such buff
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
     """
     import deepspeed
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers.initialization import no_init_weights
 
     from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 
@@ -32,8 +33,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
     if is_scalar:
         kind, shape.num_labels = AutoModelForSequenceClassification, 1
     build = partial(kind.from_config, shape, dtype=dtype, attn_implementation=PACKED, trust_remote_code=False)
-    with ExitStack() as stack:
-        stack.enter_context(_no_drawing())
+    with no_init_weights():  # there is nothing whole to draw start weights into
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = build()
         _compute_buffers(model, build)
@@ -96,12 +96,3 @@ def _tensors(folder: Path, *, reads: bool) -> Iterator[tuple[str, Any]]:
         with safe_open(str(path), framework="pt") as file:
             for name in sorted(file.keys()):
                 yield name, file.get_tensor(name) if reads else None
-
-
-def _no_drawing() -> Any:
-    """Inside it transformers draws no start weights: there is nothing whole to draw them into."""
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # before transformers 5
-        from transformers.modeling_utils import no_init_weights
-    return no_init_weights()

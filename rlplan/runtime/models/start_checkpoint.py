@@ -16,15 +16,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 def load_language_model(folder: str, dtype: Any = None) -> Any:
     """A Hugging Face causal LM in evaluation mode (dropout would blur the ratio), on the CPU. dtype: else fp32."""
-    import torch
     from transformers import AutoModelForCausalLM
 
-    from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
-
-    register_packed_attention()
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or torch.float32, attn_implementation=PACKED, trust_remote_code=False, use_safetensors=True
-    ).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, **_loading(dtype)).eval()
 
 
 def load_scalar_model(folder: str, dtype: Any = None) -> Any:
@@ -32,21 +26,22 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
-
-    register_packed_attention()
     model, information = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        num_labels=1,
-        dtype=dtype or torch.float32,
-        attn_implementation=PACKED,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
+        folder, num_labels=1, output_loading_info=True, **_loading(dtype)
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
     return model.eval()
+
+
+def _loading(dtype: Any) -> dict[str, Any]:
+    import torch
+
+    from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
+
+    register_packed_attention()
+    safe = {"trust_remote_code": False, "use_safetensors": True}
+    return {"dtype": dtype or torch.float32, "attn_implementation": PACKED} | safe
 
 
 def warm_up(architecture: str, *, backward: bool) -> None:

@@ -17,19 +17,13 @@ class PartWeights(WeightSource):
     """The weights of a module whose layers are cut over ranks. Iterating is collective: these ranks all do."""
 
     def __init__(self, module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """shapes: of whole weights, by name."""
         super().__init__(module)
         self._shapes = shapes
 
-    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """(type, shape) of a whole weight."""
-        dtype, shape = super().form_of(name)
-        return dtype, self._shapes.get(name, shape)
-
     def read(self, name: str) -> torch.Tensor:
-        """One weight, whole."""
         part = super().read(name)
-        cut = [axis for axis, size in enumerate(self.form_of(name)[1]) if size != part.shape[axis]]
+        whole = self._shapes.get(name, tuple(part.shape))
+        cut = [axis for axis, size in enumerate(whole) if size != part.shape[axis]]
         return _put_together(part, cut[0]) if cut else part
 
 

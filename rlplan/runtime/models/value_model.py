@@ -23,7 +23,6 @@ class ValueModel(nn.Module):
         self.sharing = sharing
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        """The head on the hidden states that predict response tokens."""
         part = batch if self.sharing is None else self.sharing.own_part(batch)
         values: torch.Tensor = self.language_model.score(predicting_states(self.language_model, part, self.sharing))
         values = values.squeeze(-1).float()
@@ -42,7 +41,6 @@ class PolicyValueModel(LogprobModel):
         nn.init.zeros_(self.value_head.weight)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
-        """Both heads on the same hidden states."""
         part, rows = self.own_states(batch)
         logprobs, entropies = self.language_model.lm_head(rows, part.targets)
         numbers = logprobs, entropies, self.value_head(rows).squeeze(-1).float()

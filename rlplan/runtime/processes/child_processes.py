@@ -1,9 +1,10 @@
-"""Child processes of a driver: found, and ended, whatever becomes of them meanwhile.
+"""Child processes of a driver: found, and ended, whatever becomes of them or of the driver meanwhile.
 
 In: process ids. Out: psutil's processes. Left out: processes of other hosts, which only Ray reaches.
 """
 
 import contextlib
+import ctypes
 import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,8 +13,18 @@ if TYPE_CHECKING:
     import psutil
 
 
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent is gone, however that ends and whatever this one is busy with.
+
+    Linux counts the parent's thread: it must be one that lives as long as this process is needed.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def child_processes() -> "list[psutil.Process]":
-    """All processes below this one."""
     import psutil
 
     return psutil.Process().children(recursive=True)

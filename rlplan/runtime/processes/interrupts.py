@@ -35,23 +35,25 @@ def interruptible() -> Iterator[None]:
     """
     global _received
     _received = None
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    listen_for_signals()
-    try:
-        yield
-    except SystemExit:
-        raise _interrupted(signal.SIGTERM) from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    with _handlers_kept():
+        listen_for_signals()
+        try:
+            yield
+        except SystemExit:
+            raise _interrupted(signal.SIGTERM) from None
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ignore signals inside the block, which is bounded by itself."""
+    with _handlers_kept():
+        _set_all(signal.SIG_IGN)
+        yield
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    _set_all(signal.SIG_IGN)
     try:
         yield
     finally:

@@ -7,8 +7,11 @@ folder along.
 In: a module of ours. Out: the command that runs it; for Ray, a job that leaves the path alone.
 """
 
+import importlib.util
 import os
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 BASE_EXECUTABLE: str = getattr(sys, "_base_executable", sys.executable)
@@ -23,6 +26,18 @@ def alone_command(code: str) -> list[str]:
 def module_command(module: str, *arguments: str) -> list[str]:
     """`python -m MODULE ARGUMENTS`, without the current folder on its path."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def run_file(path: str, name: str) -> ModuleType:
+    """A Python file that the job names, as a module; it finds what lies beside it. Raises: whatever the file does."""
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None, "a Python file"
+    assert found.loader is not None, "a Python file"
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    found.loader.exec_module(module)
+    return module
 
 
 def ray_job() -> Any:

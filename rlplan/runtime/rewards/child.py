@@ -5,7 +5,6 @@ itself prints goes nowhere. Started by `processes.py`; deadlines are kept there,
 Before the first answer comes `{"ready": pid}`, of a process that may be killed alone, or 0; or `{"unable": why}`.
 """
 
-import importlib.util
 import inspect
 import json
 import os
@@ -16,7 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.safe_path import run_file
 
 MAX_ANSWER = 4096
 """Bytes of an answer."""
@@ -47,14 +47,7 @@ def load_function(path: str, signature: str, columns: Collection[str] | None) ->
     Raises: TypeError when it cannot be called with what there is.
     """
     file, _, name = path.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None, "a Python file"
-    assert spec.loader is not None, "a Python file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(Path(file).parent))
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function = getattr(run_file(file, Path(file).stem), name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
     if _is_no_plain_function(function):
@@ -184,14 +177,6 @@ def load_math() -> Callable[[dict[str, Any]], Any]:
 _POWER_OF_POWERS = re.compile(r"\^[\w.]+\^")
 
 
-def keep_to_mathematics() -> None:
-    """From here on this process writes no file, starts no other and opens no connection, whatever a response says.
-
-    A second lock: mathematics is parsed by packages that evaluate what they have taken apart. Not a sandbox.
-    """
-    sys.addaudithook(_refuse)
-
-
 _REFUSED = (
     "os.exec", "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.posix_spawn", "os.remove", "os.rename", "os.rmdir",
     "os.chmod", "os.chown", "os.link", "os.symlink", "os.mkdir", "os.truncate", "os.putenv", "os.spawn", "os.system",
@@ -200,6 +185,10 @@ _REFUSED = (
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """A process with this hook writes no file, starts no other and opens no connection, whatever a response says.
+
+    A second lock: mathematics is parsed by packages that evaluate what they have taken apart. Not a sandbox.
+    """
     writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
     if writes or event.startswith(_REFUSED):
         raise PermissionError(f"{event} has nothing to do with mathematics")
@@ -232,7 +221,7 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, a
         pid = os.fork()
         if pid == 0:
             die_with_parent()
-            keep_to_mathematics()
+            sys.addaudithook(_refuse)
             _say(answers, {"ready": os.getpid()})
             _serve(call, requests, answers)
             os._exit(0)
@@ -242,16 +231,11 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, a
         _say(answers, {"ended": code})
 
 
-def _function_of(setting: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    return load_function(setting["path"], setting["signature"], setting.get("columns"))
-
-
 def _say(answers: int, what: dict[str, Any]) -> None:
     os.write(answers, json.dumps(what).encode()[:MAX_ANSWER] + b"\n")
 
 
 def main() -> None:
-    """Load what the first line names, say so, then answer."""
     die_with_parent()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -262,7 +246,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     is_math = setting["kind"] == "math"
     try:
-        call = load_math() if is_math else _function_of(setting)
+        call = load_math() if is_math else load_function(setting["path"], setting["signature"], setting.get("columns"))
         if is_math:
             call({"text": "1", "answer": "2"})  # loads what is loaded late
     except BaseException as error:

@@ -5,7 +5,6 @@ the sandbox or the row is at fault, never the program. A program's own timeout o
 """
 
 import itertools
-from dataclasses import dataclass
 
 import regex
 
@@ -18,25 +17,8 @@ from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """What a program is worth."""
-
-    value: float
-    """0 to 1."""
-
-    note: str = ""
-    """What kept the program from its right answer, beside being wrong; or empty."""
-
-
 def limits_of(spec: CodeExecutorSpec) -> Limits:
-    """What a program may take."""
-    return Limits(
-        case_s=spec.case_timeout_s,
-        total_s=spec.timeout_s,
-        memory_bytes=spec.memory,
-        num_processes=spec.max_processes,
-    )
+    return Limits(spec.case_timeout_s, spec.timeout_s, spec.memory, spec.max_processes)
 
 
 def program_in(text: str, pattern: str) -> str | None:
@@ -50,17 +32,15 @@ def program_in(text: str, pattern: str) -> str | None:
     return str(found[-1][0] if isinstance(found[-1], tuple) else found[-1])
 
 
-def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> Graded:
-    """What the program is worth. Raises: RewardFailure."""
+def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> tuple[float, str]:
+    """(0 to 1, what kept the program from its right answer beside being wrong, or empty). Raises: RewardFailure."""
     try:
         checks = read_tests(prompt.answer)
     except UnreadableTestsError as error:
         raise RewardFailure(f"the row's tests: {error}") from None
     source = program_in(text, spec.pattern)
-    if source is None:
-        return Graded(0.0, "no_program")
-    if "\0" in source or not _is_text(source):
-        return Graded(0.0, "no_program")
+    if source is None or "\0" in source or not _is_text(source):
+        return 0.0, "no_program"
     source = spec.template.replace("{prompt}", prompt.text).replace("{program}", source)
     program = Program(source, tuple(case for check in checks for case in check.cases), limits_of(spec))
     report = sandbox.run(program, stops_early=spec.credit == "all")
@@ -69,7 +49,7 @@ def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -
     results = iter(report.cases)
     num_right = sum(check.holds(tuple(itertools.islice(results, len(check.cases)))) for check in checks)
     value = num_right / len(checks) if spec.credit == "fraction" else float(num_right == len(checks))
-    return Graded(value, "" if value == 1.0 else _note(report))
+    return value, "" if value == 1.0 else _note(report)
 
 
 def _note(report: Report) -> str:

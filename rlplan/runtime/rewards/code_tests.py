@@ -47,11 +47,9 @@ class Pair:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """The one."""
         return (self.case,)
 
     def holds(self, results: Sequence[CaseResult]) -> bool:
-        """See Check."""
         (result,) = results
         if result.status != "ok":
             return False

@@ -14,13 +14,7 @@ from rlplan.runtime.rewards.verdict import RewardFailure, Verdict
 from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
-from rlplan.spec.parts.rewards import (
-    AnswerMatcherSpec,
-    CodeExecutorSpec,
-    FormatCheckerSpec,
-    FunctionSpec,
-    RewardSpec,
-)
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FormatCheckerSpec, FunctionSpec, RewardSpec
 from rlplan.units import GIB
 
 MATH_MEMORY = GIB
@@ -31,8 +25,6 @@ MAX_MATH_TEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is judged."""
-
     prompt: Prompt
     text: str
     tokens: tuple[int, ...] = ()
@@ -58,7 +50,6 @@ class Judge:
             process.start(columns)
 
     def close(self) -> None:
-        """End its processes."""
         for process in self._processes.values():
             process.close()
 
@@ -80,32 +71,26 @@ class Judge:
         match spec:
             case FormatCheckerSpec():
                 return check_format(spec, response.text)
-            case AnswerMatcherSpec():
-                return self._matches(spec, response, notes)
-            case CodeExecutorSpec():
-                return self._passes(spec, response, notes)
             case FunctionSpec():
                 return self._processes[spec.label].ask(_request(response))[0]
-
-    def _matches(self, spec: AnswerMatcherSpec, response: Response, notes: dict[str, int]) -> float:
-        if spec.compares == "text":
-            return match_answer(spec, response.text, response.prompt.answer)
-        said, right = answer_in(spec, response.text), response.prompt.answer.strip()
-        if not said or said == right:
-            return float(bool(said))
-        value, note = 0.0, "too_long"
-        if len(said) <= MAX_MATH_TEXT:
-            value, note = self._processes[spec.label].ask({"text": said, "answer": right})
+            case AnswerMatcherSpec():
+                value, note = self._matches(spec, response)
+            case CodeExecutorSpec():
+                assert self.sandbox is not None, "a sandbox was opened"
+                value, note = grade(spec, response.text, response.prompt, self.sandbox)
         if note:
             notes[f"{spec.label}/{note}"] = 1
         return value
 
-    def _passes(self, spec: CodeExecutorSpec, response: Response, notes: dict[str, int]) -> float:
-        assert self.sandbox is not None, "a sandbox was opened"
-        graded = grade(spec, response.text, response.prompt, self.sandbox)
-        if graded.note:
-            notes[f"{spec.label}/{graded.note}"] = 1
-        return graded.value
+    def _matches(self, spec: AnswerMatcherSpec, response: Response) -> tuple[float, str]:
+        if spec.compares == "text":
+            return match_answer(spec, response.text, response.prompt.answer), ""
+        said, right = answer_in(spec, response.text), response.prompt.answer.strip()
+        if not said or said == right:
+            return float(bool(said)), ""
+        if len(said) > MAX_MATH_TEXT:
+            return 0.0, "too_long"
+        return self._processes[spec.label].ask({"text": said, "answer": right})
 
 
 def _request(response: Response) -> dict[str, object]:

@@ -6,45 +6,21 @@ In: a request. Out: a number, or a RewardFailure. A hang costs its timeout; then
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
-import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, LineProcess, NoAnswerError, ended
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
 from rlplan.runtime.rewards.verdict import RewardFailure, finite
 
-START_S, DEATH_S = 60.0, 1.0
-"""For a process to import what it needs; DEATH_S: to be gone once its output is closed. Both scaled."""
+START_S = 60.0
+"""For a process to import what it needs; scaled."""
 ANSWERS = {"value", "failure", "ready", "unable", "ended"}
-OWN_PIPE = "it wrote into the run's own pipe"
-
-
-@dataclass(frozen=True, slots=True)
-class _Deadline:
-    """So many seconds from now. during: what took longer, for the message."""
-
-    seconds: float
-    during: str = ""
-    at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "at", time.monotonic() + self.seconds)
-
-    def passed(self) -> RewardFailure:
-        return RewardFailure(f"timeout after {self.seconds:.4g} s{self.during}")
-
-    def waits_for(self, pipe: int, event: int) -> bool:
-        """Whether the pipe can be read or written in time."""
-        poll = select.poll()
-        poll.register(pipe, event)
-        return bool(poll.poll(1000 * max(0.0, self.at - time.monotonic())))
 
 
 class RewardProcess:
@@ -52,8 +28,8 @@ class RewardProcess:
 
     def __init__(self, label: str, setting: dict[str, Any], timeout_s: float) -> None:
         self.label, self.setting, self.timeout_s = label, setting, timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_ready, self._fork, self._unread = False, 0, b""
+        self._process: LineProcess | None = None
+        self._is_ready, self._fork = False, 0
 
     def start(self, columns: Collection[str] | None = None) -> None:
         """Start it, unless it runs. columns: that every row has, for a function that asks for some; None: not known.
@@ -63,9 +39,9 @@ class RewardProcess:
         self.setting = {**self.setting, "columns": None if columns is None else sorted(columns)}
         try:
             self._be_ready()
-        except RewardFailure as error:
+        except NoAnswerError as error:
             raise SpecError(
-                f"the reward {self.label} cannot be computed: {error.reason}",
+                f"the reward {self.label} cannot be computed: {_reason(error)}",
                 where=f"rewards: {self.label}",
                 rule="a reward's process starts; its function has the parameters of TRL's or of verl's and asks for no "
                 "column that a row lacks",
@@ -74,52 +50,57 @@ class RewardProcess:
 
     def ask(self, request: dict[str, Any]) -> tuple[float, str]:
         """(reward, note of what is no failure). Raises: RewardFailure."""
-        self._be_ready()
-        deadline, is_alone = _Deadline(self.timeout_s), False
         try:
-            self._say(request, deadline)
-            is_alone = True  # in what it does now: the pipes are in order
-            said = self._hear(deadline)
-            if "ended" in said:
-                raise RewardFailure(_ended(int(said["ended"])))
-            if self._unread:
-                raise RewardFailure(OWN_PIPE)
-        except RewardFailure as error:
-            self._replace(by_a_fork=is_alone and error.reason != OWN_PIPE)
-            raise
+            said = self._answer(request)
+        except NoAnswerError as error:
+            raise RewardFailure(_reason(error)) from None
         if "failure" in said:
             raise RewardFailure(str(said["failure"]))
         return finite(float.fromhex(str(said["value"]))), str(said.get("note", ""))
 
-    def _launch(self) -> None:
-        self._process = subprocess.Popen(
-            module_command("rlplan.runtime.rewards.child"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        self._say(self.setting, _started())
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        process, is_alone = self._be_ready(), False
+        deadline = Deadline(self.timeout_s)
+        try:
+            process.say(json.dumps(request), deadline)
+            is_alone = True  # in what it does now: the pipes are in order
+            said = _hear(process, deadline)
+            if "ended" in said:
+                raise NoAnswerError(ended(int(said["ended"])))
+            if process.unread:
+                raise GarbledError("it said more than an answer")
+        except NoAnswerError as error:
+            self._replace(by_a_fork=is_alone and not isinstance(error, GarbledError))
+            raise
+        return said
 
-    def _be_ready(self) -> None:
-        """Raises: RewardFailure when there is no process that could be asked."""
-        if self._is_ready:
-            return
+    def _launch(self) -> LineProcess:
+        self._process = LineProcess(
+            module_command("rlplan.runtime.rewards.child"),
+            subprocess.DEVNULL,
+            3 * MAX_ANSWER,
+            {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._process.say(json.dumps(self.setting), _started())
+        return self._process
+
+    def _be_ready(self) -> LineProcess:
+        """The process that can be asked. Raises: NoAnswerError when there is none."""
+        if self._is_ready and self._process is not None:
+            return self._process
         deadline = _started()
         try:
-            if self._process is None:
-                self._launch()
-            said = self._hear(deadline)
+            process = self._process or self._launch()
+            said = _hear(process, deadline)
             while "ready" not in said and "unable" not in said:  # last words of the one before
-                said = self._hear(deadline)
-        except RewardFailure:
+                said = _hear(process, deadline)
+            if "unable" in said:
+                raise NoAnswerError(str(said["unable"]))
+        except NoAnswerError:
             self.close()
             raise
-        if "unable" in said:
-            self.close()
-            raise RewardFailure(str(said["unable"]))
         self._is_ready, self._fork = True, int(said["ready"])
+        return process
 
     def _replace(self, *, by_a_fork: bool) -> None:
         """End the one that failed, and begin the next at once: it gets ready while others are asked.
@@ -132,68 +113,27 @@ class RewardProcess:
                 os.kill(self._fork, signal.SIGKILL)
             return
         self.close()
-        with contextlib.suppress(RewardFailure):
+        with contextlib.suppress(NoAnswerError):
             self._launch()
 
     def close(self) -> None:
         """End it with everything that it started in its group."""
         process, self._process = self._process, None
-        self._is_ready, self._fork, self._unread = False, 0, b""
-        if process is None:
-            return
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        process.wait()
-
-    def _say(self, request: dict[str, Any], deadline: _Deadline) -> None:
-        assert self._process is not None, "it was started"
-        assert self._process.stdin is not None, "a pipe"
-        pipe, left = self._process.stdin.fileno(), memoryview(json.dumps(request).encode() + b"\n")
-        os.set_blocking(pipe, False)
-        while left:
-            if not deadline.waits_for(pipe, select.POLLOUT):
-                raise deadline.passed()
-            try:
-                left = left[os.write(pipe, left[: select.PIPE_BUF]) :]
-            except OSError:
-                raise RewardFailure(self._death()) from None
-
-    def _hear(self, deadline: _Deadline) -> dict[str, Any]:
-        assert self._process is not None, "it was started"
-        assert self._process.stdout is not None, "a pipe"
-        pipe = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            if not deadline.waits_for(pipe, select.POLLIN):
-                raise deadline.passed()
-            piece = os.read(pipe, MAX_ANSWER)
-            if not piece:
-                raise RewardFailure(self._death())
-            self._unread += piece
-            if len(self._unread) > 3 * MAX_ANSWER:
-                raise RewardFailure(OWN_PIPE)
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            said = json.loads(line)
-        except ValueError:
-            raise RewardFailure(OWN_PIPE) from None
-        if not isinstance(said, dict) or not ANSWERS & set(said):
-            raise RewardFailure(OWN_PIPE)
-        return said
-
-    def _death(self) -> str:
-        assert self._process is not None, "it was started"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return _ended(self._process.wait(scaled(DEATH_S)))
-        return "its process closed its output"
+        self._is_ready, self._fork = False, 0
+        if process is not None:
+            process.close()
 
 
-def _ended(code: int) -> str:
-    return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+def _hear(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
+    said = process.hear(deadline)
+    if not ANSWERS & set(said):
+        raise GarbledError("an answer of another kind")
+    return said
 
 
-def _started() -> _Deadline:
-    return _Deadline(scaled(START_S), " before it was ready")
+def _reason(error: NoAnswerError) -> str:
+    return "it wrote into the run's own pipe" if isinstance(error, GarbledError) else str(error)
+
+
+def _started() -> Deadline:
+    return Deadline(scaled(START_S), " before it was ready")

@@ -18,7 +18,6 @@ from rlplan.runtime.rewards.judge import Judge, Response
 from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
-from rlplan.runtime.sandbox.programs import Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec, runs_elsewhere
 from rlplan.spec.resolved import ResolvedJob
 
@@ -30,7 +29,9 @@ class RewardPool:
         self.job = job
         self.is_early = any(runs_elsewhere(spec) for spec in job.rewards)
         count = job.limits.num_reward_workers if self.is_early else 1
-        self.sandbox = _sandbox_for(job, sandbox, count)
+        limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
+        widest = max(limits, key=lambda each: each.memory_bytes, default=None)
+        self.sandbox = open_sandbox(sandbox, count, widest) if widest else None
         self._judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
         self._all = [Judge(job.rewards, self.sandbox) for _ in range(count)]
         for judge in self._all:
@@ -160,8 +161,3 @@ def failures_of(rollouts: Iterable[Rollout], step: int) -> list[dict[str, object
 
 def _response(rollout: Rollout) -> Response:
     return Response(rollout.prompt, rollout.text, rollout.completion.tokens)
-
-
-def _sandbox_for(job: ResolvedJob, name: str, count: int) -> Sandbox | None:
-    limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
-    return open_sandbox(name, count, max(limits, key=lambda each: each.memory_bytes)) if limits else None

@@ -29,7 +29,6 @@ def answer_in(spec: AnswerMatcherSpec, text: str) -> str | None:
 
 
 def check_format(spec: FormatCheckerSpec, text: str) -> float:
-    """1 when the whole response matches the pattern."""
     return float(_matched(regex.fullmatch, spec, text.strip()) is not None)
 
 

@@ -22,8 +22,6 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
-    """Finished samples of one prompt."""
-
     number: int
     """The prompt's, from 0."""
 
@@ -34,30 +32,23 @@ class BufferedGroup:
     """The samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class BufferLimits:
-    """How old groups may become, how many there may be, and where they lie."""
-
-    max_staleness: int
-    """Versions that a taken group may be behind."""
-
-    capacity: int | None = None
-    """Groups in all; None: any number."""
-
-    max_in_memory: int | None = None
-    """Groups in memory; None: any number. The others are written into `folder`."""
-
-    folder: Path | None = None
-    """Needed where `max_in_memory` is given."""
-
-
 class ExperienceBuffer:
-    """See the module docstring. Not for several threads at once."""
+    """See the module docstring. Not for several threads at once.
 
-    def __init__(self, limits: BufferLimits) -> None:
-        if limits.max_in_memory is not None and limits.folder is None:
-            raise AssertionError("what goes beyond max_in_memory needs a folder")
-        self.limits = limits
+    max_staleness: versions that a taken group may be behind. capacity: groups in all; None: any number. max_in_memory:
+    of these; None: any number. The others are written into `folder`.
+    """
+
+    def __init__(
+        self,
+        max_staleness: int,
+        capacity: int | None = None,
+        max_in_memory: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        assert max_in_memory is None or folder is not None, "what goes beyond max_in_memory needs a folder"
+        self.max_staleness, self.capacity = max_staleness, capacity
+        self.max_in_memory, self.folder = max_in_memory, folder
         self._groups: dict[int, BufferedGroup] = {}
         self._spilled: dict[int, tuple[int, Path]] = {}
         self.num_evicted = 0
@@ -67,19 +58,14 @@ class ExperienceBuffer:
 
     def is_full_with(self, num_open: int) -> bool:
         """Whether what is there and so many groups under way leave no room for another."""
-        return self.limits.capacity is not None and len(self) + num_open >= self.limits.capacity
-
-    @property
-    def num_spilled(self) -> int:
-        """Groups that wait on the disk."""
-        return len(self._spilled)
+        return self.capacity is not None and len(self) + num_open >= self.capacity
 
     def add(self, group: BufferedGroup) -> None:
         """Take in a finished group. The newest go to the disk where there are too many in memory."""
         assert group.number not in self._groups, f"group {group.number} is there"
         assert group.number not in self._spilled, f"group {group.number} is there"
         self._groups[group.number] = group
-        most = self.limits.max_in_memory
+        most = self.max_in_memory
         while most is not None and len(self._groups) > most:
             self._spill(self._groups.pop(max(self._groups)))
 
@@ -92,25 +78,15 @@ class ExperienceBuffer:
         """What the groups that taking `count` would leave there were begun under."""
         return [self._version_of(number) for number in sorted([*self._groups, *self._spilled])[count:]]
 
-    def evict(self, version: int) -> list[int]:
-        """Drop what is too old to be trained under a version; its numbers, for it has to be generated anew."""
-        return self._evict(dict.fromkeys((*self._groups, *self._spilled), version))
-
     def evict_late(self, version: int, num_per_version: int, others: Sequence[int] = ()) -> list[int]:
         """Drop what will be too old when it is taken, where so many are trained under each version from this one on.
 
         others: numbers that are not in it and are taken too.
         """
         mine = {*self._groups, *self._spilled}
-        places = enumerate(sorted(mine.union(others)))
-        return self._evict({number: version + place // num_per_version for place, number in places if number in mine})
-
-    def _evict(self, trained_under: dict[int, int]) -> list[int]:
-        late = sorted(
-            number
-            for number, version in trained_under.items()
-            if version - self._version_of(number) > self.limits.max_staleness
-        )
+        trained_under = {n: version + place // num_per_version for place, n in enumerate(sorted(mine.union(others)))}
+        ages = {number: trained_under[number] - self._version_of(number) for number in sorted(mine)}
+        late = [number for number, age in ages.items() if age > self.max_staleness]
         for number in late:
             self._remove(number)
         self.num_evicted += len(late)
@@ -134,7 +110,6 @@ class ExperienceBuffer:
             self.add(group)
 
     def close(self) -> None:
-        """Forget everything; nothing is left on the disk."""
         for number in [*self._groups, *self._spilled]:
             self._remove(number)
 
@@ -151,12 +126,12 @@ class ExperienceBuffer:
 
     def _spill(self, group: BufferedGroup) -> None:
         """Write a group whole or not at all."""
-        assert self.limits.folder is not None
-        path = self.limits.folder / f"group-{group.number:09d}.json"
+        assert self.folder is not None
+        path = self.folder / f"group-{group.number:09d}.json"
         partial = path.with_suffix(".part")
         text = json.dumps(asdict(group)).encode()
         with writing_file(path, len(text), "raise placement.max_groups_in_memory"):
-            self.limits.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(text)
             partial.replace(path)
         self._spilled[group.number] = (group.version, path)

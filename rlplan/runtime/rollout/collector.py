@@ -5,33 +5,37 @@ them, to the step's metrics. Rollouts are judged while others are still being ge
 Left out: what is learned from them (learner.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.schedule import VERIFIER_PROCESS, Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.data.end_tokens import end_tokens
-from rlplan.runtime.data.facts import ResponseLengths
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.preflight import PromptSets
-from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.judge import Response
 from rlplan.runtime.rewards.reward_pool import RewardPool, failures_of
 from rlplan.runtime.rewards.total import add_environment, finish_rewards
-from rlplan.runtime.rollout.buffer import BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
-from rlplan.runtime.rollout.sample_watch import SampleWatch
 from rlplan.runtime.run_folder.recorder import Recorder
+
+SAMPLES_S = 0.1
+"""How long an engine waits for a sample that has ended before it answers with none."""
 
 
 class Collector:
@@ -48,15 +52,8 @@ class Collector:
         reward_pool: RewardPool,
         resumption: Resumption | None,
     ) -> None:
-        """reward_pool: computes rewards; whoever opened it closes it."""
-        self.spec, self.job, self.dispatcher, self.recorder, self.metrics = (
-            spec,
-            spec.job,
-            dispatcher,
-            recorder,
-            metrics,
-        )
-        self.fleet, self.prompts, self.reward_pool = fleet, prompts, reward_pool
+        self.spec, self.job, self.dispatcher, self.recorder = spec, spec.job, dispatcher, recorder
+        self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
@@ -65,14 +62,11 @@ class Collector:
         self.generation = self._with_environment() if spec.job.has_turns else fleet
         self.stream = self._stream() if spec.schedule.async_rollouts is not None else None
         self.reward_pool.forget()
-        self._watch = SampleWatch(fleet, self._begin_to_judge, spec.job.limits.action_timeout_s)
-        self.lengths = ResponseLengths(resumption.state.response_lengths if resumption else ())
+        self.lengths = Counter(dict(resumption.state.response_lengths) if resumption else ())
         self.num_replaced = resumption.state.num_replaced if resumption else 0
 
     def generate(self, action: Action, step: int) -> list[Measurement]:
-        """New prompts' rollouts; where the job says so, zero-variance groups are replaced by the next prompts' (dynamic
-        sampling).
-        """
+        """New prompts' rollouts; dynamic sampling replaces zero-variance groups by the next prompts'."""
         first = (step - 1) * self.job.workload.num_prompts_per_step + self.num_replaced
         measurements: list[Measurement] = []
 
@@ -110,7 +104,7 @@ class Collector:
         self.recorder.write_failures(failures_of(everything, step))
         span = self.reward_pool.take_span()
         if span is not None:
-            self.recorder.record_verifiers(action, step, *span)
+            self.recorder.record_own(action, step, *span, VERIFIER_PROCESS)
         self.reward_pool.check_failures(everything, step)
         return []
 
@@ -138,9 +132,10 @@ class Collector:
         requests = self.requests.evaluation()
         with self._judging_early():
             groups, measurements = self._complete(action, requests)
+        text = self.groups.words.text
         rollouts = [
-            Rollout(prompt, index, completions[0], self.groups.decode(completions[0].chosen), id=f"evaluate/{index}/0")
-            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/0")
+            for index, (prompt, (completion,)) in enumerate(zip(self.prompts.heldout, groups, strict=True))
         ]
         self.reward_pool.judge(rollouts)
         self.reward_pool.take_notes()  # they are of training rollouts
@@ -158,7 +153,6 @@ class Collector:
             self.stream.run()
 
     def close(self) -> None:
-        """Let the stream and the environment end."""
         if self.stream is not None:
             self.stream.close()
             self.stream.buffer.close()
@@ -169,7 +163,7 @@ class Collector:
         async_rollouts, work, place = self.spec.schedule.async_rollouts, self.job.workload, self.job.placement
         assert async_rollouts is not None, "rollouts are async"
         folder = self.recorder.folder / "buffer"
-        limits = BufferLimits(place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory, folder)
+        limits = (place.max_staleness, place.max_buffered_groups, place.max_groups_in_memory)
         return RolloutStream(
             self.generation,
             self.requests.rollouts,
@@ -180,16 +174,15 @@ class Collector:
                 self.job.limits.action_timeout_s,
                 can_replace=self.job.max_refills > 0,
             ),
-            ExperienceBuffer(limits),
+            ExperienceBuffer(*limits, folder),
         )
 
     def _with_environment(self) -> Conversations:
         """The engines, and between the policy's turns the job's environment."""
         environment = self.job.rollout.environment
-        words = TextTokenizer(str(Path(self.job.policy.path) / "tokenizer.json"))
         pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
         self.dispatcher.worker_group.pids_outside_ray = lambda: pool.pids
-        return Conversations(self.fleet, pool, environment, words, self.requests.named)
+        return Conversations(self.fleet, pool, environment, self.groups.words, self.requests.named)
 
     def _made(self, finished: Iterable[Finished]) -> list[Group]:
         """Groups of finished completions, rewarded where it must be known which have variance."""
@@ -200,7 +193,7 @@ class Collector:
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:
         """Make this step's rollouts of new groups."""
-        num_replaced: list[int] = []
+        num_replaced: list[int] = []  # counts once all groups are there: an attempt that fails begins anew
 
         def note(num_groups: int) -> None:
             num_replaced.append(num_groups)
@@ -214,18 +207,37 @@ class Collector:
         self.baselines = [rollout for group in groups for rollout in group.baselines]
         self.metrics.add_rollouts(self.rollouts)
         self.metrics.add_replaced(sum(num_replaced))
-        for rollout in self.rollouts:
-            self.lengths.add(len(rollout.completion.tokens))
+        self.lengths.update(len(rollout.completion.tokens) for rollout in self.rollouts)
 
-    def _judging_early(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _judging_early(self) -> Iterator[None]:
         """Inside the block rollouts are judged as they end, where judging takes processes of its own."""
-        is_early = self.reward_pool.is_early and not self.job.has_turns
-        return self._watch.watching() if is_early else nullcontext()
+        if not self.reward_pool.is_early or self.job.has_turns:
+            yield
+            return
+        is_over = threading.Event()
+        thread = threading.Thread(target=self._judge_samples, args=(is_over,), name="samples", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join(self.job.limits.action_timeout_s)
+
+    def _judge_samples(self, is_over: threading.Event) -> None:
+        """An engine that is lost ends this and nothing else: what was not heard is judged later."""
+        while not is_over.is_set():
+            try:
+                samples = self.fleet.finished_samples(SAMPLES_S, self.job.limits.action_timeout_s)
+            except RlplanError:
+                return
+            for sample in samples:
+                self._begin_to_judge(sample)
 
     def _begin_to_judge(self, sample: FinishedRequest) -> None:
         prompt, completion = self.requests.named(sample.id.rpartition("/")[0]), sample.completions[0]
         is_rollout = sample.id.startswith("generate/")
-        text = self.groups.text(completion) if is_rollout else self.groups.decode(completion.tokens)
+        text = self.groups.text(completion) if is_rollout else self.groups.words.text(completion.tokens)
         self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:

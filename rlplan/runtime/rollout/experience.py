@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized."""
-
     id: str
     """Unique in its file."""
 
@@ -44,8 +42,6 @@ class RolloutRequest:
     """Completions, the greedy ones among them."""
 
     temperature: float
-    """Of sampling; 0 is greedy."""
-
     seed: int
     """Sample i draws with seed + i."""
 
@@ -58,8 +54,8 @@ class RolloutRequest:
     num_greedy: int = 0
     """So many of the samples, the last ones, are greedy whatever the temperature."""
 
-    home: str = ""
-    """Requests of one home go to one engine, which has the keys and values of their earlier turns; empty: to any."""
+    session: str = ""
+    """Requests of one session go to one engine, which has the keys and values of earlier turns; empty: to any."""
 
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
@@ -111,7 +107,6 @@ class Completion:
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """The tokens that the policy chose."""
         return tuple(self.tokens[index] for index in chosen_indices(len(self.tokens), self.observed))
 
 
@@ -128,14 +123,10 @@ class Rollout:
     """One completion with everything that is learned about it. C: tokens that the policy chose."""
 
     prompt: Prompt
-    """What it answers."""
-
     group: int
     """Index of its prompt within the step."""
 
     completion: Completion
-    """The tokens."""
-
     text: str = ""
     """The chosen tokens as text, which rewards judge."""
 
@@ -229,6 +220,11 @@ class TrainSample:
         """Response tokens that are learned from."""
         return len(self.logprobs) - self.num_ignored
 
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and response."""
+        return len(self.prompt_tokens) + len(self.response_tokens)
+
     def weighed(self, weight: float) -> float:
         """What the whole response counts where a token counts so much; an empty one as if it had one token."""
         return weight * (self.num_learned if self.logprobs else 1)
@@ -266,3 +262,8 @@ class SequencePair:
 
     observed: tuple[tuple[int, int], ...] = ()
     """(start, end) of response tokens that nobody is asked about."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both."""
+        return len(self.prompt_tokens) + len(self.response_tokens)

@@ -5,7 +5,6 @@ What is submitted is remembered with its engine until it is collected: an engine
 Left out: moving a request from one engine to another once it has begun; what a lost engine needs (recovery.py).
 """
 
-import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostProcessError
+from rlplan.runtime.learning.packing import balance_by_length
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 
@@ -22,54 +22,26 @@ LENGTH_MEMORY = 0.5
 """Weight of the newest completions of a prompt in what it is expected to need; half forgets one epoch at a time."""
 
 
-def deal(weights: Sequence[float], num_shares: int) -> list[list[int]]:
-    """Indices dealt out so that the heaviest share is light: longest first, each to the lightest share so far (LPT).
-
-    At most 4/3 of the best possible. Within a share the order stays the given one.
-
-    >>> deal([5, 4, 3, 3, 3], 2)
-    [[0, 3], [1, 2, 4]]
-    """
-    heap = [(0.0, share) for share in range(num_shares)]
-    shares: list[list[int]] = [[] for _ in range(num_shares)]
-    for index in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        load, share = heapq.heappop(heap)
-        shares[share].append(index)
-        heapq.heappush(heap, (load + weights[index], share))
-    return [sorted(share) for share in shares]
-
-
 class ExpectedLengths:
-    """How many tokens a sample of a prompt is expected to take, from those seen so far."""
+    """How many tokens a sample of a prompt is expected to take, from those seen so far.
+
+    mean: what all prompts took, the newest counting most; 0 before anything was seen.
+    """
 
     def __init__(self) -> None:
-        self._by_prompt: dict[tuple[int, ...], float] = {}
-        self._mean = 0.0
+        self.by_prompt: dict[tuple[int, ...], float] = {}
+        self.mean = 0.0
 
     def of(self, request: RolloutRequest) -> float:
         """Tokens: what the prompt's samples took before, else what all took, else the most that they may take."""
-        expected = self._by_prompt.get(request.prompt) or self._mean or float(request.max_tokens)
+        expected = self.by_prompt.get(request.prompt) or self.mean or float(request.max_tokens)
         return min(expected, float(request.max_tokens))
 
     def learn(self, request: RolloutRequest, finished: FinishedRequest) -> None:
-        """Take in what a request took."""
         mean = sum(len(completion.tokens) for completion in finished.completions) / len(finished.completions)
-        before = self._by_prompt.get(request.prompt)
-        self._by_prompt[request.prompt] = _blend(before, mean)
-        self._mean = _blend(self._mean or None, mean)
-
-    @property
-    def mean(self) -> float:
-        """What all prompts took, the newest counting most; 0 before anything was seen."""
-        return self._mean
-
-    def by_prompt(self) -> dict[tuple[int, ...], float]:
-        """What each prompt's samples took."""
-        return dict(self._by_prompt)
-
-    def restore(self, mean: float, by_prompt: dict[tuple[int, ...], float]) -> None:
-        """Remember what an earlier run had learnt."""
-        self._mean, self._by_prompt = mean, dict(by_prompt)
+        before = self.by_prompt.get(request.prompt)
+        self.by_prompt[request.prompt] = _blend(before, mean)
+        self.mean = _blend(self.mean or None, mean)
 
 
 class Fleet:
@@ -88,21 +60,16 @@ class Fleet:
         self.num_begun_anew = 0
         self._open: dict[str, tuple[RolloutRequest, str]] = {}
         self._collected: list[FinishedRequest] = []
-        self._homes: dict[str, str] = {}
+        self._sessions: dict[str, str] = {}
         self._num_pauses = 0
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """Every rank of every engine."""
         return tuple(process for ranks in self.engines for process in ranks)
-
-    def start(self, model_folder: str, version: int, timeout_s: float) -> list[Measurement]:
-        """Load the model on every rank of every engine."""
-        return self._start(self.engines, model_folder, version, timeout_s)
 
     def ranks_of(self, process: str) -> tuple[str, ...]:
         """All ranks of a process's engine: they take steps together or not at all."""
-        return next(ranks for ranks in self.engines if process in ranks)
+        return next((ranks for ranks in self.engines if process in ranks), ())
 
     def restart(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Start the processes of an engine anew, with their libraries and without a model."""
@@ -110,13 +77,9 @@ class Fleet:
             self.worker_group.restart(each)
         self.worker_group.gather([self.worker_group.submit(each, "import_libraries") for each in ranks], timeout_s)
 
-    def load(self, ranks: tuple[str, ...], model_folder: str, version: int, timeout_s: float) -> None:
-        """Load the model on every rank of one engine."""
-        self._start([ranks], model_folder, version, timeout_s)
-
     def num_open(self, process: str) -> int:
         """Requests that were submitted to a process's engine and are not collected."""
-        return sum(leader in self.ranks_of(process) for _, leader in self._open.values()) if self._open else 0
+        return sum(leader in self.ranks_of(process) for _, leader in self._open.values())
 
     def submit_again(self, ranks: tuple[str, ...], timeout_s: float) -> None:
         """Begin anew what one engine had under way: what it had made of it is lost."""
@@ -125,10 +88,10 @@ class Fleet:
         if lost:
             self.worker_group.gather([self.worker_group.submit(ranks[0], "submit", lost)], timeout_s)
 
-    def _start(
+    def load(
         self, engines: Sequence[tuple[str, ...]], model_folder: str, version: int, timeout_s: float
     ) -> list[Measurement]:
-        """Ranks of one engine meet at the first of them."""
+        """Load the model on every rank of some engines. Ranks of one engine meet at the first of them."""
         meetings: list[tuple[str, int] | None] = [None] * len(engines)
         if len(self.engines[0]) > 1:
             addresses = [self.worker_group.addresses[ranks[0]] for ranks in engines]
@@ -149,7 +112,8 @@ class Fleet:
     ) -> tuple[list[FinishedRequest], list[Measurement]]:
         """Complete all requests; results in the requests' order. The samples of a request stay on one engine."""
         calls: list[Any] = []
-        for share, ranks in zip(self._shares(requests), self.engines, strict=True):
+        shares = balance_by_length([self._weight(request) for request in requests], len(self.engines))
+        for share, ranks in zip(shares, self.engines, strict=True):
             mine = [requests[index] for index in share]
             calls += [self.worker_group.perform(process, "generate", mine) for process in ranks]
         try:
@@ -176,9 +140,8 @@ class Fleet:
         with self._blaming():
             self.worker_group.gather(calls, timeout_s)
 
-    def leave_home(self, home: str) -> None:
-        """Nothing more of a home will come."""
-        self._homes.pop(home, None)
+    def end_session(self, session: str) -> None:
+        self._sessions.pop(session, None)
 
     def collect(
         self, max_wait_s: float, at_least: int, timeout_s: float
@@ -204,7 +167,7 @@ class Fleet:
         finished, self._collected = self._collected, []
         for done in finished:
             request = self._open.pop(done.id)[0]
-            if not request.home:  # a turn says little about the whole
+            if not request.session:  # a turn says little about the whole
                 self.lengths.learn(request, done)
         return finished, measurements
 
@@ -228,12 +191,6 @@ class Fleet:
             if is_last:
                 self._ask_leaders("resume", timeout_s)
 
-    def stop(self, timeout_s: float) -> list[Measurement]:
-        """Destroy every engine; its process stays and holds next to nothing."""
-        return self.worker_group.measured(
-            [self.worker_group.perform(process, "stop") for process in self.processes], timeout_s
-        )[1]
-
     def _abandon(self, request_ids: Sequence[str], without: tuple[str, ...], timeout_s: float) -> None:
         """Let the other engines drop what they were asked for together with a lost one."""
         leaders = [ranks[0] for ranks in self.engines if ranks != without]
@@ -256,34 +213,29 @@ class Fleet:
             gone = [process for process in self.worker_group.lost() if process in self.processes]
             if not gone:
                 raise
-            way_out = "look at the end of its log"
-            lost = LostProcessError.of(
-                gone[0], f"{gone[0]} is gone", where=error.where, rule=error.rule, way_out=way_out
-            )
+            parts = {"where": error.where, "rule": error.rule, "way_out": "look at the end of its log"}
+            lost = LostProcessError(f"{gone[0]} is gone", process=gone[0], **parts)
             lost.restart_count = self.worker_group.restart_counts[gone[0]]
             raise lost from error
 
     def _leaders(self, requests: Sequence[RolloutRequest]) -> list[str]:
-        """The engine of each request: where its home is, or the least loaded; a new home counts as one request."""
+        """Each request's engine: its session's, or the least loaded; a new session counts as one request."""
         members: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
-            members.setdefault(request.home or request.id, []).append(index)
-        new = {home: indices for home, indices in members.items() if home not in self._homes}
+            members.setdefault(request.session or request.id, []).append(index)
+        new = {name: indices for name, indices in members.items() if name not in self._sessions}
         weights = [sum(self._weight(requests[index]) for index in indices) for indices in new.values()]
         names = list(new)
         leaders = {
             names[index]: ranks[0]
-            for share, ranks in zip(deal(weights, len(self.engines)), self.engines, strict=True)
+            for share, ranks in zip(balance_by_length(weights, len(self.engines)), self.engines, strict=True)
             for index in share
         }
-        self._homes |= {home: leader for home, leader in leaders.items() if requests[new[home][0]].home}
-        return [(leaders | self._homes)[request.home or request.id] for request in requests]
+        self._sessions |= {name: leader for name, leader in leaders.items() if requests[new[name][0]].session}
+        return [(leaders | self._sessions)[request.session or request.id] for request in requests]
 
     def _weight(self, request: RolloutRequest) -> float:
         return request.num_samples * self.lengths.of(request)
-
-    def _shares(self, requests: Sequence[RolloutRequest]) -> list[list[int]]:
-        return deal([self._weight(request) for request in requests], len(self.engines))
 
 
 def _blend(before: float | None, new: float) -> float:

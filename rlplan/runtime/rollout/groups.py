@@ -8,8 +8,8 @@ Left out: where completions come from (an engine asked now, or a stream), and re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.spec.resolved import ResolvedJob
 
@@ -48,10 +48,9 @@ class GroupMaker:
     ) -> None:
         """prompt_of, name_of: the prompt by its number, and the request for its rollouts."""
         self.job, self.prompt_of, self.end_tokens, self.name_of = job, prompt_of, end_tokens, name_of
-        self._decoder: Any = None
+        self.words = TextTokenizer(Path(job.policy.path))
 
     def make(self, finished: Finished) -> Group:
-        """The group of a prompt's completions."""
         number, completions = finished
         prompt = self.prompt_of(number)
         rollouts = [self._rollout(prompt, completion) for completion in completions]
@@ -60,17 +59,9 @@ class GroupMaker:
         num_samples = self.job.workload.num_samples_per_prompt
         return Group(number, rollouts[:num_samples], rollouts[num_samples:])
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
-        if self._decoder is None:
-            from tokenizers import Tokenizer
-
-            self._decoder = Tokenizer.from_file(str(Path(self.job.policy.path) / "tokenizer.json"))
-        return str(self._decoder.decode(list(tokens), skip_special_tokens=True))
-
     def text(self, completion: Completion) -> str:
         """What a completion says, without what a forced length added."""
-        return self.decode(completion.chosen[: self._num_said(completion)])
+        return self.words.text(completion.chosen[: self._num_said(completion)])
 
     def _rollout(self, prompt: Prompt, completion: Completion) -> Rollout:
         learned, text = self._num_said(completion), self.text(completion)

@@ -4,8 +4,8 @@ In: a job and its prompts. Out: requests, the same for the same job whoever asks
 """
 
 import random
-from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, RolloutRequest
@@ -24,12 +24,10 @@ class RequestMaker:
         self.job, self.prompts = job, prompts
 
     def prompt(self, number: int) -> Prompt:
-        """The n-th prompt of the run."""
         epoch, index = divmod(number, len(self.prompts.train))
         return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
 
     def name(self, number: int) -> str:
-        """The id of the request for the n-th prompt's rollouts."""
         step, index = divmod(number, self.job.workload.num_prompts_per_step)
         return f"generate/{step + 1}/{index}"
 
@@ -42,18 +40,17 @@ class RequestMaker:
         return self.prompt((step - 1) * self.job.workload.num_prompts_per_step + index)
 
     def rollouts(self, number: int) -> RolloutRequest:
-        """The rollouts of the n-th prompt."""
         work, num_greedy = self.job.workload, self.job.algorithm.declaration.num_baseline_samples
         step, index = divmod(number, work.num_prompts_per_step)
-        request = self._request(
+        return self._request(
             self.name(number),
             self.prompt(number),
+            (step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
             num_samples=work.num_samples_per_prompt + num_greedy,
             temperature=work.temperature,
-            seed=(step + 1) * SEED_STRIDE + index * work.num_samples_per_prompt,
             lengths=self._forced_lengths(number),
+            num_greedy=num_greedy,
         )
-        return replace(request, num_greedy=num_greedy)
 
     def answers(self, number: int) -> Group:
         """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
@@ -66,22 +63,13 @@ class RequestMaker:
     def evaluation(self) -> list[RolloutRequest]:
         """One greedy response of each held-out prompt."""
         return [
-            self._request(f"evaluate/{index}", prompt, num_samples=1, temperature=0.0, seed=index, lengths=())
+            self._request(f"evaluate/{index}", prompt, index, num_samples=1, temperature=0.0)
             for index, prompt in enumerate(self.prompts.heldout)
         ]
 
-    def _request(
-        self, name: str, prompt: Prompt, *, num_samples: int, temperature: float, seed: int, lengths: tuple[int, ...]
-    ) -> RolloutRequest:
-        return RolloutRequest(
-            id=name,
-            prompt=prompt.tokens,
-            num_samples=num_samples,
-            temperature=temperature,
-            seed=(self.job.seed * 7919 + seed) % (1 << 62),
-            max_tokens=self.job.workload.max_response_len,
-            lengths=lengths,
-        )
+    def _request(self, name: str, prompt: Prompt, seed: int, **fields: Any) -> RolloutRequest:
+        seed, max_tokens = (self.job.seed * 7919 + seed) % (1 << 62), self.job.workload.max_response_len
+        return RolloutRequest(id=name, prompt=prompt.tokens, seed=seed, max_tokens=max_tokens, **fields)
 
     def _forced_lengths(self, number: int) -> tuple[int, ...]:
         """Lengths drawn for a prompt's rollouts, where the job forces them: independent of each other."""
@@ -95,7 +83,6 @@ class RequestMaker:
 
 @lru_cache(maxsize=2)
 def order_of(seed: int, epoch: int, num_prompts: int) -> list[int]:
-    """The order of the training prompts in one epoch."""
     order = list(range(num_prompts))
     random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
     return order

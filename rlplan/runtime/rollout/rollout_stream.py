@@ -29,8 +29,6 @@ COLLECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What a stream has to generate."""
-
     num_prompts: int
     """That one step takes."""
 
@@ -124,9 +122,7 @@ class RolloutStream:
         with self._changed:
             again = sorted(number for number, _ in self._open.values())
             state = StreamState(
-                num_begun=self._num_begun,
-                num_replaced=self._num_replaced,
-                again=(*self._again, *again),
+                num_begun=self._num_begun, num_replaced=self._num_replaced, again=(*self._again, *again)
             )
             return state, self.buffer.state()
 
@@ -168,7 +164,6 @@ class RolloutStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let `run` end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

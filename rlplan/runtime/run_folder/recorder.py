@@ -17,16 +17,15 @@ import json
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, VERIFIER_PROCESS, Action
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.errors import RunError
 from rlplan.runtime.measure.device_memory import DeviceBytes
-from rlplan.runtime.measure.memory_meter import Measurement, resident_bytes
+from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over
 from rlplan.trace import MemorySample, Span, Trace, record_line
@@ -39,6 +38,8 @@ LINES = ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "samples.jsonl", "prom
 class Recorder:
     """One run folder. All methods are called from the driver, also from several threads; every line is flushed.
 
+    show_alarm: set to show alarms while the run goes on, each with its step.
+
     Raises: RunError where the disk does not take what is written.
     """
 
@@ -49,6 +50,7 @@ class Recorder:
         self.num_starts = 0
         self.resident: dict[str, int] = {}
         self.on_device: dict[str, int] = {}
+        self.show_alarm: Callable[[int, str], None] = lambda step, text: None
         self._lock = threading.Lock()
         self.facts: dict[str, str] = {}
         self._files: dict[str, Any] = {}
@@ -64,6 +66,9 @@ class Recorder:
         self.resident.clear()
         for name in LINES:
             self._open(name)
+        self._begin_trace()
+
+    def _begin_trace(self) -> None:
         for line in Trace(origin="measured").lines():
             self._write("trace.jsonl", line)
 
@@ -75,11 +80,9 @@ class Recorder:
             self._open(name, "a")
         self.num_starts = _last_start(self.folder / "trace.jsonl")
         if not (self.folder / "trace.jsonl").stat().st_size:
-            for line in Trace(origin="measured").lines():
-                self._write("trace.jsonl", line)
+            self._begin_trace()
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
         with self._lock:
             for name, file in self._files.items():
                 with writing_file(self.folder / name):
@@ -104,43 +107,31 @@ class Recorder:
         """
         if step == 0:
             attempt += self.num_starts  # processes start once more where a run is resumed
-        by_process: dict[str, list[Measurement]] = defaultdict(list)
-        for measurement in measurements:
-            by_process[measurement.process].append(measurement)
-        for process, parts in by_process.items():
-            self._record_process(action, step, process, parts, attempt)
+        for whole in merged(measurements):
+            self._record_process(action, step, whole, attempt)
 
-    def _record_process(self, action: Action, step: int, process: str, parts: list[Measurement], attempt: int) -> None:
-        device = self.devices.get(process, HOST_DEVICE)
-        start = min(part.start_s for part in parts) - self.origin_s
-        end = max(part.end_s for part in parts) - self.origin_s
-        self._write(
-            "trace.jsonl", record_line(Span(action.id, step, process, device, round(start, 6), round(end, 6), attempt))
-        )
-        last = max(parts, key=lambda part: part.end_s)
-        self.resident[process] = last.resident_bytes
-        totals = [("resident", last.resident_bytes), ("peak", max(part.peak_bytes for part in parts))]
-        samples = [(role, kind, "resident", size) for (role, kind), size in last.components.items()]
-        samples += [
-            (role, kind, "loaded", size) for part in parts for (role, kind), size in part.loaded_components.items()
-        ]
+    def _record_process(self, action: Action, step: int, whole: Measurement, attempt: int) -> None:
+        process, device = whole.process, self.devices.get(whole.process, HOST_DEVICE)
+        start, end = round(whole.start_s - self.origin_s, 6), round(whole.end_s - self.origin_s, 6)
+        self._write("trace.jsonl", record_line(Span(action.id, step, process, device, start, end, attempt)))
+        self.resident[process] = whole.resident_bytes
+        totals = [("resident", whole.resident_bytes), ("peak", whole.peak_bytes)]
+        samples = [(role, kind, "resident", size) for (role, kind), size in whole.components.items()]
+        samples += [(role, kind, "loaded", size) for (role, kind), size in whole.loaded_components.items()]
         samples += [(action.role.value, "total", statistic, size) for statistic, size in totals]
-        if last.device is not None:
-            self.on_device[process] = last.device.held
-            samples += _device_samples(action.role.value, last.device)
+        if whole.device is not None:
+            self.on_device[process] = whole.device.held
+            samples += _device_samples(action.role.value, whole.device)
         for role, kind, statistic, size in samples:
-            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, round(end, 6), attempt)
+            sample = MemorySample(action.id, step, process, device, role, kind, statistic, size, end, attempt)
             self._write("trace.jsonl", record_line(sample))
 
-    def record_own(self, action: Action, step: int, start_s: float, end_s: float) -> None:
-        """Record an action that the driver does itself. Times: seconds since 1970."""
+    def record_own(
+        self, action: Action, step: int, start_s: float, end_s: float, process: str = DRIVER_PROCESS
+    ) -> None:
+        """Record an action that the driver, or a process beside the workers, does. Times: seconds since 1970."""
         start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
-        self._write("trace.jsonl", record_line(Span(action.id, step, DRIVER_PROCESS, HOST_DEVICE, start, end)))
-
-    def record_verifiers(self, action: Action, step: int, start_s: float, end_s: float) -> None:
-        """When the rewards' own processes were at work, which may have begun before the action did."""
-        start, end = round(start_s - self.origin_s, 6), round(end_s - self.origin_s, 6)
-        self._write("trace.jsonl", record_line(Span(action.id, step, VERIFIER_PROCESS, HOST_DEVICE, start, end)))
+        self._write("trace.jsonl", record_line(Span(action.id, step, process, HOST_DEVICE, start, end)))
 
     def record_baseline(self, action_id: str, process: str, role: str, num_bytes: int) -> None:
         """Record what a process holds once its libraries are imported and before it holds a model."""
@@ -163,44 +154,23 @@ class Recorder:
         sample = MemorySample("finish_step", step, process, HOST_DEVICE, role, "total", "resident", num_bytes, at)
         self._write("trace.jsonl", record_line(sample))
 
-    def write_metrics(self, row: dict[str, float | int]) -> None:
-        """One step's learning metrics."""
-        self._write("metrics.jsonl", json.dumps(row))
-
-    def write_timings(self, row: dict[str, float | int]) -> None:
-        """One step's seconds, rates and bytes."""
-        self._write("timings.jsonl", json.dumps(row))
-
-    def write_sample(self, row: dict[str, Any]) -> None:
-        """One rollout to read."""
-        self._write("samples.jsonl", json.dumps(row, ensure_ascii=False))
-
-    def write_prompts(self, step: int, ids: Sequence[str]) -> None:
-        """Which prompts a step was trained on, by their ids and in order."""
-        self._write("prompts.jsonl", json.dumps({"step": step, "prompts": [*ids]}, ensure_ascii=False))
+    def write_row(self, name: str, row: Mapping[str, Any]) -> None:
+        """One line more of a file of lines."""
+        self._write(name, json.dumps(row, ensure_ascii=False))
 
     def write_failures(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Rollouts without a reward."""
         for row in rows:
             self._write("failures.jsonl", json.dumps(row))
 
     def write_alarm(self, step: int, kind: str, text: str, **values: float | str) -> None:
-        """Something that the run survives and that must not go unseen."""
+        """Something that the run survives and that must not go unseen: shown first, for the disk may not take it."""
+        self.show_alarm(step, text)
         at = round(time.time() - self.origin_s, 3)
         self._write("alarms.jsonl", json.dumps({"step": step, "at_s": at, "kind": kind, "text": text, **values}))
 
-    def write_preflight(self, comparison: dict[str, Any]) -> None:
-        """What was rehearsed before step 1."""
-        write_json(self.folder / "preflight.json", comparison)
-
-    def write_data(self, facts: Mapping[str, object]) -> None:
-        """What was read, and how long the prompts are."""
-        write_json(self.folder / "data.json", facts)
-
-    def write_lengths(self, lengths: Mapping[str, object] | None) -> None:
-        """How long responses were, as a job says it: another plan or a simulation can start from them."""
-        if lengths is not None:
-            write_json(self.folder / "lengths.json", lengths)
+    def write_file(self, name: str, value: Mapping[str, object]) -> None:
+        """A JSON file of its own."""
+        write_json(self.folder / name, value)
 
     def write_status(self, state: str, exit_code: int | None, message: str = "") -> None:
         """How the run stands. state: running | finished | interrupted | failed.
@@ -261,7 +231,6 @@ def _step_of(line: str) -> int:
 
 
 def _started_s(folder: Path) -> float:
-    """When the run in a folder began, by its status."""
     try:
         status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         return float(calendar.timegm(time.strptime(status["started_at"], "%Y-%m-%dT%H:%M:%SZ")))

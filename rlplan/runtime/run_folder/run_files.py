@@ -13,7 +13,6 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """`replace_whole` with a value."""
     replace_whole(path, _as_text(value))
 
 

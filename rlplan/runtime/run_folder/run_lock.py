@@ -25,8 +25,10 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
     is_resumed: it holds an earlier run, which goes on.
     Raises: SpecError when it holds something already, or another run holds it.
     """
-    check = _check_not_held if is_resumed else _check_empty
-    check(run_folder)
+    if not is_resumed:
+        _check_empty(run_folder)
+    elif (run_folder / LOCK_NAME).exists() and _is_held(run_folder):
+        raise _locked_by_another(run_folder)
     made = _make(run_folder)
     lock = FileLock(run_folder / LOCK_NAME, timeout=0)
     try:
@@ -45,11 +47,6 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
-
-
-def _check_not_held(run_folder: Path) -> None:
-    if (run_folder / LOCK_NAME).exists() and _is_held(run_folder):
-        raise _locked_by_another(run_folder)
 
 
 def _make(run_folder: Path) -> list[Path]:
@@ -89,14 +86,9 @@ def _is_held(run_folder: Path) -> bool:
 
 
 def _locked_by_another(run_folder: Path) -> SpecError:
+    who = "another process"
     with suppress(OSError, ValueError):
-        process = int((run_folder / LOCK_NAME).read_text(encoding="ascii"))
-        who = f"process {process}"
-        return _taken(run_folder, who)
-    return _taken(run_folder, "another process")
-
-
-def _taken(run_folder: Path, who: str) -> SpecError:
+        who = f"process {int((run_folder / LOCK_NAME).read_text(encoding='ascii'))}"
     return SpecError(
         f"{run_folder} belongs to a run that is going on, of {who}",
         where=str(run_folder / LOCK_NAME),

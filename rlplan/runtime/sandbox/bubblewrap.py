@@ -56,7 +56,6 @@ class Bubblewrap:
             self._slots.put(slot)
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        """Run a program in a fresh sandbox."""
         slot = self._slots.get()
         if self._is_closed:
             self._slots.put(slot)

@@ -10,15 +10,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
-from rlplan.runtime.sandbox.bare import Bare
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
+from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, system_runner
 from rlplan.runtime.sandbox.landlocked import Landlocked
+from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report, Sandbox
 
 AUTO, NONE = "auto", "none"
 BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {"bubblewrap": Bubblewrap, "sandlock": Landlocked}
 """By name, best first."""
 NAMES = (AUTO, *BACKENDS, NONE)
+
+
+class Bare:
+    """No sandbox at all: the runner in a plain process, with rlimits only. Whoever runs this trusts every program.
+
+    Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
+    """
+
+    name = "none"
+
+    def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits, self._runner = limits, system_runner()
+
+    def run(self, program: Program, *, stops_early: bool = False) -> Report:
+        return run_in((INTERPRETER, *self._runner.flags), self._runner.code, program, stops_early=stops_early)
+
+    def close(self) -> None:
+        """Nothing is kept between runs."""
 
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:

@@ -79,7 +79,6 @@ class Landlocked:
             self._free.put(uid)
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        """Run a program in a fresh sandbox."""
         uid, limits = self._free.get(), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
         try:

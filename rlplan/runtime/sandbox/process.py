@@ -43,6 +43,10 @@ _LINE = 64
 """Bytes that the head of a case's result has at most."""
 
 
+Watch = Callable[[int], str | None]
+"""Asked with a process id again and again; a status ends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """The runner as code of one interpreter: what is given to it as flags, and what it then reads first.
@@ -75,12 +79,12 @@ def run_in(
     *,
     pass_fds: tuple[int, ...] = (),
     stops_early: bool = False,
-    watch: Callable[[int], str | None] | None = None,
+    watch: Watch | None = None,
     stop: int | None = None,
 ) -> Report:
     """Run a program by a command that starts the runner, whose code goes in first.
 
-    watch: called with the process id; a status ends it. stop: a pipe's descriptor; its hanging up ends it. A runner
+    stop: a pipe's descriptor; its hanging up ends it. A runner
     that ends without a verdict is `killed`: whoever calls knows whether a program may have done that.
     """
     started = time.monotonic()
@@ -99,21 +103,13 @@ def run_in(
     except OSError as error:
         return unknown(program, "broken", f"{command[0]} does not start: {error.strerror}")
     start_s = scaled(START_S)
-    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, _most(program))
+    most = program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)  # that an honest runner says
+    talk = _Talk(process, code + _request(program, stops_early, start_s) + nonce, most)
     try:
-        status = talk.listen(_Waits(start_s, program.limits.total_s, scaled(GRACE_S)), watch, stop)
+        status = talk.listen(start_s, program.limits.total_s, watch, stop)
     finally:
         _end(process)
     return _report(program, status, talk, nonce, time.monotonic() - started)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    """Seconds for a sandbox, and then its first case, to come up; for the program, by the clock; for the last words."""
-
-    start_s: float
-    total_s: float
-    grace_s: float
 
 
 class _Talk:
@@ -129,18 +125,19 @@ class _Talk:
         for pipe in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def listen(self, waits: _Waits, watch: Callable[[int], str | None] | None, stop: int | None = None) -> str:
+    def listen(self, start_s: float, total_s: float, watch: Watch | None, stop: int | None) -> str:
         """Until it says no more (`done`), or `timeout`, `output`, `broken` (stopped from here), or what `watch` says.
 
-        The program's time begins once its first case is up.
+        start_s: for the sandbox, and then its first case, to come up. total_s: for the program, once that is up.
         """
+        grace_s = scaled(GRACE_S)
         poll = select.poll()
         if stop is not None:
             poll.register(stop, 0)
         poll.register(self.stdin, select.POLLOUT)
         poll.register(self.stdout, select.POLLIN)
         poll.register(self.stderr, select.POLLIN)
-        deadline, is_up, has_begun = time.monotonic() + waits.start_s, False, False
+        deadline, is_up, has_begun = time.monotonic() + start_s, False, False
         while True:
             for descriptor, _ in poll.poll(20 if watch else 1000 * max(0.0, deadline - time.monotonic()) + 1):
                 if descriptor == stop:
@@ -151,9 +148,9 @@ class _Talk:
                         return "done"
             now = time.monotonic()
             if not is_up and self.heard.startswith(_READY):
-                is_up, deadline = True, now + waits.start_s + waits.grace_s
+                is_up, deadline = True, now + start_s + grace_s
             if not has_begun and self.heard.startswith(_READY + _BEGUN):
-                has_begun, deadline = True, now + waits.total_s + waits.grace_s
+                has_begun, deadline = True, now + total_s + grace_s
             if now > deadline:
                 return "timeout"
             if len(self.heard) > self.limit:
@@ -211,11 +208,6 @@ def _request(program: Program, stops_early: bool, start_s: float) -> bytes:
     cases = ({"stdin": case.stdin, "call": case.call} for case in program.cases)
     bodies = (ascii(part).encode("ascii") for part in (request, *cases))
     return b"".join(b"%016x" % len(body) + body for body in bodies)
-
-
-def _most(program: Program) -> int:
-    """Bytes that an honest runner says at most."""
-    return program.limits.total_output_bytes + 1024 * (len(program.cases) + 1)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

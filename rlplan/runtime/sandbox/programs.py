@@ -12,8 +12,6 @@ from rlplan.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of the program."""
-
     stdin: bytes = b""
     """What it reads, as a program."""
 
@@ -38,8 +36,6 @@ class Limits:
     """Of all processes and files together."""
 
     num_processes: int = 32
-    """At the same time."""
-
     output_bytes: int = MIB
     """Printed by one case."""
 
@@ -53,7 +49,6 @@ class Limits:
     """Of all files together."""
 
     def cpu_s(self, num_cases: int) -> float:
-        """Seconds of CPU of all processes of so many cases."""
         return min(self.total_s, num_cases * self.case_s)
 
 
@@ -71,8 +66,6 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How a case ended."""
-
     status: str
     """`ok`, `error`, `timeout`, `output` (too much of it), `killed` or `missing`."""
 
@@ -85,21 +78,16 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a sandbox says of a program."""
-
     status: str
     """`done`, or why some cases have no result: `timeout`, `memory`, `killed` (the program's doing), or `broken` (the
     sandbox's own failure or the host's, that no program brings about).
     """
 
     cases: tuple[CaseResult, ...]
-    """One result a case."""
-
     detail: str = ""
     """What happened; empty where the status says it all."""
 
     seconds: float = 0.0
-    """By the clock."""
 
 
 class Sandbox(Protocol):

@@ -6,6 +6,7 @@ free again whenever its process ends, however that ends.
 In: how many. Out: ClaimedUids. Left out: runs in network namespaces of their own, which do not see each other's names.
 """
 
+import contextlib
 import errno
 import socket
 import weakref
@@ -21,13 +22,13 @@ class ClaimedUids:
 
     def __init__(self, count: int) -> None:
         self.numbers: list[int] = []
-        claims: list[socket.socket] = []
-        self._release = weakref.finalize(self, _close_all, claims)
+        claims = contextlib.ExitStack()
+        self._release = weakref.finalize(self, claims.close)
         for number in range(FIRST_UID, FIRST_UID + NUM_UIDS):
-            if len(claims) < count and (claim := _claim(number)) is not None:
-                claims.append(claim)
+            if len(self.numbers) < count and (claim := _claim(number)) is not None:
+                claims.enter_context(claim)
                 self.numbers.append(number)
-        if len(claims) < count:
+        if len(self.numbers) < count:
             self.close()
             raise HostError(
                 f"{count} uids for sandboxes are needed, {len(self.numbers)} are left",
@@ -52,8 +53,3 @@ def _claim(number: int) -> socket.socket | None:
             raise
         return None
     return claim
-
-
-def _close_all(claims: list[socket.socket]) -> None:
-    for claim in claims:
-        claim.close()

@@ -26,7 +26,6 @@ class Sink(Protocol):
 
 
 def open_sink(kind: str, folder: Path, name: str) -> Sink:
-    """A sink by its name in a job."""
     from rlplan.runtime.sinks.tensorboard import TensorBoard
     from rlplan.runtime.sinks.trackers import Trackio, WeightsAndBiases
 

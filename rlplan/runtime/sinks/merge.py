@@ -102,5 +102,4 @@ class Merge:
 
 
 def numbers_of(row: dict[str, Any]) -> Numbers:
-    """A row's numbers, without its step."""
     return {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, int | float)}

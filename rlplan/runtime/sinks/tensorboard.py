@@ -39,7 +39,6 @@ def crc32c(data: bytes) -> int:
 
 
 def record(data: bytes) -> bytes:
-    """One record of an event file."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 
@@ -61,12 +60,10 @@ class TensorBoard:
         self._file.write(record(struct.pack("<Bd", 0x09, time.time()) + _field(3, b"brain.Event:2")))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write a step's numbers."""
         self._file.write(record(event(time.time(), step, scalars)))
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -20,11 +20,9 @@ class WeightsAndBiases:
         self._run: Any = wandb.init(project="rlplan", name=name, dir=str(folder), mode="offline")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hand a step's numbers over."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """End the run."""
         self._run.finish()
 
 
@@ -39,9 +37,7 @@ class Trackio:
         trackio.init(project="rlplan", name=name, embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hand a step's numbers over."""
         self._trackio.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """End the run."""
         self._trackio.finish()

@@ -35,14 +35,10 @@ class Encoding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One sync."""
-
     serial: int
     """Number of the attempt."""
 
     version: int
-    """Of the weights."""
-
     is_full: bool
     """Nothing that came before is used."""
 
@@ -52,19 +48,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What an update took on the trainer's side."""
-
     num_bytes: int
-    """Sent."""
-
     full_bytes: int
     """That a full update would have sent."""
-
-    waited_s: float
-    """For readers."""
-
-    filled_s: float
-    """Copying and checksums."""
 
     checksums: dict[str, int] = field(repr=False)
     """Of every weight that the trainer holds, by name, whether or not it was sent."""
@@ -72,20 +58,7 @@ class SendReport:
 
 @dataclass(slots=True)
 class ReceiveReport:
-    """What an update took on a reader's side."""
-
     num_bytes: int = 0
-    """Received."""
-
-    waited_s: float = 0.0
-    """For packets."""
-
-    verified_s: float = 0.0
-    """Computing checksums."""
-
-    unpacked_s: float = 0.0
-    """Laying deltas over the weights that were there."""
-
     applied_s: float = 0.0
     """Inside the engine, from a tensor handed over until the next one is due."""
 
@@ -101,11 +74,7 @@ class Header:
     """What stands before a packet: seven integers of 64 bits."""
 
     serial: int
-    """Of the update."""
-
     version: int
-    """Of the weights."""
-
     index: int
     """Of the packet within the update, from 0."""
 
@@ -122,7 +91,6 @@ class Header:
     """Of a full packet over its weights, of a delta over its bytes."""
 
     def words(self) -> tuple[int, ...]:
-        """The header as seven integers of 64 bits."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
 
@@ -131,11 +99,7 @@ HEADER_WORDS = len(Header.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where both sides meet."""
-
     transport: Transport
-    """How bytes go."""
-
     num_readers: int
     """Processes of engines that read."""
 
@@ -158,22 +122,28 @@ class Endpoint:
     """Of device memory."""
 
 
-class Outlet(Protocol):
-    """The trainer's side of a transport. Packets are written in order, each exactly once an update."""
+class _Side(Protocol):
+    """Either side of a transport. num_bytes: of the memory that payloads take here."""
 
     num_bytes: int
-    """Of the memory that payloads take on this side."""
-
-    endpoint: Endpoint
-    """What readers open."""
-
-    def open(self) -> None:
-        """Wait for the readers, where the transport has to."""
-        ...
 
     def begin(self, update: Update) -> None:
         """An update follows."""
-        ...
+
+    def abort(self) -> None:
+        """This update has failed here: the other sides stop waiting for it."""
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+
+
+class Outlet(_Side, Protocol):
+    """The trainer's side. Packets are written in order, each exactly once an update. endpoint: what readers open."""
+
+    endpoint: Endpoint
+
+    def open(self) -> None:
+        """Wait for the readers, where the transport has to."""
 
     def buffer(self, index: int) -> "torch.Tensor":
         """The packet's memory, as bytes, as soon as nobody needs what was in it."""
@@ -181,29 +151,13 @@ class Outlet(Protocol):
 
     def publish(self, header: Header) -> None:
         """The packet is written: let the readers have it."""
-        ...
 
     def finish(self) -> None:
         """Wait until every reader has read everything."""
-        ...
-
-    def abort(self) -> None:
-        """This update has failed: readers stop waiting for it."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything. May be called twice."""
-        ...
 
 
-class Inlet(Protocol):
-    """A reader's side of a transport. num_bytes: of the memory that payloads take on this side."""
-
-    num_bytes: int
-
-    def begin(self, update: Update) -> None:
-        """An update follows."""
-        ...
+class Inlet(_Side, Protocol):
+    """A reader's side."""
 
     def take(self, index: int) -> "tuple[Header, torch.Tensor]":
         """Wait for a packet: its header, and its bytes, which stay until `release`."""
@@ -211,15 +165,6 @@ class Inlet(Protocol):
 
     def release(self, index: int) -> None:
         """The packet has been read; its memory may be written again."""
-        ...
-
-    def abort(self) -> None:
-        """This update has failed here: the sender stops waiting."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything. May be called twice."""
-        ...
 
 
 def check_packet(header: Header, payload: "torch.Tensor", update: Update, index: int) -> None:
@@ -238,7 +183,6 @@ class GivenUpError(RunError):
 
 
 def sync_error(what: str, kind: type[RunError] = RunError) -> RunError:
-    """A failed update."""
     return kind(
         what,
         where="weight sync",
@@ -248,14 +192,11 @@ def sync_error(what: str, kind: type[RunError] = RunError) -> RunError:
 
 
 class Deadline:
-    """The end of an update's time."""
-
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.end = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Seconds left, at least a millisecond."""
         return max(1e-3, self.end - time.monotonic())
 
     def wait(self, is_ready: Callable[[], bool], what: str) -> None:
@@ -269,5 +210,9 @@ class Deadline:
 
 
 def packet_view(arena: "torch.Tensor", packet: Packet) -> "torch.Tensor":
-    """A packet's bytes in an arena."""
     return arena[packet.start : packet.start + packet.bucket.num_bytes]
+
+
+def as_hex(checksum: int) -> str:
+    """A checksum as it is printed."""
+    return f"{checksum & (1 << 64) - 1:016x}"

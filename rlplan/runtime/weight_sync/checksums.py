@@ -62,7 +62,6 @@ class Checksums:
 
 
 def of_packet(sums: Mapping[str, int]) -> int:
-    """One checksum for all tensors of a packet."""
     return _digest(list(sums.values()), len(sums))
 
 
@@ -91,11 +90,6 @@ def of_files(folder: str) -> dict[str, int]:
 def of_named(tensors: NamedTensors) -> dict[str, int]:
     """Of tensors by name, each in its own type: what `of_files` says of the same once they are written."""
     return {name: Checksums(tensor.dtype).of(tensor) for name, tensor in tensors}
-
-
-def as_hex(checksum: int) -> str:
-    """As it is printed."""
-    return f"{checksum & (1 << 64) - 1:016x}"
 
 
 def _whole_words(part: bytes) -> torch.Tensor:

@@ -18,10 +18,11 @@ from rlplan.runtime.weight_sync.channel import (
     Inlet,
     ReceiveReport,
     Update,
+    as_hex,
     check_packet,
     sync_error,
 )
-from rlplan.runtime.weight_sync.checksums import Checksums, as_hex, of_packet, of_payload
+from rlplan.runtime.weight_sync.checksums import Checksums, of_packet, of_payload
 from rlplan.runtime.weight_sync.contents.delta import SentWeights
 from rlplan.runtime.weight_sync.contents.full import named
 from rlplan.runtime.weight_sync.transports.registry import open_inlet
@@ -41,11 +42,9 @@ class PolicyReceiver:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of staging held now."""
         return (self.inlet.num_bytes if self.inlet else 0) + (self.held.num_bytes if self.held else 0)
 
     def open(self, endpoint: Endpoint) -> None:
-        """Let go of an earlier channel and open this one."""
         self.close()
         self.inlet = open_inlet(endpoint, self.packets, self.reader)
 
@@ -57,25 +56,17 @@ class PolicyReceiver:
         try:
             inlet.begin(update)
             for index in range(len(self.packets)):
-                start = time.perf_counter()
                 header, payload = inlet.take(index)
-                came = time.perf_counter()
                 check_packet(header, payload, update, index)
                 if header.encoding == Encoding.DELTA:
                     self._check(of_payload(payload), header)
-                checked = time.perf_counter()
                 source, entries = self._lay_over(header, payload, index)
-                ready = time.perf_counter()
                 found |= self._checked(source, header, index)
-                summed = time.perf_counter()
+                start = time.perf_counter()
                 yield from named(source, entries, self.dtype)
-                applied = time.perf_counter()
+                self.report.applied_s += time.perf_counter() - start
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes
-                self.report.waited_s += came - start
-                self.report.verified_s += checked - came + summed - ready
-                self.report.unpacked_s += ready - checked
-                self.report.applied_s += applied - summed
         except BaseException:
             inlet.abort()
             if self.held is not None:
@@ -125,7 +116,6 @@ class PolicyReceiver:
         return self.held.copies[index], everything
 
     def close(self) -> None:
-        """Let go of the channel."""
         if self.inlet is not None:
             self.inlet.close()
             self.inlet = None

@@ -4,7 +4,6 @@ In: a WeightSource and an Update. Out: packets in the channel. One call sends a 
 driver in between. Left out: adapters (adapter.py).
 """
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -30,7 +29,6 @@ class PolicySender:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of staging held now."""
         return (self.outlet.num_bytes if self.outlet else 0) + (self.sent.num_bytes if self.sent else 0)
 
     def offer(self, endpoint: Endpoint) -> Endpoint:
@@ -53,22 +51,15 @@ class PolicySender:
         outlet, position = self.outlet, 0
         found: dict[str, int] = {}
         base = 0 if update.is_full or self.sent is None else self.sent.serial
-        waited_s, filled_s, num_bytes = 0.0, 0.0, 0
+        num_bytes = 0
         try:
             outlet.begin(update)
             for position in range(len(self.packets)):
-                start = time.perf_counter()
-                buffer = outlet.buffer(position)
-                ready = time.perf_counter()
-                header, sums = self._write(buffer, position, source, update, base)
+                header, sums = self._write(outlet.buffer(position), position, source, update, base)
                 found |= sums
-                filled_s += time.perf_counter() - ready
-                waited_s += ready - start
                 num_bytes += header.num_bytes
                 outlet.publish(header)
-            start = time.perf_counter()
             outlet.finish()
-            waited_s += time.perf_counter() - start
         except BaseException:
             with suppress(OSError):
                 outlet.abort()  # where not even that is possible, the readers' time runs out
@@ -79,10 +70,9 @@ class PolicySender:
         if self.sent is not None:
             self.sent.serial = update.serial
         full_bytes = sum(packet.bucket.num_bytes for packet in self.packets)
-        return SendReport(num_bytes, full_bytes, waited_s, filled_s, found)
+        return SendReport(num_bytes, full_bytes, found)
 
     def close(self) -> None:
-        """Let go of the channel."""
         if self.outlet is not None:
             self.outlet.close()
             self.outlet = None

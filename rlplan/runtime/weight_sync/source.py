@@ -7,10 +7,8 @@ Under ZeRO-3 a layer's partitions are gathered when its first tensor is asked fo
 one layer is whole at a time. Gathering is collective: every rank iterates over the same, and one of them sends.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -20,33 +18,13 @@ from torch import nn
 from rlplan.memory.weight_sync.buckets import Bucket, layer_of
 
 
-@dataclass(frozen=True, slots=True)
-class WeightMeta:
-    """A parameter as it is when it is whole."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole tensor."""
-        num_bytes: int = math.prod(self.shape) * self.dtype.itemsize
-        return num_bytes
-
-
 class WeightSource:
     """The weights of a module by the module's own names; tied tensors once."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = dict(module.named_parameters())
 
-    def metadata(self) -> tuple[WeightMeta, ...]:
-        """Names, types and whole shapes, in the module's order. Nothing is gathered for it."""
-        return tuple(WeightMeta(name, *self.form_of(name)) for name in self._parameters)
-
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight in the module's order."""
         return self._tensors(self._parameters)
 
     def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,11 +42,6 @@ class WeightSource:
             with gathered(self.needed_for(members)):
                 for name in members:
                     yield name, self.read(name)
-
-    def form_of(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """(type, shape) of a whole weight."""
-        parameter = self._parameters[name]
-        return parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def read(self, name: str) -> torch.Tensor:
         """One weight, whole; its layer is gathered."""

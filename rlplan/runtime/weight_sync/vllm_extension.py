@@ -22,8 +22,6 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 @dataclass
 class ChannelInfo(WeightTransferInitInfo):
-    """The channel to open."""
-
     endpoint: Endpoint
     """Where both sides meet."""
 
@@ -39,8 +37,6 @@ class ChannelInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """The update that comes through the channel now."""
-
     update: Update
 
 
@@ -57,11 +53,9 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of staging that this process holds."""
         return self.receiver.num_bytes if self.receiver else 0
 
     def init_transfer_engine(self, init_info: ChannelInfo) -> None:
-        """Open the channel; an earlier one is let go."""
         if self.receiver is None:
             self.receiver = PolicyReceiver(
                 init_info.packets, self.model_config.dtype, init_info.reader, takes_deltas=init_info.takes_deltas
@@ -99,7 +93,6 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.apply_s += time.perf_counter() - start
 
     def shutdown(self) -> None:
-        """Let go of the channel, where one was opened."""
         if self.receiver is not None:
             self.receiver.close()
 
@@ -118,10 +111,6 @@ class WeightSyncExtension:
     """Nothing is added to vLLM's worker: naming this class makes vLLM import this module there."""
 
 
-def _register() -> None:
-    registered: Any = WeightTransferEngineFactory._registry
-    if WEIGHT_TRANSFER_BACKEND not in registered:
-        WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, PolicyTransferEngine)
-
-
-_register()
+_registered: Any = WeightTransferEngineFactory._registry
+if WEIGHT_TRANSFER_BACKEND not in _registered:
+    WeightTransferEngineFactory.register_engine(WEIGHT_TRANSFER_BACKEND, PolicyTransferEngine)

@@ -90,7 +90,7 @@ class WeightSync:
     def resend(self, recovered: Sequence[str]) -> list[Measurement]:
         """Give the ranks of an engine that was restarted the weights of now, in full: all engines get them.
 
-        Adapters go to the revived ranks alone, and not before there are any.
+        Adapters go to those ranks alone, and not before there are any.
         """
         if not self._hands_adapters_over:
             return self._open() + self._update((*self.trainers, *self.engines), is_full=True)

@@ -7,6 +7,7 @@ What an engine makes of right weights only its log-probs show (logprob_mismatch.
 from collections.abc import Mapping
 
 from rlplan.errors import RunError
+from rlplan.runtime.weight_sync.channel import as_hex
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -16,7 +17,6 @@ _OTHER_TRANSPORT = {
     Transport.DISK: Transport.GLOO,
     Transport.CUDA_IPC: Transport.NCCL,
 }
-_WORD = (1 << 64) - 1
 _NAMED = 3
 """So many weights are named in a message."""
 
@@ -33,13 +33,12 @@ def check_weights(held: Mapping[str, int], fed: Mapping[str, int], engine: str, 
         first = other[0]
         what = (
             f"{engine} has got other weights than the trainer holds, {len(other)} of {len(held)}: {_listed(other)}; "
-            f"the checksum of the first is {fed[first] & _WORD:016x}, the trainer's {held[first] & _WORD:016x}"
+            f"the checksum of the first is {as_hex(fed[first])}, the trainer's {as_hex(held[first])}"
         )
     raise mismatch_error(what, version, job)
 
 
 def mismatch_error(what: str, version: int, job: ResolvedJob) -> RunError:
-    """Weights that are not the trainer's."""
     return RunError(
         what,
         where=f"weight sync, version {version}",

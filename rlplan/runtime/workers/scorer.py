@@ -6,7 +6,6 @@ brings the layers together, one after the other; no rank ever loads more than on
 """
 
 import gc
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,13 @@ from rlplan.runtime.models.sharded_loading import build_cut
 from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
 from rlplan.runtime.models.value_model import ValueModel, whole_sequences
 from rlplan.runtime.rollout.experience import SequencePair
-from rlplan.runtime.workers.rendezvous import Rendezvous
-from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES, join_ranks, score_together, share_frozen
+from rlplan.runtime.workers.trainer.deepspeed_engine import (
+    TORCH_DTYPES,
+    import_deepspeed,
+    join_ranks,
+    score_together,
+    share_frozen,
+)
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.worker import Worker
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
@@ -28,15 +32,12 @@ from rlplan.vocabulary import MemoryKind, Role
 
 
 class Scorer(Worker):
-    """See the module docstring."""
-
     def __init__(self, process: str, job: ResolvedJob, role: str, num_threads: int) -> None:
         super().__init__(process)
         self.job, self.role, self.num_threads = job, role, num_threads
         self.model: Any = None
         self.engine: Any = None
         self.device = torch.device("cpu")
-        self.rendezvous = Rendezvous()
         self.offloaded = OffloadedStates()
 
     def import_libraries(self) -> None:
@@ -44,17 +45,9 @@ class Scorer(Worker):
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=False)
         if self.job.placement.spreads_scoring:
-            import deepspeed
-
-            importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-    def open_rendezvous(self, address: str, port: int) -> int:
-        """Listen where the ranks that share this role's weights will meet; gives the port."""
-        return self.rendezvous.open(address, port)
+            import_deepspeed()
 
     def start(self, model_folder: str) -> None:
-        """Load the frozen model, whole."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
         load = load_scalar_model if self._is_scalar else load_language_model
         self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
@@ -65,8 +58,7 @@ class Scorer(Worker):
         """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
         on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.start_timeout_s
-        listener = self.rendezvous.take()
-        join_ranks(rank, world_size, address, timeout_s, listener, on_gpus=on_gpus)
+        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
         self.engine = share_frozen(
             self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
         )
@@ -81,7 +73,6 @@ class Scorer(Worker):
         return TORCH_DTYPES[self.job.training.dtype]
 
     def _wrapped(self, model: Any) -> Any:
-        """The module that judges."""
         model.requires_grad_(False)
         if self._is_scalar:
             return ValueModel(model)
@@ -101,7 +92,6 @@ class Scorer(Worker):
         give_memory_back()
 
     def reload(self) -> None:
-        """Have the model again."""
         if self.model is None:
             self.start(self.model_folder)
         else:

@@ -8,6 +8,7 @@ In: the name of a method and its arguments. Out: the method's result and a Measu
 
 import importlib
 import os
+import socket
 import sys
 import time
 import traceback
@@ -16,11 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rlplan.errors import RlplanError
+from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.cluster.network import Hello, join_network
 from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
-from rlplan.runtime.measure.memory_meter import Measurement, peak_inside, resident_bytes, trim_heap
-from rlplan.runtime.processes.parent_death import die_with_parent
+from rlplan.runtime.measure.memory_meter import Measurement, give_memory_back, peak_inside, resident_bytes
+from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import keep_path_in_children
 from rlplan.runtime.run_folder.disk_errors import disk_error
 
@@ -30,6 +31,31 @@ class Worker:
 
     def __init__(self, process: str) -> None:
         self.process = process
+        self._listener: socket.socket | None = None
+
+    def open_rendezvous(self, address: str, port: int) -> int:
+        """Listen where the ranks of a group will meet; gives the port. 0 takes any free one.
+
+        The socket stays open until `take_listener`, so that nobody else gets the port. Raises: HostError when the port
+        is taken.
+        """
+        self._listener = socket.socket()
+        try:
+            self._listener.bind((address, port))
+        except OSError as error:
+            raise HostError(
+                f"port {port} cannot be used: {error.strerror}",
+                where="hardware.rendezvous_port",
+                rule="a free port, or 0 for any",
+                way_out="set it to 0, or end what listens there",
+            ) from None
+        self._listener.listen()
+        return int(self._listener.getsockname()[1])
+
+    def take_listener(self) -> int | None:
+        """The rendezvous' descriptor, which is the taker's from now on; None on the other ranks."""
+        listener, self._listener = self._listener, None
+        return None if listener is None else listener.detach()
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         """Call a method; a worker with a thread of its own does it there."""
@@ -41,7 +67,7 @@ class Worker:
         reset_device_peak()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
-        trim_heap()
+        give_memory_back()
         measurement = Measurement(
             process=self.process,
             start_s=start,
@@ -87,16 +113,13 @@ class WorkerProcess:
         return Hello(os.getpid(), self.address, tuple(path for path in paths if not Path(path).exists()))
 
     def pulse(self) -> float:
-        """A number that changes while the process gets on."""
         return self.worker.pulse()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method, unmeasured."""
         with _failures_that_travel(self.log_folder):
             return self.worker.invoke(method, *arguments)
 
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
-        """Call a method and measure it."""
         with _failures_that_travel(self.log_folder):
             return self.worker.perform(method, *arguments)
 

@@ -28,7 +28,6 @@ def worker_device(job: ResolvedJob) -> torch.device:
 
 
 def inside(device: torch.device) -> AbstractContextManager[Any]:
-    """New tensors lie on the device inside the `with` block."""
     return nullcontext() if device.type == "cpu" else device
 
 

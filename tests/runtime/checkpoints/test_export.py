@@ -14,7 +14,7 @@ from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
-from rlplan.runtime.checkpoints.manifest import RUN, Manifest, RoleStates, RunState, StoredFile
+from rlplan.runtime.checkpoints.manifest import RUN, Manifest, RoleStates, RunState
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
 from rlplan.runtime.models.start_checkpoint import load_language_model
@@ -81,8 +81,7 @@ def run(tmp_path: Path) -> Path:
         names = [(f"master/{export.PREFIX}{name}@0", p.detach()) for name, p in model.named_parameters()]
         write(staged / STATES, [Piece(name, "F32", memory_of(tensor)) for name, tensor in names])
         write_durably(staged / RUN, RunState(step=step, version=step))
-        found = {name: digest_of(staged / name) for name in (STATES, RUN)}
-        files = {name: StoredFile(num_bytes=each.num_bytes, sha256=each.sha256) for name, each in found.items()}
+        files = {name: digest_of(staged / name) for name in (STATES, RUN)}
         roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
         checkpoints.commit(staged, Manifest(job="a", step=step, identity={}, files=files, roles=roles))
     write_plan(make_plan(), folder / "plan.json")

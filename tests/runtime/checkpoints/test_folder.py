@@ -46,8 +46,7 @@ def save(run: Path, step: int, keep_last: int = 2, identity: dict[str, str] | No
     write(staged / STATES, [Piece("master/a@0", "F32", memoryview(array("f", [float(step)] * 64)))])
     write_durably(staged / RUN, RunState(step=step, version=step + 1))
     write_text_durably(staged / EXPERIENCE, "[]")
-    digests = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
-    files = {name: StoredFile(num_bytes=found.num_bytes, sha256=found.sha256) for name, found in digests.items()}
+    files = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
     roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
     folder.commit(staged, Manifest(job="a", step=step, identity=identity or {}, files=files, roles=roles))
 

@@ -14,7 +14,7 @@ from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, StreamState
 from rlplan.runtime.checkpoints.run_state import check_order, give_state, take_state
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rollout.buffer import BufferedGroup, BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.rollout.fleet import ExpectedLengths
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
@@ -51,14 +51,14 @@ class Version:
 
 def stream_of(asked: Asked, max_staleness: int = 1, work: StreamSettings = WORK) -> RolloutStream:
     async_rollouts = AsyncRollouts("generate", max_staleness, interrupts=True)
-    return RolloutStream(asked, request_of, async_rollouts, work, ExperienceBuffer(BufferLimits(max_staleness)))  # type: ignore[arg-type]
+    return RolloutStream(asked, request_of, async_rollouts, work, ExperienceBuffer(max_staleness))  # type: ignore[arg-type]
 
 
 def ahead(tmp_path: Path, stream: StreamState, versions: dict[int, int]) -> Resumption:
     """The checkpoint of step 2 of a run whose generation was ahead. versions: of finished prompts, by number."""
     save(tmp_path, 2)
     found = find_checkpoint(tmp_path)
-    buffer = ExperienceBuffer(BufferLimits(9))
+    buffer = ExperienceBuffer(9)
     for number, version in versions.items():
         buffer.add(BufferedGroup(number, version, finished(number)))
     (found.folder / EXPERIENCE).write_text(json.dumps(buffer.state()))
@@ -84,7 +84,7 @@ def test_what_was_under_way_is_begun_anew_and_what_was_whole_is_kept(tmp_path: P
     resumed, version = stream_of(anew), Version()
     said = give_state(Resumption(found.folder, found.manifest, state), version, anew, resumed)  # type: ignore[arg-type]
     assert said == "2 prompt(s) that were under way are begun anew, 1 finished one(s) kept"
-    assert anew.lengths.by_prompt() == asked.lengths.by_prompt()
+    assert anew.lengths.by_prompt == asked.lengths.by_prompt
     assert resumed.state() == (state.stream, experience)
     assert resumed.buffer.groups() == [BufferedGroup(2, 0, finished(2))], "as old as it was"
     resumed._begin()

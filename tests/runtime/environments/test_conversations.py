@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplan.memory.predict_cpu import predict_ledger
-from rlplan.runtime.environments.conversations import Conversations, TextTokenizer
+from rlplan.runtime.data.text_tokens import TextTokenizer
+from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.losses.advantages import ADVANTAGES
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -25,7 +26,7 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, make_job, make_plan
 
 SORTER = EXAMPLES / "models" / "sorter"
-WORDS = TextTokenizer(str(SORTER / "tokenizer.json"))
+WORDS = TextTokenizer(SORTER)
 EOS = 1
 
 GAME = """
@@ -66,8 +67,8 @@ class Engines:
         spans = (WeightSpan(turn, 0, length),)
         return FinishedRequest(request.id, (Completion(tokens, tuple(-1.0 - i for i in range(length)), reason, spans),))
 
-    def leave_home(self, home: str) -> None:
-        self.left.append(home)
+    def end_session(self, session: str) -> None:
+        self.left.append(session)
 
 
 PROMPT = Prompt("p", "Sort: 52914", "12459", (5, 11, 8, 15, 7, 10))
@@ -124,7 +125,7 @@ def test_a_failure_leaves_what_was_said_and_its_reason(game: Game) -> None:
 
 def test_every_turn_goes_to_the_engine_of_the_first_with_everything_before_and_a_seed_of_its_own(game: Game) -> None:
     engines, finished = rollouts(game, max_tokens=40, num_samples=2)
-    assert {request.home for request in engines.asked} == {"generate/1/0"}
+    assert {request.session for request in engines.asked} == {"generate/1/0"}
     assert engines.left == ["generate/1/0"]
     assert len({request.seed for request in engines.asked}) == len(engines.asked) == 8
     last = next(request for request in engines.asked if request.id == "generate/1/0#1.3")

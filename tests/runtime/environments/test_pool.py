@@ -67,8 +67,8 @@ def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: Environment
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("hang", "no answer within "),
-        ("die", "the process is gone"),
+        ("hang", "timeout after "),
+        ("die", "its process ended with exit code 3"),
         ("fail", "ValueError: no such move"),
         ("long", "an answer of more than 1048576 bytes"),
         ("none", "not a dict with observation, reward or both"),

@@ -34,7 +34,7 @@ def lines_of(folder: Path, name: str) -> list[dict[str, object]]:
 def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, {})
     for step in (0, 1, 2, 3):
-        recorder.write_metrics({"step": step, "reward/mean": 0.5})
+        recorder.write_row("metrics.jsonl", {"step": step, "reward/mean": 0.5})
     recorder.write_alarm(3, "leak", "grows")
     recorder.write_status("running", None)
     recorder.close()
@@ -42,7 +42,7 @@ def test_lines_of_steps_that_are_done_again_go_and_half_a_line_with_them(tmp_pat
     (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 4, "rew')
     (tmp_path / "timings.jsonl").write_text('{"step": 2}\n{"step": -1}\nnonsense\n')
     recorder = Recorder(tmp_path, {}, after_step=2)
-    recorder.write_metrics({"step": 3})
+    recorder.write_row("metrics.jsonl", {"step": 3})
     recorder.sync()
     recorder.close()
     assert [row["step"] for row in lines_of(tmp_path, "metrics.jsonl")] == [0, 1, 2, 3]
@@ -177,7 +177,8 @@ def test_what_was_passed_over_is_not_taken_after_a_lost_rank_either(tmp_path: Pa
     said: list[str] = []
     lost = LostGroupError("a rank is gone", where="x", rule="y", way_out="z")
     recorder = Recorder(tmp_path, {}, after_step=1)
-    found = go_back(lost, {"seed": "0"}, recorder, lambda event: said.append(event.text))
+    recorder.show_alarm = lambda step, text: said.append(text)
+    found = go_back(lost, {"seed": "0"}, recorder)
     recorder.close()
     assert found.step == 1
     assert "step-000002: the checkpoint is of another job: seed is 0, in the checkpoint 5; it is passed over" in said

@@ -13,7 +13,6 @@ from rlplan.errors import RunError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.runtime.fault_tolerance.supervision import (
     LostProcessError,
-    Restart,
     Supervisor,
     check_freed,
     planned_release,
@@ -32,7 +31,7 @@ def action(kind: ActionKind, *processes: str) -> Action:
 
 
 def lost(process: str) -> LostProcessError:
-    return LostProcessError.of(process, f"{process} is gone", where="log", rule="lives", way_out="read")
+    return LostProcessError(f"{process} is gone", process=process, where="log", rule="lives", way_out="read")
 
 
 def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Measurement]], list[int]]:
@@ -47,14 +46,11 @@ def failing(times: int, process: str) -> tuple[Callable[[Action, int], list[Meas
     return handler, calls
 
 
-def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[Restart]]:
+def supervisor(max_restarts: int) -> tuple[Supervisor, list[str], list[str]]:
     recovered: list[str] = []
-    announced: list[Restart] = []
-    return (
-        Supervisor(max_restarts, lambda process, action, step: recovered.append(process), announced.append),
-        recovered,
-        announced,
-    )
+    announced: list[str] = []
+    revive, announce = (lambda process, *_: recovered.append(process)), (lambda *said: announced.append(said[2]))
+    return Supervisor(max_restarts, revive, announce), recovered, announced
 
 
 def test_the_work_of_a_lost_engine_is_done_again_after_it_was_started_anew() -> None:
@@ -63,7 +59,7 @@ def test_the_work_of_a_lost_engine_is_done_again_after_it_was_started_anew() -> 
     assert guard.perform(handler, action(ActionKind.GENERATE, "rollout_engine/0"), 3) == ([], 2)
     assert calls == [3, 3]
     assert recovered == ["rollout_engine/0"]
-    assert "rollout_engine/0 is gone; it is restarted (attempt 2)" in announced[0].text()
+    assert "rollout_engine/0 is gone; it is restarted (attempt 2)" in announced[0]
 
 
 def test_an_engine_that_keeps_dying_ends_the_run() -> None:
@@ -119,7 +115,7 @@ def test_a_restart_says_how_many_requests_are_begun_anew() -> None:
     guard, _, announced = supervisor(1)
     guard.num_open = lambda process: 7
     guard.perform(failing(1, "rollout_engine/0")[0], action(ActionKind.GENERATE, "rollout_engine/0"), 1)
-    assert announced[0].text().endswith("(attempt 2) and 7 requests are begun anew")
+    assert announced[0].endswith("(attempt 2) and 7 requests are begun anew")
 
 
 def test_no_restarts_are_made_where_none_are_allowed() -> None:

@@ -17,9 +17,9 @@ from rlplan.runtime.learning.logprob_mismatch import (
     differences_of,
     limits_of,
 )
-from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
-from rlplan.runtime.workers.trainer.pass_summary import accumulate, summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, Dtype
 from tests.factories import make_job, make_plan

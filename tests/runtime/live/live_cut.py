@@ -112,7 +112,7 @@ def compare(name: str, folder: Path, port: int) -> dict[str, Any]:
         answer[role] = apart(whole.score(pairs(), role), share.score(pairs(), role))
         answer["buffers"] = [list(buffers(each.model)) for each in (whole, share)]
     trainer = CutTrainer("policy_trainer/0", job, execution_spec(trained).deepspeed["policy"], 1)
-    trainer.start(0, 1, port, model)
+    trainer.start(0, 1, ("127.0.0.1", port), model)
     reference = Scorer("whole", job, "reference", 1)
     reference.start(model)
     said = reference.score(pairs(), "reference")
@@ -127,7 +127,7 @@ def loaded_whole(model: str, variant: str, port: int, said: list[tuple[float, ..
     """What a trainer says otherwise that has loaded the model as a CPU's ranks do."""
     plan = make_plan(**OVERRIDES | VARIANTS[variant] | {"policy.path": model, "hardware.num_devices": 1})
     trainer = PolicyTrainer("policy_trainer/0", plan.job, execution_spec(plan).deepspeed["policy"], 1)
-    trainer.start(0, 1, port, model)
+    trainer.start(0, 1, ("127.0.0.1", port), model)
     found = {
         "apart": apart(said, trainer.score(pairs(), "policy")),
         "buffers": list(buffers(trainer.engine.module)),

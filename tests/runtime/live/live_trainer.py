@@ -51,7 +51,7 @@ class LiveRank:
         if rank == 0 and not dist.is_initialized():
             self.trainer.open_rendezvous("127.0.0.1", port)
         self.baseline = resident_bytes()
-        self.start = self.measured("start", rank, num_ranks, port, plan.job.policy.path)
+        self.start = self.measured("start", rank, num_ranks, ("127.0.0.1", port), plan.job.policy.path)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """A method's result."""
@@ -141,12 +141,11 @@ def source(live: LiveRank) -> dict[str, Any]:
     """Two steps, then the whole weights through the source: names, shapes, types and a sum of each."""
     log = [train(live) for _ in range(2)]
     weights = live.call("weights")
-    meta = {entry.name: [str(entry.dtype), *entry.shape] for entry in weights.metadata()}
     seen = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in weights}
     sums = {name: float(tensor.double().sum()) for name, tensor in weights}
     weights.take_part()
     log.append(train(live))
-    return {"meta": meta, "seen": seen, "sums": sums, "log": log}
+    return {"seen": seen, "sums": sums, "log": log}
 
 
 def memory(live: LiveRank) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import transformers
 
 from rlplan.errors import SpecError
 from rlplan.runtime.measure.tracing import trace_peak
-from rlplan.vocabulary import MemoryKind
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,7 +24,7 @@ CONFIG: dict[str, Any] = {
 def test_a_trace_counts_parameters_and_gradients_to_the_byte() -> None:
     peak = trace_peak(CONFIG, 256)
     numel = 2 * 96 * 64 + 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64) + 64
-    assert peak.rows[MemoryKind.WEIGHTS] == 2 * numel
+    assert peak.parameters == 2 * numel
     assert peak.num_bytes > peak.parameters + peak.end_of_forward
     assert torch.get_default_dtype() == torch.float32
 

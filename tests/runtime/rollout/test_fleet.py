@@ -3,15 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlplan.runtime.learning.packing import balance_by_length
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest
-from rlplan.runtime.rollout.fleet import ExpectedLengths, deal
+from rlplan.runtime.rollout.fleet import ExpectedLengths
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=40), st.integers(1, 5))
 def test_every_request_is_dealt_once_and_no_share_is_heavier_than_the_rest_by_more_than_one_request(
     weights: list[float], num_shares: int
 ) -> None:
-    shares = deal(weights, num_shares)
+    shares = balance_by_length(weights, num_shares)
     assert sorted(index for share in shares for index in share) == list(range(len(weights)))
     loads = [sum(weights[index] for index in share) for share in shares]
     if weights:

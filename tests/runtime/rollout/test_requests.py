@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlplan.runtime.data.end_tokens import end_tokens
+from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.rollout.requests import RequestMaker, order_of

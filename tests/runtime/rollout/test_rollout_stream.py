@@ -14,7 +14,7 @@ import pytest
 
 from rlplan.dataflow.graph import AsyncRollouts
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.rollout.buffer import BufferLimits, ExperienceBuffer
+from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import Completion, FinishedRequest, RolloutRequest, WeightSpan
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 
@@ -63,7 +63,7 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
     max_staleness: int, refills: int, limits: dict[str, int], seed: int, tmp_path: Path
 ) -> None:
     engines, draw = Engines(seed), random.Random(seed)
-    buffer = ExperienceBuffer(BufferLimits(max_staleness, folder=tmp_path, **limits))
+    buffer = ExperienceBuffer(max_staleness, folder=tmp_path, **limits)
     settings = StreamSettings(NUM_PROMPTS, NUM_STEPS, scaled(20.0), can_replace=refills > 0)
     stream = RolloutStream(engines, request, AsyncRollouts("generate", max_staleness, True), settings, buffer)  # type: ignore[arg-type]
     running = threading.Thread(target=stream.run)

@@ -160,11 +160,11 @@ RECORD = (
 from rlplan.runtime.run_folder.recorder import Recorder
 recorder = Recorder(disk, {})
 recorder.write_status("running", None)
-recorder.write_metrics({"step": 1})
+recorder.write_row("metrics.jsonl", {"step": 1})
 fill()
 try:
     for step in range(2, 2000):
-        recorder.write_metrics({"step": step, "reward/mean": 0.5})
+        recorder.write_row("metrics.jsonl", {"step": step, "reward/mean": 0.5})
 except RunError as error:
     print(error.where)
 try:

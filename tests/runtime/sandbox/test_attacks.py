@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.runtime.sandbox import choice
-from rlplan.runtime.sandbox.bare import Bare
-from rlplan.runtime.sandbox.choice import BACKENDS
+from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
 from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened

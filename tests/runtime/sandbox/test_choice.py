@@ -11,9 +11,8 @@ import pytest
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.reward_pool import RewardPool
-from rlplan.runtime.sandbox.bare import Bare
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
-from rlplan.runtime.sandbox.choice import open_sandbox, self_test
+from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
 from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
 from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep

@@ -22,8 +22,10 @@ RESUMED: Stored = [(step, {"reward/mean": 1 - step / 8, "step_s": step + 0.25}) 
 def write(folder: Path, steps: Stored, after: int | None = None) -> None:
     recorder = Recorder(folder, {}, after)
     for step, numbers in steps:
-        recorder.write_metrics({"step": step, **{name: v for name, v in numbers.items() if name != "step_s"}})
-        recorder.write_timings({"step": step, "step_s": numbers["step_s"]})
+        recorder.write_row(
+            "metrics.jsonl", {"step": step, **{name: v for name, v in numbers.items() if name != "step_s"}}
+        )
+        recorder.write_row("timings.jsonl", {"step": step, "step_s": numbers["step_s"]})
     recorder.close()
 
 

@@ -21,10 +21,10 @@ class Run:
         self.told: list[tuple[int, dict[str, float]]] = []
 
     def write_metrics(self, step: int, value: float) -> None:
-        self.recorder.write_metrics({"step": step, "reward/mean": value})
+        self.recorder.write_row("metrics.jsonl", {"step": step, "reward/mean": value})
 
     def write_timings(self, step: int, value: float) -> None:
-        self.recorder.write_timings({"step": step, "step_s": value})
+        self.recorder.write_row("timings.jsonl", {"step": step, "step_s": value})
 
     def do(self, *steps: int, value: float = 1.0) -> None:
         for step in steps:
@@ -116,8 +116,8 @@ def test_files_that_were_emptied_are_read_anew(run: Run) -> None:
 
 def test_the_end_stands_beside_the_last_step_under_new_names(run: Run) -> None:
     run.do(0, 1)
-    run.recorder.write_metrics({"step": -1, "evaluate/greedy_accuracy": 0.5})
-    run.recorder.write_timings({"step": -1, "step_s": 9.0, "seconds/final_evaluate": 4.0})
+    run.recorder.write_row("metrics.jsonl", {"step": -1, "evaluate/greedy_accuracy": 0.5})
+    run.recorder.write_row("timings.jsonl", {"step": -1, "step_s": 9.0, "seconds/final_evaluate": 4.0})
     run.look()
     run.look(is_over=True)
     assert run.told[-1] == (1, {"evaluate/greedy_accuracy": 0.5, "seconds/final_evaluate": 4.0})

@@ -118,7 +118,7 @@ class Case:
             self.worker_group.call(name, "__setattr__", "sender", None)
         setup.port = setup.port or self.worker_group.call(self.trainers[0], "open_rendezvous", "127.0.0.1", 0)
         calls = [
-            self.worker_group.submit(name, "invoke", "start", rank, NUM_RANKS, setup.port, SORTER)
+            self.worker_group.submit(name, "invoke", "start", rank, NUM_RANKS, ("127.0.0.1", setup.port), SORTER)
             for rank, name in enumerate(self.trainers)
         ]
         self.worker_group.gather(calls, START_S)

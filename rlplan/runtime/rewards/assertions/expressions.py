@@ -59,11 +59,8 @@ def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
     if build is None:
         raise unknown(node)
     compute = build(node, names)
-    return (
-        compute
-        if any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
-        else _once(compute, node)
-    )
+    is_open = any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
+    return compute if is_open else _once(compute, node)
 
 
 def _once(compute: Compute, node: ast.expr) -> Compute:
@@ -186,13 +183,9 @@ def _subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
 
 def _called(node: ast.Call, names: frozenset[str]) -> Compute:
     name = dotted(node.func)
-    if name not in FUNCTIONS or name in names:
+    if name not in FUNCTIONS or name in names or any(isinstance(each, ast.Starred) for each in node.args):
         raise unknown(node)
-    function: Callable[..., Any] = FUNCTIONS[name]
-    if name == "zip":
-        function = _zip_for(node)
-    if any(isinstance(each, ast.Starred) for each in node.args):
-        raise unknown(node)
+    function = _zip_for(node) if name == "zip" else FUNCTIONS[name]
     given = [read_expression(each, names) for each in node.args]
     named = {each.arg: read_expression(each.value, names) for each in node.keywords if each.arg is not None}
     if len(named) < len(node.keywords):

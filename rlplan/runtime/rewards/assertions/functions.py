@@ -18,10 +18,6 @@ MAX_NUMERAL = 4300
 """Characters of a text that becomes a number: as many digits as Python itself takes."""
 
 
-def _absolute(budget: Budget, value: Any, /) -> Any:
-    return abs(number(budget, value))
-
-
 def _round(budget: Budget, value: Any, ndigits: Any = None) -> Any:
     if ndigits is not None and abs(operator.index(ndigits)) > MAX_DIGITS:
         raise TooMuchError(f"rounding to more than {MAX_DIGITS} digits")
@@ -46,20 +42,17 @@ def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -
     return sorted(found, reverse=bool(reverse))
 
 
-def _all(budget: Budget, values: Iterable[Any], /) -> bool:
-    for each in values:
-        budget.spend(1)
-        if not each:
-            return False
-    return True
+def _until(stops_at: bool) -> Callable[..., bool]:
+    """all() or any(): goes on up to the first value of this truth."""
 
+    def function(budget: Budget, values: Iterable[Any], /) -> bool:
+        for each in values:
+            budget.spend(1)
+            if bool(each) is stops_at:
+                return stops_at
+        return not stops_at
 
-def _any(budget: Budget, values: Iterable[Any], /) -> bool:
-    for each in values:
-        budget.spend(1)
-        if each:
-            return True
-    return False
+    return function
 
 
 def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[Any]:
@@ -74,26 +67,6 @@ def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[A
 def zip_shortest(budget: Budget, /, *values: Any, strict: Any = False) -> Iterator[Any]:
     """Python's own."""
     return iter(list(zip(*(items(budget, each) for each in values), strict=bool(strict))))
-
-
-def _enumerate(budget: Budget, values: Iterable[Any], start: Any = 0) -> Iterator[Any]:
-    return iter(list(enumerate(items(budget, values), start)))
-
-
-def _reversed(budget: Budget, values: Any, /) -> Iterator[Any]:
-    return iter(items(budget, reversed(values)))
-
-
-def _range(_: Budget, first: Any, /, *others: Any) -> range:
-    return range(first, *others)
-
-
-def _length(_: Budget, value: Any, /) -> int:
-    return len(value)
-
-
-def _truth(_: Budget, value: Any = None, /) -> bool:
-    return bool(value)
 
 
 def _text(budget: Budget, value: Any = "", /) -> str:
@@ -146,22 +119,18 @@ def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any
     return dict(found, **named)
 
 
-def _frozenset(budget: Budget, values: Iterable[Any] = (), /) -> frozenset[Any]:
-    return frozenset(keys(budget, values))
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": _absolute,
-    "all": _all,
-    "any": _any,
-    "bool": _truth,
+    "abs": _of_number(abs),
+    "all": _until(stops_at=False),
+    "any": _until(stops_at=True),
+    "bool": lambda _, value=None, /: bool(value),
     "dict": make_dict,
-    "enumerate": _enumerate,
+    "enumerate": lambda budget, values, start=0: iter(list(enumerate(items(budget, values), start))),
     "float": _to_number(float),
-    "frozenset": _frozenset,
+    "frozenset": lambda budget, values=(), /: frozenset(keys(budget, values)),
     "int": _to_number(int),
     "isclose": _is_close,
-    "len": _length,
+    "len": lambda _, value, /: len(value),
     "list": make_list,
     "math.ceil": _of_number(math.ceil),
     "math.fabs": _of_number(math.fabs),
@@ -172,8 +141,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.sqrt": _of_number(math.sqrt),
     "max": _of_several(max),
     "min": _of_several(min),
-    "range": _range,
-    "reversed": _reversed,
+    "range": lambda _, first, /, *others: range(first, *others),
+    "reversed": lambda budget, values, /: iter(items(budget, reversed(values))),
     "round": _round,
     "set": make_set,
     "sorted": _sorted,

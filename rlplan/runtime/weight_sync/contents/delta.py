@@ -20,7 +20,7 @@ import torch
 from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry, layer_of
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Encoding
-from rlplan.runtime.weight_sync.contents.full import fill, view
+from rlplan.runtime.weight_sync.contents.full import fill, in_order, view
 from rlplan.units import round_up
 
 CHUNK = 1 << 20
@@ -120,10 +120,7 @@ def _chunks(bucket: Bucket) -> Iterator[tuple[BucketEntry, slice]]:
 
 
 def _words(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[Any]:
-    """New elements, chunk by chunk, as integers."""
-    for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
-        if name != entry.name or tuple(tensor.shape) != entry.shape:
-            raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")
+    for _, tensor in in_order(bucket, tensors):
         flat = tensor.reshape(-1)
         for first in range(0, flat.numel(), CHUNK):
             part = flat[first : first + CHUNK].to(device="cpu", dtype=dtype)

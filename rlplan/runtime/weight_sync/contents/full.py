@@ -13,10 +13,16 @@ from rlplan.memory.weight_sync.buckets import Bucket, BucketEntry
 
 def fill(buffer: torch.Tensor, bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
     """Copy a bucket's tensors to their places. Raises: KeyError where the two differ in names or order."""
+    for entry, tensor in in_order(bucket, tensors):
+        view(buffer, entry, dtype).copy_(tensor)
+
+
+def in_order(bucket: Bucket, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[BucketEntry, torch.Tensor]]:
+    """(entry, tensor) of a bucket. Raises: KeyError where the two differ in names, shapes or order."""
     for entry, (name, tensor) in zip(bucket.entries, tensors, strict=True):
         if name != entry.name or tuple(tensor.shape) != entry.shape:
             raise KeyError(f"{name} {tuple(tensor.shape)} came where {entry.name} {entry.shape} was due")
-        view(buffer, entry, dtype).copy_(tensor)
+        yield entry, tensor
 
 
 def named(
@@ -28,6 +34,5 @@ def named(
 
 
 def view(buffer: torch.Tensor, entry: BucketEntry, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor that lies at an entry's place."""
     num_bytes = torch.Size(entry.shape).numel() * dtype.itemsize
     return buffer[entry.offset : entry.offset + num_bytes].view(dtype).view(entry.shape)

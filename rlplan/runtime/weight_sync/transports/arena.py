@@ -25,7 +25,6 @@ HEADER_STRIDE = 8
 
 
 def control_bytes(packets: Sequence[Packet]) -> int:
-    """Bytes of the control pages."""
     return round_up(8 * (FIRST_HEADER + HEADER_STRIDE * len(packets)), mmap.PAGESIZE)
 
 
@@ -59,27 +58,22 @@ class ControlPage:
         return serial * self.num_packets + num_packets
 
     def has_failed(self, serial: int) -> bool:
-        """Whether a side has given the update up."""
         return self._words[FAILED] >= serial
 
     def fail(self, serial: int) -> None:
-        """Give the update up."""
         self._words[FAILED] = max(self._words[FAILED], serial)
 
     def publish(self, serial: int, index: int, header: Sequence[int]) -> None:
-        """Write a header, then count its packet."""
         first = FIRST_HEADER + HEADER_STRIDE * index
         for position, word in enumerate(header):
             self._words[first + position] = word
         self._words[PUBLISHED] = self.count(serial, index + 1)
 
     def header(self, index: int) -> list[int]:
-        """The words of a packet's header."""
         first = FIRST_HEADER + HEADER_STRIDE * index
         return list(self._words[first : first + HEADER_STRIDE])
 
     def is_published(self, serial: int, index: int) -> bool:
-        """Whether a packet may be read."""
         return self._words[PUBLISHED] >= self.count(serial, index + 1)
 
     def read(self, serial: int, reader: int, num_packets: int) -> None:

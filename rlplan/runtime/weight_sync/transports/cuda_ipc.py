@@ -25,8 +25,6 @@ _DEVICE_ARGUMENT = 6
 
 
 class CudaIpcOutlet(SharedMemoryOutlet):
-    """The trainer's side. See `channel.Outlet`."""
-
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
         """Nothing behind the control pages: payloads lie on the device."""
@@ -51,8 +49,6 @@ class CudaIpcOutlet(SharedMemoryOutlet):
 
 
 class CudaIpcInlet(SharedMemoryInlet):
-    """A reader's side. See `channel.Inlet`."""
-
     def release(self, index: int) -> None:
         """The packet has been read, when the stream has come so far."""
         torch.cuda.current_stream().synchronize()

@@ -17,15 +17,7 @@ import torch
 
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.run_folder.disk_errors import writing_file
-from rlplan.runtime.weight_sync.channel import (
-    Deadline,
-    Encoding,
-    Endpoint,
-    GivenUpError,
-    Header,
-    Update,
-    sync_error,
-)
+from rlplan.runtime.weight_sync.channel import Deadline, Encoding, Endpoint, GivenUpError, Header, Update, sync_error
 from rlplan.runtime.weight_sync.contents.full import view
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -42,7 +34,6 @@ class DiskSide:
         self.folder, self.deadline = Path(endpoint.path), Deadline(0.0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         self.folder = Path(self.endpoint.path) / f"version-{update.version:06d}-{update.serial:06d}"
         self.deadline = Deadline(update.timeout_s)
 
@@ -68,8 +59,6 @@ class DiskSide:
 
 
 class DiskOutlet(DiskSide):
-    """The trainer's side. See `channel.Outlet`."""
-
     def open(self) -> None:
         """Readers may come at any time."""
 
@@ -85,7 +74,6 @@ class DiskOutlet(DiskSide):
         return self.arena[: self.packets[index].bucket.num_bytes]
 
     def publish(self, header: Header) -> None:
-        """Write the file beside its name, then give it its name."""
         pieces = list(self._pieces(header.index, header.encoding, header.num_bytes))
         content: dict[str, object] = {"__metadata__": {"header": " ".join(map(str, header.words()))}}
         end = 0
@@ -111,14 +99,11 @@ class DiskOutlet(DiskSide):
         super().abort()
 
     def close(self) -> None:
-        """Remove everything."""
         shutil.rmtree(self.endpoint.path, ignore_errors=True)
         self.arena = self.arena[:0]
 
 
 class DiskInlet(DiskSide):
-    """A reader's side. See `channel.Inlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
         super().__init__(endpoint, packets)
 
@@ -149,7 +134,6 @@ class DiskInlet(DiskSide):
         """Files stay until the next update."""
 
     def close(self) -> None:
-        """Let go of the buffer."""
         self.arena = self.arena[:0]
 
 

@@ -20,15 +20,7 @@ import torch
 import torch.distributed as dist
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
-from rlplan.runtime.weight_sync.channel import (
-    HEADER_WORDS,
-    Deadline,
-    Endpoint,
-    Header,
-    Update,
-    packet_view,
-    sync_error,
-)
+from rlplan.runtime.weight_sync.channel import HEADER_WORDS, Deadline, Endpoint, Header, Update, packet_view, sync_error
 
 
 class GlooSide:
@@ -42,24 +34,19 @@ class GlooSide:
         self.deadline = Deadline(0.0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         if self.group is None:
             raise sync_error("the group was given up after a failure")
         self.deadline = Deadline(update.timeout_s)
 
     def abort(self) -> None:
         """Leave the group: the others see a closed connection."""
-        self._leave()
-
-    def close(self) -> None:
-        """Leave the group and let go of the arena."""
-        self._leave()
-        self.arena = self.arena[:0]
-
-    def _leave(self) -> None:
         group, self.group = self.group, None
         if group is not None:
             group.abort()
+
+    def close(self) -> None:
+        self.abort()
+        self.arena = self.arena[:0]
 
     def _join(self, store: dist.Store, rank: int) -> None:
         gloo: Any = dist.ProcessGroupGloo  # torch's stub has neither `_Options` nor a group made with them
@@ -89,8 +76,6 @@ class GlooSide:
 
 
 class GlooOutlet(GlooSide):
-    """The trainer's side. See `channel.Outlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Listen at the sender's address, and nowhere else, at a free port."""
         listener = socket.socket()
@@ -108,11 +93,9 @@ class GlooOutlet(GlooSide):
         self._sent: list[tuple[Any, Any]] = []
 
     def open(self) -> None:
-        """Wait for every reader."""
         self._join(self.store, 0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         super().begin(update)
         self._sent = []
 
@@ -123,13 +106,11 @@ class GlooOutlet(GlooSide):
         return packet_view(self.arena, self.packets[index])
 
     def publish(self, header: Header) -> None:
-        """Send the header and the packet; returns at once."""
         words = torch.tensor(header.words(), dtype=torch.int64)
         payload = packet_view(self.arena, self.packets[header.index])[: header.num_bytes]
         self._sent.append(((self._broadcast(words), words), (self._broadcast(payload), payload)))
 
     def finish(self) -> None:
-        """Wait until everything has been read."""
         for position in range(len(self._sent)):
             self._wait_until_sent(position)
         done = torch.zeros(1, dtype=torch.int64)
@@ -143,8 +124,6 @@ class GlooOutlet(GlooSide):
 
 
 class GlooInlet(GlooSide):
-    """A reader's side. See `channel.Inlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
         super().__init__(endpoint, packets)
         timeout = timedelta(seconds=endpoint.timeout_s)
@@ -154,13 +133,11 @@ class GlooInlet(GlooSide):
         self._num_read, self._has_read = 0, threading.Condition()
 
     def begin(self, update: Update) -> None:
-        """An update follows: begin to take it in."""
         super().begin(update)
         self._came, self._num_read = queue.Queue(), 0
         threading.Thread(target=self._take_in, args=(self._came,), daemon=True).start()
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
-        """Wait for a packet."""
         try:
             header = self._came.get(timeout=self.deadline.left_s())
         except queue.Empty:

@@ -33,7 +33,6 @@ class NcclSide:
         self.deadline = Deadline(0.0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         if self.communicator is None:
             raise sync_error("the group was given up after a failure")
         self.deadline = Deadline(update.timeout_s)
@@ -45,7 +44,6 @@ class NcclSide:
             communicator.destroy()
 
     def close(self) -> None:
-        """Leave the group and let go of the arena."""
         self.abort()
         self.arena = self.arena[:0]
 
@@ -72,8 +70,6 @@ class NcclSide:
 
 
 class NcclOutlet(NcclSide):
-    """The trainer's side. See `channel.Outlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Choose a port; the store itself listens when the channel is opened."""
         with socket.socket() as probe:
@@ -83,11 +79,9 @@ class NcclOutlet(NcclSide):
         self._sent: list[torch.cuda.Event] = []
 
     def open(self) -> None:
-        """Wait for every reader."""
         self._join(0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         super().begin(update)
         self._sent = []
 
@@ -98,25 +92,20 @@ class NcclOutlet(NcclSide):
         return packet_view(self.arena, self.packets[index])
 
     def publish(self, header: Header) -> None:
-        """Send the packet; returns at once."""
         self._sent.append(self._broadcast(header, header.index)[2])
 
     def finish(self) -> None:
-        """Wait until everything has been read."""
         for position, event in enumerate(self._sent):
             self.deadline.wait(event.query, f"sending of packet {position}")
         self.group.barrier(timeout=self.deadline.left_s())
 
 
 class NcclInlet(NcclSide):
-    """A reader's side. See `channel.Inlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
         super().__init__(endpoint, packets)
         self._join(reader + 1)
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
-        """Wait for a packet."""
         header, payload, event = self._broadcast(None, index)
         self.deadline.wait(event.query, f"arrival of packet {index}")
         return header, payload

@@ -43,11 +43,9 @@ class SharedPages:
         self.deadline = Deadline(0.0)
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         self.serial, self.deadline = update.serial, Deadline(update.timeout_s)
 
     def abort(self) -> None:
-        """The other sides stop waiting."""
         self.control.fail(self.serial)
 
     def close(self) -> None:
@@ -66,8 +64,6 @@ class SharedPages:
 
 
 class SharedMemoryOutlet(SharedPages):
-    """The trainer's side. See `channel.Outlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         """Make the shared file. Its name is removed when the first update begins: by then everybody has it mapped."""
         if endpoint.num_readers > MAX_READERS:
@@ -78,14 +74,12 @@ class SharedMemoryOutlet(SharedPages):
 
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
-        """Bytes behind the control pages."""
         return arena_bytes(packets)
 
     def open(self) -> None:
         """Nothing to wait for."""
 
     def begin(self, update: Update) -> None:
-        """An update follows."""
         super().begin(update)
         Path(self.endpoint.path).unlink(missing_ok=True)
 
@@ -96,11 +90,9 @@ class SharedMemoryOutlet(SharedPages):
         return packet_view(self.arena, packet)
 
     def publish(self, header: Header) -> None:
-        """Let the readers have the packet."""
         self.control.publish(header.serial, header.index, header.words())
 
     def finish(self) -> None:
-        """Wait until everything has been read."""
         self._wait_for(len(self.packets), "reading of the last packet")
 
     def close(self) -> None:
@@ -118,15 +110,11 @@ class SharedMemoryOutlet(SharedPages):
 
 
 class SharedMemoryInlet(SharedPages):
-    """A reader's side. See `channel.Inlet`."""
-
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
         super().__init__(endpoint, packets)
         self.reader = reader
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
-        """Wait for a packet and view it."""
-
         def is_published() -> bool:
             self._stop_if_failed()
             return self.control.is_published(self.serial, index)
@@ -136,5 +124,4 @@ class SharedMemoryInlet(SharedPages):
         return header, packet_view(self.arena, self.packets[index])[: header.num_bytes]
 
     def release(self, index: int) -> None:
-        """The packet has been read."""
         self.control.read(self.serial, self.reader, index + 1)

@@ -65,7 +65,6 @@ class Leader:
         self._store, self._num_followers, self._count = store, num_followers, 0
 
     def tell(self, order: dict[str, Any]) -> None:
-        """Say what is done next."""
         text = json.dumps(order)
         for follower in range(1, self._num_followers + 1):
             self._store.set(f"rlplan/{follower}/{self._count}", text)
@@ -83,7 +82,6 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Hear nothing more."""
         self._is_over.set()
 
     def _listen(self) -> None:

@@ -21,7 +21,6 @@ class Outbox:
         self._failure: BaseException | None = None
 
     def put(self, request: FinishedRequest) -> None:
-        """Add one."""
         with self._changed:
             self._finished.append(request)
             self._changed.notify_all()
@@ -55,15 +54,14 @@ class _Open:
 
 
 class RequestTracker:
-    """Used by one thread only. passing: hears of each sample, where somebody wants to."""
+    """Used by one thread only. samples: gets each sample as it ends, where somebody wants them."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
-        self.passing: Outbox | None = None
+        self.samples: Outbox | None = None
 
     @property
     def num_open(self) -> int:
-        """Requests that are not finished."""
         return len(self._open)
 
     def enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> list[tuple[str, int]]:
@@ -77,8 +75,8 @@ class RequestTracker:
         """Note one sample; with the last of its request, hand the request out."""
         entry = self._open[request_id]
         entry.samples[index] = completion
-        if self.passing is not None:
-            self.passing.put(FinishedRequest(f"{request_id}/{index}", (completion,)))
+        if self.samples is not None:
+            self.samples.put(FinishedRequest(f"{request_id}/{index}", (completion,)))
         if len(entry.samples) == entry.request.num_samples:
             del self._open[request_id]
             entry.outbox.put(FinishedRequest(request_id, tuple(entry.samples[i] for i in sorted(entry.samples))))

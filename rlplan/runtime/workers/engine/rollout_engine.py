@@ -9,9 +9,8 @@ import dataclasses
 import gc
 import importlib
 import os
-import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -47,9 +46,8 @@ class RolloutEngine(Worker):
         self.paused = False
         self.just_started = False
         self.tracker, self.outbox, self.samples = RequestTracker(), Outbox(), Outbox()
-        self.tracker.passing = self.samples if job.has_reward_processes else None
+        self.tracker.samples = self.samples if job.has_reward_processes else None
         self.num_steps = 0
-        self.listener: socket.socket | None = None
         self.leader: Any = None
         self.follower: Any = None
         self.thread = EngineThread(process, self._work)
@@ -61,7 +59,6 @@ class RolloutEngine(Worker):
         return self.thread.run(lambda: super(RolloutEngine, self).invoke(method, *arguments))
 
     def pulse(self) -> float:
-        """Steps of the engine while requests are open."""
         is_at_work = self.tracker.num_open and not self.paused and not self.dirty
         return float(self.num_steps) if is_at_work else super().pulse()
 
@@ -82,13 +79,6 @@ class RolloutEngine(Worker):
         warm_up(architecture, backward=False)
         check_vllm(self.arguments, "vllm/policy.json")
 
-    def open_rendezvous(self, address: str, port: int) -> int:
-        """Listen where the ranks of this engine will meet; gives the port. 0 takes any free one."""
-        self.listener = socket.socket()
-        self.listener.bind((address, port))
-        self.listener.listen()
-        return int(self.listener.getsockname()[1])
-
     def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
         """Load the model and allocate the KV cache; also again, after `stop`.
 
@@ -98,6 +88,7 @@ class RolloutEngine(Worker):
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from rlplan.runtime.workers.engine.lock_step import named_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
 
@@ -106,7 +97,7 @@ class RolloutEngine(Worker):
         arguments = dict(self.arguments)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address)
-        with watch_weight_packing() as packing, self._meeting(address):
+        with watch_weight_packing() as packing, named_by_port(address[1]) if address else nullcontext():
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:
@@ -188,7 +179,6 @@ class RolloutEngine(Worker):
         return self.tracker.num_open
 
     def resume(self) -> None:
-        """Step again."""
         self.paused = False
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
@@ -275,9 +265,7 @@ class RolloutEngine(Worker):
         return self._vllm_worker.weight_transfer_engine
 
     def _join(self, rank: int, address: tuple[str, int] | None) -> Any:
-        """Meet the engine's other ranks, if there are any. vLLM takes the group that it finds, and the environment's
-        ranks.
-        """
+        """Meet the engine's other ranks, if any. vLLM takes the group that it finds, and the environment's ranks."""
         from rlplan.runtime.workers.engine.lock_step import join, join_alone
 
         if address is None:
@@ -288,15 +276,8 @@ class RolloutEngine(Worker):
         names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
-        listener = self.listener.detach() if self.listener is not None else None
-        self.listener = None
         timeout = timedelta(seconds=self.job.limits.start_timeout_s)
-        return join(rank, world_size, address, timeout, listener)
-
-    def _meeting(self, address: tuple[str, int] | None) -> AbstractContextManager[None]:
-        from rlplan.runtime.workers.engine.lock_step import named_by_port
-
-        return named_by_port(address[1]) if address else nullcontext()
+        return join(rank, world_size, address, timeout, self.take_listener())
 
     def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader
@@ -304,7 +285,7 @@ class RolloutEngine(Worker):
         if rank == 0:
             self.leader = Leader(store, int(self.arguments["tensor_parallel_size"]) - 1)
         else:
-            self.tracker.passing = None
+            self.tracker.samples = None
             self.follower = Follower(rank, address, lambda order: self.thread.run(lambda: self._obey(order)))
 
     def _obey(self, order: dict[str, Any]) -> None:
@@ -331,15 +312,10 @@ class RolloutEngine(Worker):
         by_id = {request.id: request for request in requests}
         for name, index in self.tracker.enter(requests, outbox):
             request = by_id[name]
-            parameters = sampling_parameters(
-                request, index, self.job.rollout.stop, ignores_eos=self.job.workload.ignores_eos
-            )
-            self.llm.llm_engine.add_request(
-                f"{name}/{index}",
-                {"prompt_token_ids": list(request.prompt)},
-                parameters,
-                lora_request=self.adapter,
-            )
+            stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
+            parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
+            tokens = {"prompt_token_ids": list(request.prompt)}
+            self.llm.llm_engine.add_request(f"{name}/{index}", tokens, parameters, lora_request=self.adapter)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
@@ -355,7 +331,6 @@ class RolloutEngine(Worker):
         return True
 
     def _step(self) -> None:
-        """One step; what has ended goes into the book."""
         try:
             self.num_steps += 1
             for output in self.llm.llm_engine.step():

@@ -17,27 +17,12 @@ from rlplan.runtime.measure.memory_meter import storage_bytes
 class _MallInfo2(ctypes.Structure):
     """glibc's `struct mallinfo2`."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 @dataclass
 class WeightPacking:
-    """What loading and packing an engine's weights takes."""
-
     loaded_bytes: int = 0
     """Parameters as loaded."""
 

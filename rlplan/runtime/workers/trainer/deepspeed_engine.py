@@ -3,6 +3,7 @@
 In: the bundle's DeepSpeed config, a rank, a model folder. Out: an engine. Left out: what is computed with it.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,6 +21,18 @@ from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.vocabulary import Dtype
 
 TORCH_DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}
+
+
+def import_deepspeed() -> None:
+    """DeepSpeed and what it loads lazily, so that its memory can be measured before there is a model.
+
+    Its shared-memory all-reduce is switched off: ZeRO never calls it, and it costs 66 MiB of /dev/shm a rank, leaves
+    its files there, and is compiled on the first start.
+    """
+    import deepspeed
+
+    importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it, whether or not it compiles
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def join_ranks(
@@ -122,7 +135,7 @@ def score_together(
     As many passes on every rank that this one has met, for ZeRO-3 gathers in each.
     """
     judged = score_packed(pairs, max_tokens, judge)
-    count = len(pack_best_fit([len(pair.prompt_tokens) + len(pair.response_tokens) for pair in pairs], max_tokens))
+    count = len(pack_best_fit([pair.num_tokens for pair in pairs], max_tokens))
     for _ in range(largest_count(count) - count):
         judge(make_batch([]))
     return judged

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from rlplan.errors import RunError
-from rlplan.runtime.measure.memory_meter import touched_length
+from rlplan.runtime.measure.memory_meter import give_memory_back, touched_length
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
 CHUNK_BYTES = 1 << 28
@@ -39,7 +39,6 @@ class OffloadedStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the file or in the host's memory."""
         return sum(size for _, size in self._sizes)
 
     def offload(self, storages: Sequence[torch.UntypedStorage], *, in_memory: bool = False) -> None:
@@ -55,7 +54,7 @@ class OffloadedStates:
         self._sizes = [(storage, storage.nbytes()) for storage in storages]
         for storage in storages:
             storage.resize_(0)
-        ctypes.CDLL(None).malloc_trim(0)  # small storages lie in the heap, which keeps what is freed
+        give_memory_back()  # small storages lie in the heap, which keeps what is freed
 
     def _write_all(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._lengths = [_length_of(storage) for storage in storages]

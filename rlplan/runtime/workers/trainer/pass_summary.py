@@ -54,9 +54,3 @@ def _differences(apart: torch.Tensor) -> dict[str, float]:
 
 def _sum(values: torch.Tensor) -> float:
     return float(values.double().sum())
-
-
-def accumulate(totals: dict[str, float], part: dict[str, float]) -> None:
-    """Add a pass to those before it."""
-    for key, value in part.items():
-        totals[key] = max(totals.get(key, value), value) if key.endswith("_max") else totals.get(key, 0.0) + value

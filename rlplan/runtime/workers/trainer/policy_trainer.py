@@ -6,6 +6,7 @@ Left out: how the engine is built (deepspeed_engine.py), what it holds (trained_
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rlplan.runtime.host.engine_keys import check_deepspeed
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
+from rlplan.runtime.measure.step_metrics import accumulate
 from rlplan.runtime.models.adapters import MergedWeights, adapter_tensors, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
@@ -31,26 +33,24 @@ from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.checksums import of_named
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource, gathered
-from rlplan.runtime.workers.rendezvous import Rendezvous
 from rlplan.runtime.workers.trainer.deepspeed_engine import (
     TORCH_DTYPES,
     build_engine,
     global_norm,
+    import_deepspeed,
     join_ranks,
     missing_loss_scale,
     recompute_layers,
     score_together,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.pass_summary import accumulate, summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
 from rlplan.runtime.workers.trainer.trained_states import TrainedStates, own_storages
 from rlplan.runtime.workers.worker import Worker
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
-
-LOOPBACK = "127.0.0.1"
 
 
 class PolicyTrainer(Worker):
@@ -63,22 +63,14 @@ class PolicyTrainer(Worker):
         self.job, self.config, self.num_threads = job, config, num_threads
         self.engine: Any = None
         self.sender: PolicySender | None = None
-        self.rendezvous = Rendezvous()
         self.sharing: Sharing | None = None
         self.offloaded = OffloadedStates()
         self.saver = StateSaver()
         self.device = torch.device("cpu")
 
     def import_libraries(self) -> None:
-        """Load the code that `start` needs, so that its memory alone can be measured.
-
-        DeepSpeed's shared-memory all-reduce is switched off: ZeRO never calls it, and it costs 66 MiB of /dev/shm a
-        rank, leaves its files there, and is compiled on the first start.
-        """
-        import deepspeed
-        import torch._inductor.compile_fx  # deepspeed.initialize imports it, whether or not it compiles
-
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        """Load the code that `start` needs, so that its memory alone can be measured."""
+        import_deepspeed()
         torch.set_num_threads(self.num_threads)
         warm_up(self.job.load_model().architecture, backward=True)
         check_deepspeed(self.config, f"deepspeed/{self.role}.json")
@@ -87,25 +79,16 @@ class PolicyTrainer(Worker):
         if self.job.training.needs_bitsandbytes:
             import bitsandbytes  # noqa: F401
 
-    def open_rendezvous(self, address: str, port: int) -> int:
-        """Listen at this host's address, where the ranks will meet; gives the port. 0 takes any free one.
-
-        Raises: HostError when the port is taken. The socket stays open until `start`, so that nobody else gets it.
-        """
-        return self.rendezvous.open(address, port)
-
-    def start(self, rank: int, world_size: int, port: int, model_folder: str, address: str = LOOPBACK) -> None:
+    def start(self, rank: int, world_size: int, address: tuple[str, int], model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
-        listener = self.rendezvous.take()
         torch.manual_seed(self.job.seed)
         self.device, on_gpus = worker_device(self.job), self.job.device_kind == "cuda"
         timeout_s = self.job.limits.start_timeout_s
-        join_ranks(rank, world_size, (address, port), timeout_s, listener, on_gpus=on_gpus)
+        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
         self.sharing = meet(self.job.training.ulysses)
         self._take_over(model_folder)
 
     def _take_over(self, model_folder: str) -> None:
-        """Load the model and hand it to DeepSpeed."""
         if self._is_cut_from_the_start:
             language_model = build_cut(
                 model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.role is Role.VALUE
@@ -159,13 +142,7 @@ class PolicyTrainer(Worker):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters are trained, and the base is frozen."""
         return self.role is Role.POLICY and self.job.training.trains_adapters
-
-    @property
-    def has_value_head(self) -> bool:
-        """Whether the value model is one more head on the policy."""
-        return Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY
 
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
@@ -175,9 +152,8 @@ class PolicyTrainer(Worker):
         return language_model
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
-        """The module that DeepSpeed gets."""
         entropies: Entropies = "learned" if self.job.algorithm.entropy_coef else "seen"
-        if self.has_value_head:
+        if Role.VALUE in self.job.scored_roles and self.job.holder_of(Role.VALUE) is Role.POLICY:  # one more head
             return PolicyValueModel(language_model, self.job.workload.temperature, entropies, self.sharing)
         temperature = self.job.workload.temperature
         return LogprobModel(language_model, temperature, entropies=entropies, sharing=self.sharing)
@@ -206,7 +182,7 @@ class PolicyTrainer(Worker):
         policy_loss = loss.detach()
         more: dict[str, float] = {}
         if values:
-            returns, old_values = _joined(s.returns for s in samples), _joined(s.values for s in samples)
+            returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
             value_loss, more = value_loss_and_sums(values[0], old_values, returns, inputs.weights, self.job.algorithm)
             loss = loss + self.job.algorithm.value_coef * value_loss
         self.backward(loss)
@@ -233,17 +209,17 @@ class PolicyTrainer(Worker):
         given = not self.job.algorithm.declaration.has_rollouts
         return LossInputs(
             logprobs=logprobs,
-            behaviour_logprobs=logprobs.detach() if given else _joined(sample.logprobs for sample in samples),
-            reference_logprobs=_joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
-            advantages=_joined(sample.advantages for sample in samples),
-            weights=_joined(sample.spread(weight) for sample, weight in weighed),
-            teacher_logprobs=_joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
+            behaviour_logprobs=logprobs.detach() if given else joined(sample.logprobs for sample in samples),
+            reference_logprobs=joined(s.reference_logprobs for s in samples) if Role.REFERENCE in scored else None,
+            advantages=joined(sample.advantages for sample in samples),
+            weights=joined(sample.spread(weight) for sample, weight in weighed),
+            teacher_logprobs=joined(s.teacher_logprobs for s in samples) if Role.TEACHER in scored else None,
             lengths=tuple(len(sample.logprobs) for sample in samples),
             num_learned=tuple(sample.num_learned for sample in samples),
-            sequence_weights=_joined((sample.weighed(weight),) for sample, weight in weighed),
-            sequence_advantages=_joined((sample.advantage,) for sample in samples),
+            sequence_weights=joined((sample.weighed(weight),) for sample, weight in weighed),
+            sequence_advantages=joined((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
-            old_logprobs=_joined(s.old_logprobs for s in samples) if Role.POLICY in scored else None,
+            old_logprobs=joined(s.old_logprobs for s in samples) if Role.POLICY in scored else None,
             entropies=entropies,
         )
 
@@ -253,12 +229,10 @@ class PolicyTrainer(Worker):
 
         The policy itself says what its log-probs are before the step.
         """
-        if role == Role.POLICY:
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
-        if role == Role.VALUE:
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[2])
-        with adapters_off(self.engine.module.language_model):
-            return self._judge(pairs, lambda batch: self.engine.module(batch)[0])
+        module, index = self.engine.module, 2 if role == Role.VALUE else 0
+        is_base = role not in (Role.POLICY, Role.VALUE)
+        with adapters_off(module.language_model) if is_base else nullcontext():
+            return self._judge(pairs, lambda batch: module(batch)[index])
 
     def _judge(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
@@ -270,7 +244,6 @@ class PolicyTrainer(Worker):
         return judged
 
     def optimizer_step(self) -> dict[str, float]:
-        """Apply the accumulated gradient."""
         norm = global_norm(self.engine, self.engine.step)
         forget_cache(self.device)
         return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
@@ -295,23 +268,22 @@ class PolicyTrainer(Worker):
             )
 
     def reload(self) -> None:
-        """Bring back what `offload` moved away, bit for bit."""
         self.offloaded.bring_back()
 
     def reserve_staging(self) -> None:
         """Take the memory into which states are copied for a checkpoint."""
         self.saver.reserve(self.engine)
 
-    def save_states(self, path: str, facts: dict[str, Any], waits: bool) -> None:
+    def save_states(self, path: str, waits: bool) -> None:
         """Write what a resumed run needs of this rank into a file; a receipt beside it says when it is whole."""
-        self.saver.save(self.engine, Path(path), facts, waits=waits)
+        self.saver.save(self.engine, Path(path), waits=waits)
 
     def load_states(self, paths: Sequence[str], own: str, facts: dict[str, Any]) -> None:
         """Become what the ranks were that wrote these files. own: this rank's, where it was one of them."""
         load(self.engine, [Path(path) for path in paths], Path(own), facts)
 
     def offer_channel(self, endpoint: Endpoint) -> Endpoint:
-        """Prepare the channel through which weights go out; an earlier one is closed."""
+        """Prepare the channel through which weights go out, in place of an earlier one."""
         if self.sender is None:
             self.sender = PolicySender(
                 self._packets,
@@ -321,14 +293,13 @@ class PolicyTrainer(Worker):
         return self.sender.offer(endpoint)
 
     def open_channel(self, endpoint: Endpoint) -> None:
-        """Open it, beside the readers."""
         assert self.sender is not None, "offer_channel comes first"
         self.sender.open(endpoint)
 
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
         if self.sender is None:
-            self._take_part()
+            self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
             return None
         return self.sender.send(self.weights(), update)
 
@@ -342,11 +313,8 @@ class PolicyTrainer(Worker):
         with gathered([parameter for name, parameter in named if ".lora_" in name]):
             if torch.distributed.get_rank():
                 return None
-            self.save_adapter(folder)
+            save_adapter(language_model, self.job, Path(folder))
             return of_named(adapter_tensors(language_model).items())
-
-    def _take_part(self) -> None:
-        self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:
@@ -364,10 +332,6 @@ class PolicyTrainer(Worker):
             return None
         language_model = self.engine.module.language_model
         return save_policy(language_model.config, self.weights(), Path(folder), Path(tokenizer_folder))
-
-    def save_adapter(self, folder: str) -> None:
-        """Write the adapters alone, in PEFT's layout."""
-        save_adapter(self.engine.module.language_model, self.job, Path(folder))
 
     def weights(self) -> WeightSource:
         """The policy's weights by their names in the Hugging Face model, adapters merged into them.
@@ -389,5 +353,5 @@ class PolicyTrainer(Worker):
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 
-def _joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
+def joined(each: Iterable[tuple[float, ...]]) -> torch.Tensor:
     return torch.tensor([value for values in each for value in values], dtype=torch.float32)

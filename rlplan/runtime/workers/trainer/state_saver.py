@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from rlplan.errors import RlplanError
 from rlplan.memory.trainers.checkpoints import MASTER_BYTES
 from rlplan.runtime.checkpoints import eight_bit
-from rlplan.runtime.checkpoints.fragments import MASTER, Fragment, TrainedFragments
+from rlplan.runtime.checkpoints.fragments import MASTER, TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
 from rlplan.runtime.weight_sync.source import is_cut
@@ -40,7 +39,6 @@ class StateSaver:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the copy."""
         return 0 if self._staging is None else self._staging.untyped_storage().nbytes()
 
     def reserve(self, engine: Any) -> None:
@@ -51,11 +49,11 @@ class StateSaver:
             is_cuda = next(engine.module.parameters()).device.type == "cuda"
             self._staging = torch.zeros(size + eight_bit.num_bytes(states), dtype=torch.uint8, pin_memory=is_cuda)
 
-    def save(self, engine: Any, path: Path, facts: dict[str, Any], *, waits: bool) -> None:
-        """Write this rank's file, and then its receipt. facts: what the receipt says beside the file's digest."""
+    def save(self, engine: Any, path: Path, *, waits: bool) -> None:
+        """Write this rank's file, and then its receipt."""
         self.finish()
         states = TrainedFragments(engine)
-        facts = {**facts, "num_steps": states.num_steps, "scaler": _scaler(engine), "shapes": states.shapes()}
+        facts = {"num_steps": states.num_steps, "scaler": _scaler(engine)}
         pieces = list(self._pieces(states, copies=not waits)) + _generator_pieces(engine)
         if waits:
             _write_with_receipt(path, pieces, facts)
@@ -64,7 +62,6 @@ class StateSaver:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for what is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -128,16 +125,10 @@ def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
     owners = {id(fragment.owner) for fragment in states.held}
     shares = {fragment.name: fragment for fragment in states.held}
     for name, parameter in states.trained.items():
-        if hasattr(parameter, "ds_tensor"):
-            _round_share(parameter, shares.get(name))
+        if hasattr(parameter, "ds_tensor") and (share := shares.get(name)):  # ZeRO-3: without what pads it
+            parameter.ds_tensor.view(-1).narrow(0, 0, share.numel).copy_(share.of(share.owner))
         if id(parameter) not in owners and not is_cut(parameter):
             stored.fill(parameter.data, MASTER, name)
-
-
-def _round_share(parameter: Any, fragment: Fragment | None) -> None:
-    """ZeRO-3: this rank's share, without what pads it."""
-    if fragment is not None:
-        parameter.ds_tensor.view(-1).narrow(0, 0, fragment.numel).copy_(fragment.of(fragment.owner))
 
 
 def _generator_pieces(engine: Any) -> list[Piece]:
@@ -168,7 +159,7 @@ def _scaler(engine: Any) -> dict[str, float]:
 def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
     """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not."""
     try:
-        said = {**facts, **asdict(write(path, pieces)), "error": ""}
+        said = {**facts, "file": write(path, pieces).model_dump(), "error": ""}
     except Exception as error:
         said = {**facts, "error": error.what if isinstance(error, RlplanError) else f"{path.name}: {error}"}
     receipt = path.with_suffix(".receipt")

@@ -15,7 +15,7 @@ from rlplan.runtime.models.start_checkpoint import load_scalar_model
 from rlplan.runtime.models.value_model import ValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 from rlplan.runtime.workers.trainer.deepspeed_engine import TORCH_DTYPES
-from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
+from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer, joined
 from rlplan.vocabulary import Role
 
 
@@ -25,11 +25,9 @@ class ValueTrainer(PolicyTrainer):
     role = Role.VALUE
 
     def load(self, model_folder: str) -> Any:
-        """The Hugging Face module that is trained."""
         return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
 
     def wrap(self, language_model: Any) -> torch.nn.Module:
-        """The module that DeepSpeed gets."""
         return ValueModel(language_model, self.sharing)
 
     @torch.no_grad()
@@ -38,12 +36,9 @@ class ValueTrainer(PolicyTrainer):
         return self._judge(pairs, self.engine.module)
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
-        batch = make_batch(samples)
-        values = self.engine(batch)
-        returns = torch.tensor([value for sample in samples for value in sample.returns])
-        old_values = torch.tensor([value for sample in samples for value in sample.values])
-        spread = [weight for s, each in zip(samples, token_weights, strict=True) for weight in s.spread(each)]
-        weights = torch.tensor(spread, dtype=torch.float32)
+        values = self.engine(make_batch(samples))
+        returns, old_values = joined(s.returns for s in samples), joined(s.values for s in samples)
+        weights = joined(sample.spread(each) for sample, each in zip(samples, token_weights, strict=True))
         loss, sums = value_loss_and_sums(values, old_values, returns, weights, self.job.algorithm)
         self.backward(loss)
         return sums

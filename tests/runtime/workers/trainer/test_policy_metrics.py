@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.losses.clipped_ratio import answer_ratio, clipped_ratio
 from rlplan.runtime.losses.inputs import LossInputs
-from rlplan.runtime.losses.preference import preference
-from rlplan.runtime.measure.step_metrics import StepMetrics
+from rlplan.runtime.losses.policy_losses import answer_ratio, clipped_ratio, preference
+from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
-from rlplan.runtime.workers.trainer.pass_summary import accumulate, summarize
+from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import make_job
 

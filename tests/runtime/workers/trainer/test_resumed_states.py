@@ -101,7 +101,7 @@ def test_the_copy_is_as_large_as_predicted_and_the_file_hardly_larger(
         forecast = TrainerForecast(plan.job, plan.job.load_model(), plan.job.load_profile(), layout, number)
         predicted = saved_bytes(forecast.states)
         assert rank["held"]["components"]["checkpoint_staging"] == (predicted if writes == "beside" else 0)
-        assert predicted <= rank["facts"]["num_bytes"] <= predicted + 64_000
+        assert predicted <= rank["facts"]["file"]["num_bytes"] <= predicted + 64_000
 
 
 def test_one_rank_in_the_next_stage_takes_over_the_same_weights(

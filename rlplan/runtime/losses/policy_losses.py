@@ -1,0 +1,95 @@
+"""The losses of policies: of a clipped ratio, of weighed log-probs, and of preferences between pairs of answers.
+
+In: log-probs of sampled tokens, shape [tokens], fp32; of preferences both answers of every pair, in one micro-batch.
+Out: the summed loss and what is worth logging.
+"""
+
+import torch
+
+from rlplan.runtime.losses.inputs import Details, LossInputs, total, total_of_answers, with_others
+from rlplan.spec.parts.algorithm import AlgorithmSpec
+
+
+def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - behaviour logprob).
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
+    """
+    loss, details = _surrogate(torch.exp(inputs.log_ratio(spec)), inputs.advantages, spec)
+    return total(inputs, spec, loss, details)
+
+
+def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """The same with one ratio a sequence: the geometric mean of its tokens'.
+
+    Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
+    """
+    lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
+    mean = inputs.per_sequence(inputs.log_ratio(spec)) / lengths
+    loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
+    return total(inputs, spec, loss, details)
+
+
+def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over sequences of weight * -min(r A, clip(r) A), r being the product of the tokens' ratios.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2 (an answer is one action); clipped as in TRL 1.16.
+    """
+    assert inputs.sequence_advantages is not None
+    ratio = torch.exp(inputs.per_sequence(inputs.log_ratio(spec)))
+    loss, details = _surrogate(ratio, inputs.sequence_advantages, spec)
+    return total_of_answers(inputs, spec, loss, {name: inputs.spread(value) for name, value in details.items()})
+
+
+def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    clipped = torch.clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
+    is_clipped = (ratio * advantages > clipped * advantages).detach()
+    return -torch.minimum(ratio * advantages, clipped * advantages), {"ratio": ratio.detach(), "is_clipped": is_clipped}
+
+
+def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over tokens of weight * -A log p.
+
+    Source: Williams 1992, REINFORCE. After the first optimizer step of a batch it no longer is the policy gradient.
+    """
+    details = {"ratio": torch.exp(inputs.log_ratio(spec).detach())}
+    details["is_clipped"] = torch.zeros_like(details["ratio"], dtype=torch.bool)
+    return total(inputs, spec, -inputs.advantages * inputs.logprobs, details)
+
+
+def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over tokens of weight * -min(r, 1 + clip_high) A log p, without gradient through r. clip_low is not used.
+
+    Source: MiniMax-M1, arXiv:2506.13585, equations 4 and 5, without a lower bound as in the paper's runs.
+    """
+    ratio = torch.exp(inputs.log_ratio(spec).detach())
+    highest = 1 + spec.clip_high
+    details = {"ratio": ratio, "is_clipped": (ratio > highest) & (inputs.advantages > 0)}
+    return total(inputs, spec, -ratio.clamp(max=highest) * inputs.advantages * inputs.logprobs, details)
+
+
+def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over pairs of weight * -log sigmoid(kl_coef * (margin of the chosen - margin of the rejected)).
+
+    An answer's margin is its log-prob less the reference's; its advantage says which it is (1 chosen, -1 rejected, 0
+    neither). A pair weighs what its two answers weigh together.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7.
+    """
+    assert inputs.reference_logprobs is not None
+    assert inputs.sequence_weights is not None
+    assert inputs.sequence_advantages is not None
+    margins = inputs.per_sequence(inputs.logprobs - inputs.reference_logprobs)
+    signs = inputs.sequence_advantages.sign().tolist()
+    chosen = {group: index for index, (group, sign) in enumerate(zip(inputs.groups, signs, strict=True)) if sign > 0}
+    rejected = {group: index for index, (group, sign) in enumerate(zip(inputs.groups, signs, strict=True)) if sign < 0}
+    pairs = [(chosen[group], rejected[group]) for group in chosen if group in rejected]
+    better, worse = ([pair[side] for pair in pairs] for side in (0, 1))
+    apart = margins[better] - margins[worse]
+    weights = inputs.sequence_weights[better] + inputs.sequence_weights[worse]
+    loss = -(weights * torch.nn.functional.logsigmoid(spec.kl_coef * apart)).sum() + 0.0 * inputs.logprobs.sum()
+    details = {
+        "ratio": torch.exp(inputs.log_ratio(spec).detach()),
+        "is_clipped": torch.zeros_like(inputs.logprobs, dtype=torch.bool),
+        "is_ranked_right": (apart > 0).detach()[weights != 0],
+    }
+    return with_others(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)
