@@ -176,8 +176,8 @@ def test_twenty_kills_at_random_moments_leave_no_trace(prompts: Path, tmp_path: 
     command: tuple[str, ...] = (*many, "--out", str(folder))
     for _ in range(20):
         before, at_once = finished_steps(folder), draw.random() < 0.25
-        run_phase = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
-        killed(command, folder, run_phase, draw.uniform(0, 20 if at_once else 3))
+        reached = (lambda: True) if at_once else (lambda: finished_steps(folder) > before)  # noqa: B023
+        killed(command, folder, reached, draw.uniform(0, 20 if at_once else 3))
         if committed(folder):
             assert_nothing_is_lost(folder)
             command = ("run", "--resume", str(folder))
