@@ -17,6 +17,8 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART_STEPS = 24
+"""Of `quickstart_run`."""
 RLPLAN = str(Path(sys.executable).parent / "rlplan")
 DEADLINE_S = 400
 OTHER_LAYOUT = (
@@ -124,8 +126,10 @@ def run_job(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 @pytest.fixture(scope="session")
 def quickstart_run(run_job: Runner) -> FinishedRun:
-    """The whole quickstart with its report: what `make run` does."""
-    return run_job("examples/quickstart.yaml", "--report")
+    """The quickstart with its report, as `make run` makes it, for as many steps as show that it learns."""
+    return run_job(
+        "examples/quickstart.yaml", "--report", f"workload.num_steps={QUICKSTART_STEPS}", "workload.evaluate_every=12"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -155,4 +159,5 @@ def async_run(run_job: Runner) -> FinishedRun:
         "workload.evaluate_every=3",
         "workload.num_prompts_per_step=8",
         "workload.mini_batch_size=64",
+        "preflight.rehearses=false",
     )

@@ -3,7 +3,10 @@
 import os
 import re
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -167,37 +170,69 @@ def engine_pid(folder: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-@pytest.mark.engine
-def test_an_engine_that_dies_and_then_hangs_is_started_anew_each_time_and_a_signal_ends_it_all(tmp_path: Path) -> None:
-    """One run for both: what a run lives through, and how it is stopped."""
-    folder = tmp_path / "run"
-    stall_s = round(
-        scaled(12.0)
-    )  # its first step, in which kernels are made ready, is longer than 5 beside other tests
-    overrides = ("checkpoints.every=1", "workload.num_heldout_prompts=8", f"limits.stall_timeout_s={stall_s}")
-    process = start("run", "examples/quickstart.yaml", *overrides, "--out", str(folder))
-    metrics = folder / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
-    first, children = engine_pid(folder), descendants_of(process.pid)
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: metrics.read_text().count("\n") >= 4, 120)
-    second = engine_pid(folder)
-    assert second != first
-    os.kill(second, signal.SIGSTOP)
-    wait_for(lambda: engine_pid(folder) != second, 120)
-    num_rows = metrics.read_text().count("\n")
-    wait_for(lambda: metrics.read_text().count("\n") >= num_rows + 2, 120)
-    run = interrupted(process, folder, signal.SIGTERM)
+@dataclass
+class RunWithLosses:
+    """A quickstart whose engine is lost on the way."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    lost: list[int] = field(default_factory=list)
+
+    def wait_for_steps(self, number: int) -> None:
+        """Until so many more rows of metrics are written."""
+        metrics = self.folder / "metrics.jsonl"
+        before = metrics.read_text().count("\n") if metrics.exists() else 0
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= before + number, 120)
+
+    def lose_engine(self, number: signal.Signals) -> None:
+        """Send its engine a signal, and wait until another one has taken part in a step."""
+        pid = engine_pid(self.folder)
+        self.lost += [pid, *descendants_of(self.process.pid)]
+        os.kill(pid, number)
+        wait_for(lambda: engine_pid(self.folder) != pid, 120)
+        self.wait_for_steps(2)
+
+    def only_alarm(self) -> str:
+        (alarm,) = (self.folder / "alarms.jsonl").read_text().splitlines()
+        return alarm
+
+
+@contextmanager
+def run_with_losses(folder: Path, *overrides: str) -> Iterator[RunWithLosses]:
+    """The run after two rows of metrics; at the end it is interrupted, and everything is checked that must hold."""
+    fixed = ("checkpoints.every=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false")
+    one = RunWithLosses(start("run", "examples/quickstart.yaml", *fixed, *overrides, "--out", str(folder)), folder)
+    try:
+        one.wait_for_steps(2)
+        yield one
+    except BaseException:
+        os.killpg(one.process.pid, signal.SIGKILL)
+        raise
+    run = interrupted(one.process, folder, signal.SIGTERM)
     assert run.exit_code == 75, run.stderr
     assert "resume with `rlplan run --resume" in run.stderr
-    alarms = (folder / "alarms.jsonl").read_text().splitlines()
-    assert len(alarms) == 2
-    assert "is gone" in alarms[0]
-    assert f"hangs: no sign of progress for {stall_s} s" in alarms[1]
     assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
     assert 2 in {span.attempt for span in run.trace.spans}
-    assert alive([first, second, *children]) == []
+    assert alive(one.lost) == []
+
+
+@pytest.mark.engine
+def test_an_engine_that_dies_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    """One run for both: what a run lives through, and how it is stopped."""
+    with run_with_losses(tmp_path / "run") as run:
+        run.lose_engine(signal.SIGKILL)
+    assert "is gone" in run.only_alarm()
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_an_engine_that_hangs_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    # The first step, in which kernels are made ready, is longer than 5 s beside other tests.
+    stall_s = round(scaled(12.0))
+    with run_with_losses(tmp_path / "run", f"limits.stall_timeout_s={stall_s}") as run:
+        run.lose_engine(signal.SIGSTOP)
+    assert f"hangs: no sign of progress for {stall_s} s" in run.only_alarm()
 
 
 @pytest.mark.engine

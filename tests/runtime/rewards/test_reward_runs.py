@@ -12,7 +12,12 @@ from tests.waiting import orphans_come_here, own_processes
 
 pytestmark = [pytest.mark.engine]
 
-SHORT = ("workload.num_steps=2", "workload.num_heldout_prompts=16", "workload.evaluate_every=2")
+SHORT = (
+    "workload.num_steps=2",
+    "workload.num_heldout_prompts=16",
+    "workload.evaluate_every=2",
+    "preflight.rehearses=false",
+)
 
 
 def check(run: FinishedRun, num_steps: int = 2) -> None:

@@ -10,7 +10,7 @@ from rlplan.memory.ledger import LedgerRow
 from rlplan.trace import MemorySample
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
 from tests.runtime.runs.beside_the_plan import process_peaks
-from tests.runtime.conftest import COLOCATED, OTHER_LAYOUT, FinishedRun, Runner, finish, start
+from tests.runtime.conftest import COLOCATED, OTHER_LAYOUT, QUICKSTART_STEPS, FinishedRun, Runner, finish, start
 
 pytestmark = pytest.mark.engine
 
@@ -21,12 +21,12 @@ ROUNDING = 1e-4
 def test_the_quickstart_learns_to_sort(quickstart_run: FinishedRun) -> None:
     assert quickstart_run.exit_code == 0, quickstart_run.stderr
     accuracy = {row["step"]: row["evaluate/greedy_accuracy"] for row in quickstart_run.metrics if _is_evaluated(row)}
-    assert accuracy[40] - accuracy[0] >= 0.5, accuracy
+    assert accuracy[QUICKSTART_STEPS] - accuracy[0] >= 0.5, accuracy
 
 
 def test_every_rollout_uses_the_weights_of_the_step_before(quickstart_run: FinishedRun) -> None:
     differences = [row["sync/logprob_difference_max"] for row in quickstart_run.metrics if row["step"] > 0]
-    assert len(differences) == 40
+    assert len(differences) == QUICKSTART_STEPS
     assert max(differences) < ROUNDING
 
 
@@ -194,7 +194,7 @@ def _is_evaluated(row: dict[str, float]) -> bool:
     return "evaluate/greedy_accuracy" in row
 
 
-def _moment(step: int) -> str:
+def _run_phase(step: int) -> str:
     return {0: "start", 1: "first", -1: "finish"}.get(step, "steady")
 
 
@@ -206,7 +206,7 @@ def _joined(run: FinishedRun) -> Iterator[tuple[MemorySample, LedgerRow]]:
     for sample in run.trace.samples:
         if sample.kind in ("total", MemoryKind.PROCESS):
             continue
-        key = (_moment(sample.step), sample.action_id, sample.process, sample.role, sample.kind)
+        key = (_run_phase(sample.step), sample.action_id, sample.process, sample.role, sample.kind)
         if key in rows:
             measured.add(key)
             yield sample, rows[key]
