@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rlplan_cli.render.terminal import PIPE_WIDTH, stdout
 
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import profile_paths
@@ -27,6 +28,8 @@ def profiles(rlplan: Call, monkeypatch: pytest.MonkeyPatch) -> Profiles:
                 monkeypatch.setenv(name, str(value))
             elif name != "PATH":
                 monkeypatch.delenv(name, raising=False)
+        # The consoles took their width when they were made, as they do in a process of their own.
+        monkeypatch.setattr(stdout, "width", columns or PIPE_WIDTH)
         return rlplan("profiles", *arguments)
 
     return call

@@ -34,7 +34,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 def value(sandbox: Sandbox, source: str, tests: str) -> float:
     prompt = Prompt("1", "Write f.", tests, (1,))
-    return grade(SPEC, f"```python\n{source}\n```", prompt, sandbox).value
+    return grade(SPEC, f"```python\n{source}\n```", prompt, sandbox)[0]
 
 
 def test_the_right_program_passes(sandbox: Sandbox) -> None:
