@@ -31,25 +31,18 @@ class Scene:
 
     title: str
     """For people."""
-
     edges: clock.Bytes
     """Seconds at which intervals begin and end, [n + 1]."""
-
     stacks: dict[str, clock.Bytes]
     """Predicted bytes by kind, from the bottom to the top, each [n]."""
-
     measured: clock.Bytes | None
     """Bytes, [n]; None where only points were measured."""
-
     points: tuple[clock.Bytes, clock.Bytes]
     """Measured points: (seconds, bytes), each [points]."""
-
     height: float
     """Of the row in inches."""
-
     capacity: int | None = None
     """Bytes that there are; None where no line is drawn."""
-
     band: tuple[clock.Bytes, clock.Bytes] | None = None
     """Bytes at the low and at the high end of the prediction, each [n]."""
 

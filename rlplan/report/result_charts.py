@@ -38,16 +38,12 @@ class Curve:
 
     label: str
     """What tells it from the other runs."""
-
     frame: pd.DataFrame
     """Its metrics, a row a step."""
-
     color: str
     """`#rrggbb`."""
-
     dashes: Any
     """Matplotlib's line style."""
-
     is_main: bool
     """Whether it is the run that the report is about, which is the first one of a chart."""
 

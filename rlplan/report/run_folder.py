@@ -25,16 +25,12 @@ class RunStatus:
 
     state: str
     """`finished`, `interrupted`, `failed`, `running`, or `unknown` when nobody wrote it."""
-
     exit_code: int | None = None
     """Of `rlplan run`; None before it ended."""
-
     message: str = ""
     """Free text of the run, without absolute paths."""
-
     started_at: str = ""
     """As the run wrote it."""
-
     seconds: float | None = None
     """By the clock; None before it ended."""
 
@@ -45,19 +41,14 @@ class RunFolder:
 
     name: str
     """The folder's own name, never its path."""
-
     plan: Plan
     """With what was predicted."""
-
     trace: Trace
     """What was measured: spans of actions and samples of memory."""
-
     metrics: tuple[dict[str, Any], ...]
     """What was learned: rows as written, one a step."""
-
     timings: tuple[dict[str, Any], ...]
     """How long it took: rows as written, one a step."""
-
     status: RunStatus
     """How it ended."""
 

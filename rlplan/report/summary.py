@@ -29,25 +29,18 @@ class Findings:
 
     run: RunFolder
     """That the report is about."""
-
     others: tuple[RunFolder, ...]
     """The runs beside it."""
-
     labels: tuple[str, ...]
     """One for each run, the report's own first."""
-
     joined: pd.DataFrame
     """`frames.joined_memory`: a row for each measured sample."""
-
     peaks: pd.DataFrame
     """`frames.process_peaks`: a row for each process."""
-
     exactness: pd.DataFrame
     """`frames.exactness`: a row for each persistent kind of each process and role."""
-
     metrics: pd.DataFrame
     """A row a step."""
-
     timings: pd.DataFrame
     """A row a step."""
 

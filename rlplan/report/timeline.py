@@ -52,7 +52,6 @@ class Levels:
 
     edges: Bytes
     """Seconds at which intervals begin and end, [n + 1]."""
-
     parts: dict[tuple[str, str], Bytes]
     """Bytes by (process, kind), each [n]."""
 
@@ -107,13 +106,10 @@ class Window:
 
     title: str
     """For people."""
-
     start_s: float
     """In the trace's seconds."""
-
     end_s: float
     """In the trace's seconds."""
-
     is_timed: bool = True
     """Whether its seconds mean seconds, or an order alone."""
 

@@ -22,25 +22,18 @@ class ReportFiles:
 
     page: Path
     """The report as HTML."""
-
     memory_timeline: Path
     """Predicted and measured memory over time."""
-
     memory_by_process: Path
     """The same by process."""
-
     learning: Path
     """Evaluations and metrics over steps."""
-
     prediction: Path
     """Predicted against measured memory."""
-
     metrics: Path
     """A row a step, as CSV."""
-
     memory: Path
     """Predicted and measured memory, joined, as CSV."""
-
     summary: Path
     """The report as JSON."""
 

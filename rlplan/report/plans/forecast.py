@@ -26,19 +26,14 @@ class Forecast:
 
     name: str
     """Of the plan's file."""
-
     ledger: MemoryLedger
     """Bytes after and inside each action."""
-
     schedule: Schedule
     """The actions."""
-
     trace: Trace
     """When they run: starting, a first and a steady step, finishing. The steady step begins at 0 s."""
-
     windows: tuple[Window, ...]
     """What to draw."""
-
     timing: StepTiming | None = None
     """Of a steady step; None where no seconds are known."""
 

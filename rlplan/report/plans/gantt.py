@@ -47,10 +47,8 @@ class Lane:
 
     process: str
     """Its name."""
-
     group: str
     """Of the devices that it is on."""
-
     bars: tuple[tuple[str, float, float], ...]
     """(action, start, end) in seconds."""
 

@@ -27,13 +27,10 @@ class Tile:
 
     title: str
     """What is answered."""
-
     value: str
     """The answer."""
-
     note: str
     """A line under it."""
-
     mood: str = "quiet"
     """`good`, `bad` or `quiet`: its colour."""
 
@@ -44,16 +41,12 @@ class PhaseRow:
 
     phase: str
     """Its name."""
-
     seconds: float
     """Of all its actions."""
-
     share: float
     """Of the seconds of all phases, 0 to 1."""
-
     bound_by: str
     """The resource that most of the seconds wait for."""
-
     parts: dict[str, float]
     """Seconds by resource, without the negligible ones."""
 
@@ -64,25 +57,18 @@ class ActionRow:
 
     action: str
     """Its id."""
-
     phase: str
     """Its phase's name."""
-
     start_s: float | None
     """From the beginning of the step; None where no seconds are known."""
-
     seconds: float | None
     """None where they are not known."""
-
     bound_by: str
     """The resource that it waits for; empty where it takes no time."""
-
     device_bytes: int | None
     """On the fullest GPU at its peak, as expected."""
-
     device_high_bytes: int | None
     """The same at the high end of the prediction."""
-
     host_bytes: int | None
     """On the fullest host at its peak, as expected."""
 
@@ -93,16 +79,12 @@ class KindRow:
 
     kind: str
     """Its name."""
-
     color: str
     """Of its bars, `#rrggbb`."""
-
     num_bytes: int
     """Of all processes together."""
-
     processes: str
     """Who holds it, each with its bytes, in words."""
-
     provenance: str
     """Where the numbers come from, in words."""
 
@@ -113,19 +95,14 @@ class Place:
 
     name: str
     """For people."""
-
     action: str
     """The id of the action in which it is fullest."""
-
     when: str
     """In which part of the run, in words."""
-
     num_bytes: int
     """Held then."""
-
     capacity_bytes: int | None
     """That there are; None where that is not known."""
-
     kinds: tuple[KindRow, ...]
     """What is held, the largest first."""
 
@@ -136,13 +113,10 @@ class OtherRow:
 
     name: str
     """For people."""
-
     verdict: str
     """In a word; may be empty."""
-
     seconds: float | None
     """Of a step; None where they are not known."""
-
     reason: str
     """For people."""
 
@@ -153,40 +127,28 @@ class Page:
 
     title: str
     """Of the page."""
-
     subtitle: str
     """The line under it."""
-
     state: tuple[str, str]
     """(mood, sentence): see `Tile.mood`."""
-
     tiles: tuple[Tile, ...]
     """The answers on top."""
-
     choices: tuple[tuple[str, str], ...]
     """What was chosen, as (term, words)."""
-
     phases: tuple[PhaseRow, ...]
     """Empty where no seconds are known."""
-
     actions: tuple[ActionRow, ...]
     """Of a steady step, in order."""
-
     places: tuple[Place, ...]
     """The fullest device and host."""
-
     facts: tuple[tuple[str, str], ...] = ()
     """(term, words) under `facts_title`."""
-
     facts_title: str = "Risks"
     """A heading."""
-
     others: tuple[OtherRow, ...] = ()
     """Layouts that were not chosen."""
-
     remedies: tuple[OtherRow, ...] = ()
     """What would make a plan fit that does not."""
-
     schema_version: int = PAGE_SCHEMA_VERSION
     """Of the page as JSON."""
 

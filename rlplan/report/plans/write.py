@@ -38,19 +38,14 @@ class PlanFiles:
 
     page: Path
     """The report as HTML."""
-
     timeline: Path
     """Memory over time."""
-
     actions: Path
     """Memory by action, where seconds are known."""
-
     gantt: Path
     """What runs when."""
-
     staleness: Path
     """Of a simulation, how old rollouts were."""
-
     summary: Path
     """The page as JSON."""
 

@@ -87,10 +87,8 @@ class Wire:
 
     bytes_per_s: float
     """That a rank sends."""
-
     latency_s: float
     """Of a small all-reduce."""
-
     reads_peers: bool = True
     """vLLM's custom kernels reduce; else NCCL."""
 
