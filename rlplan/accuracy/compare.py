@@ -71,24 +71,29 @@ class Comparison:
 
 @dataclass(frozen=True)
 class KindSummary:
-    """The points of one kind: errors are absolute, the bias is their signed mean; None where nothing was predicted."""
+    """The points of one kind; None where nothing was predicted."""
 
     n: int
     predicted: int
     median_abs: float | None
+    """Of relative errors, as `max_abs`."""
     max_abs: float | None
     bias: float | None
+    """Mean of signed relative errors."""
 
 
 @dataclass(frozen=True)
 class PairSummary:
-    """The latencies of one kind of one pair of model and GPU: mean of absolute errors, and of signed ones."""
+    """The latencies of one kind of one pair of model and GPU."""
 
     kind: str
     pair: str
+    """Model, GPU and format."""
     n: int
     mean_abs: float
+    """Of relative errors."""
     bias: float
+    """Mean of signed relative errors."""
 
 
 @dataclass(frozen=True)

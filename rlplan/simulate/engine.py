@@ -37,34 +37,40 @@ class EngineLimits:
 
 
 class Group:
-    """Rollouts of one prompt, on one engine. left: that are not rewarded yet. batch: the RL step it was made for.
-
-    The prompt lies in the cache once, while one of the rollouts runs (`num_resident`).
-    """
+    """Rollouts of one prompt, on one engine."""
 
     __slots__ = ("batch", "left", "num_resident", "number", "prompt_len", "rollouts")
 
     def __init__(self, number: int, prompt_len: int, lengths: Iterable[int]) -> None:
         self.number, self.prompt_len = number, prompt_len
         self.rollouts = [Rollout(self, length) for length in lengths]
-        self.left, self.num_resident, self.batch = len(self.rollouts), 0, 0
+        self.left = len(self.rollouts)
+        """Rollouts without a reward yet."""
+        self.num_resident = 0
+        """Rollouts in the batch; the prompt lies in the cache once, while there is one."""
+        self.batch = 0
+        """The RL step that it was made for."""
 
 
 class Rollout:
-    """One completion. done: tokens it has (while it runs: when it joined the batch).
-
-    version: of its first token; newer_spans: (version, tokens) of those that were generated under newer weights.
-    """
+    """One completion."""
 
     __slots__ = ("done", "group", "held", "joined", "length", "newer_spans", "ticket", "version")
     held: int
+    """Tokens in the KV cache when it joined the batch."""
     joined: int
+    """The engine's decode steps when it joined the batch."""
     ticket: int
+    """Of its last stay in the batch; one that was preempted gets another."""
     version: int
+    """Of the weights that made its first token."""
 
     def __init__(self, group: Group, length: int) -> None:
-        self.group, self.length, self.done = group, length, 0
+        self.group, self.length = group, length
+        self.done = 0
+        """Tokens that it has; while it runs, when it joined the batch."""
         self.newer_spans: tuple[tuple[int, int], ...] = ()
+        """(version, tokens) of those that newer weights made."""
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

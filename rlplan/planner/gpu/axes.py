@@ -33,13 +33,18 @@ for their activations are small and what ranks exchange is not."""
 
 
 class Axes(NamedTuple):
-    """Ranks that share one sequence, one layer, the layers, one sequence's attention, the experts."""
+    """Ranks of a trainer by what they share."""
 
     ulysses: int = 1
+    """One sequence."""
     tp: int = 1
+    """One layer."""
     pp: int = 1
+    """The layers."""
     cp: int = 1
+    """One sequence's attention."""
     ep: int = 1
+    """The experts."""
 
     @property
     def ranks_per_sequence(self) -> int:

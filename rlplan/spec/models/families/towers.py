@@ -19,13 +19,17 @@ VisionReader = Callable[[Config, int], VisionSpec]
 
 @dataclass(frozen=True)
 class Tower:
-    """Tables: before the stack, one layer, after it, one further merger; each below its prefix."""
+    """Tables of tensors."""
 
     before: str
+    """Before the stack."""
     layer: str
+    """One layer of the stack, below `prefix`."""
     prefix: str
     after: str
+    """After the stack."""
     merger: str = ""
+    """One further merger, below `merger_prefix`."""
     merger_prefix: str = ""
 
 
