@@ -109,4 +109,4 @@ def test_an_error_is_wrapped_between_words_and_indented() -> None:
 def test_colours_can_be_switched_off() -> None:
     assert "\x1b[" in in_terminal(80, "estimate", QUICKSTART)
     for arguments in (SHOWN["estimate"], ["estimate", "nowhere.yaml"], SHOWN["doctor"]):
-        assert "\x1b" not in in_terminal(80, *arguments, NO_COLOR="1")
+        assert not re.search(r"\x1b\[[\d;]*m", in_terminal(80, *arguments, NO_COLOR="1"))  # a bar moves the cursor
