@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
@@ -63,6 +63,15 @@ class Pulse:
         return time.monotonic() - self.changed_s
 
 
+class Call(NamedTuple):
+    """A call that was begun. restart_count: restarts of its process by then."""
+
+    process: str
+    method: str
+    reference: Any
+    restart_count: int
+
+
 class WorkerGroup:
     """The workers of a run. `close` always works, also half-way through the start.
 
@@ -78,7 +87,6 @@ class WorkerGroup:
         self.pids: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
         self.restart_counts: Counter[str] = Counter()
-        self._restart_count_of_call: dict[Any, int] = {}
         self.pids_outside_ray: Callable[[], list[int]] = list
         self._children: list[psutil.Process] = []
         self._foreign_pids = {child.pid for child in child_processes()}
@@ -92,44 +100,39 @@ class WorkerGroup:
             self.actors[worker.process] = self._make_actor(worker)
         self._greet(list(self.actors))
 
-    def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+    def submit(self, process: str, method: str, *arguments: Any) -> Call:
         """Begin an unmeasured call; hand the result to `gather`."""
-        return self._begun(process, method, self.actors[process].call.remote(method, *arguments))
+        reference = self.actors[process].call.remote(method, *arguments)
+        return Call(process, method, reference, self.restart_counts[process])
 
-    def perform(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
+    def perform(self, process: str, method: str, *arguments: Any) -> Call:
         """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
-        return self._begun(process, method, self.actors[process].perform.remote(method, *arguments))
-
-    def _begun(self, process: str, method: str, reference: Any) -> tuple[str, str, Any]:
-        self._restart_count_of_call[reference] = self.restart_counts[process]
-        return process, method, reference
+        reference = self.actors[process].perform.remote(method, *arguments)
+        return Call(process, method, reference, self.restart_counts[process])
 
     def is_replaced(self, lost: LostProcessError) -> bool:
         """Whether a process that was lost has been restarted since the call that found it lost."""
         return lost.restart_count < self.restart_counts[lost.process]
 
-    def has_ended(self, call: tuple[str, str, Any], timeout_s: float) -> bool:
+    def has_ended(self, call: Call, timeout_s: float) -> bool:
         import ray
 
-        return bool(ray.wait([call[2]], timeout=timeout_s)[0])
+        return bool(ray.wait([call.reference], timeout=timeout_s)[0])
 
-    def gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
+    def gather(self, calls: Sequence[Call], timeout_s: float) -> list[Any]:
         """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
-        restart_counts = {
-            process: self._restart_count_of_call.pop(reference, self.restart_counts[process])
-            for process, _, reference in calls
-        }
+        restart_counts = {call.process: call.restart_count for call in calls}
         try:
             return self._gather(calls, timeout_s)
         except LostProcessError as error:
             error.restart_count = restart_counts.get(error.process, self.restart_counts[error.process])
             raise
 
-    def _gather(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> list[Any]:
+    def _gather(self, calls: Sequence[Call], timeout_s: float) -> list[Any]:
         import ray
 
         deadline = time.monotonic() + timeout_s
-        pending = {reference: (process, method) for process, method, reference in calls}
+        pending = {call.reference: call for call in calls}
         pulses: dict[str, Pulse] = {}
         while pending or self._is_closed:
             if self._is_closed:  # also for threads that were waiting when the run ended: they must not hold it up
@@ -142,11 +145,11 @@ class WorkerGroup:
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:
-                self._check_pulses(pulses, [process for process, _ in pending.values()])
+                self._check_pulses(pulses, [call.process for call in pending.values()])
                 continue
             if not ready:
-                names = ", ".join(f"{process}.{method}" for process, method in pending.values())
-                trainers = [process for process, _ in pending.values() if process.startswith(TRAINERS)]
+                names = ", ".join(f"{call.process}.{call.method}" for call in pending.values())
+                trainers = [call.process for call in pending.values() if call.process.startswith(TRAINERS)]
                 raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
@@ -154,10 +157,9 @@ class WorkerGroup:
                     way_out=f"read the logs in {self.log_folder}",
                 )
             for reference in ready:
-                process, method = pending.pop(reference)
-                self._check(process, method, reference)
+                self._check(pending.pop(reference))
         left_s = max(FETCH_S, deadline - time.monotonic())
-        results: list[Any] = ray.get([reference for _, _, reference in calls], timeout=left_s)
+        results: list[Any] = ray.get([call.reference for call in calls], timeout=left_s)
         return results
 
     def restart(self, process: str) -> None:
@@ -178,7 +180,9 @@ class WorkerGroup:
     def _greet(self, processes: Sequence[str]) -> None:
         """Wait until processes are up, and note where."""
         paths = [self.spec.job.policy.path]
-        calls = [(process, "hello", self.actors[process].hello.remote(paths)) for process in processes]
+        calls = [
+            Call(name, "hello", self.actors[name].hello.remote(paths), self.restart_counts[name]) for name in processes
+        ]
         for process, hello in zip(processes, self.gather(calls, self.spec.job.limits.start_timeout_s), strict=True):
             self.pids[process], self.addresses[process] = hello.pid, hello.address
             if hello.missing:
@@ -206,7 +210,7 @@ class WorkerGroup:
                     way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
                 )
 
-    def measured(self, calls: Sequence[tuple[str, str, Any]], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
+    def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
         """(results, measurements) of calls begun with `perform`."""
         answers = self.gather(calls, timeout_s)
         return [result for result, _ in answers], [measurement for _, measurement in answers]
@@ -291,28 +295,28 @@ class WorkerGroup:
             worker.num_threads,
         )
 
-    def _check(self, process: str, method: str, reference: Any) -> None:
+    def _check(self, call: Call) -> None:
         """Turn a failed call into a RunError with the end of the process's log."""
         import ray
 
-        log = self.log_folder / f"{process.replace('/', '-')}.log"
+        log = self.log_folder / f"{call.process.replace('/', '-')}.log"
         try:
-            _fetch(reference)
+            _fetch(call.reference)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
             if isinstance(cause, RlplanError):
                 raise cause from error
             text = str(cause).strip().splitlines()
             raise RunError(
-                f"{process} failed in {method}: {text[0] if text else type(cause).__name__}",
+                f"{call.process} failed in {call.method}: {text[0] if text else type(cause).__name__}",
                 where=str(log),
                 rule="every call succeeds",
                 way_out="read the whole traceback in the log",
             ) from error
         except ray.exceptions.RayError as error:
             raise LostProcessError(
-                f"{process} is gone, in {method}{_last_line(log)}",
-                process=process,
+                f"{call.process} is gone, in {call.method}{_last_line(log)}",
+                process=call.process,
                 where=str(log),
                 rule="worker processes must live as long as the run",
                 way_out="look at the end of its log; if the system killed it for memory, plan for less",

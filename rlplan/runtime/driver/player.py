@@ -49,8 +49,6 @@ class Task:
     """To the job since it was asked for, a line each."""
 
     resumption: Resumption | None = None
-    """The checkpoint that the run goes on from; None for a new run."""
-
     identity: Mapping[str, str] | None = None
     """By which its checkpoints are known; None where it neither saves nor resumes any."""
 

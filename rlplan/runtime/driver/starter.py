@@ -32,7 +32,6 @@ class Starter:
     """The start checkpoint."""
 
     resumption: Resumption | None
-    """The checkpoint that the run goes on from; None for a new run."""
 
     def start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
