@@ -61,17 +61,8 @@ class ActionRunner:
         self.switches = Switches(dispatcher, recorder.folder, spec.job)
         self.checkpoints = Checkpointer(spec, dispatcher, recorder)
         self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
-        self.starter = Starter(
-            spec,
-            dispatcher,
-            recorder,
-            self.fleet,
-            self.weight_sync,
-            self.switches,
-            self.checkpoints,
-            model_folder,
-            resumption,
-        )
+        parts = self.fleet, self.weight_sync, self.switches, self.checkpoints
+        self.starter = Starter(spec, dispatcher, recorder, *parts, model_folder, resumption)
         self.collector = Collector(
             spec, dispatcher, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
         )
