@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.calls import CALLS_AT_ONCE, Call, Calls
 from rlplan.runtime.cluster.network import Hello
 from rlplan.runtime.cluster.ray_cluster import Cluster
+from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.child_processes import child_processes, find_process, send_signal, with_their_children
 from rlplan.runtime.processes.machine_speed import scaled
 
@@ -73,6 +75,20 @@ class WorkerGroup(Calls):
         self.actors[process] = self._make_actor(worker)
         self.restart_counts[process] += 1
         self._greet([process])
+
+    def deadline_s(self, action: Action) -> float:
+        return self.limits.start_timeout_s if action.kind.value.startswith("start") else self.limits.action_timeout_s
+
+    def everywhere(self, action: Action, call: Callable[..., Sequence[Any]]) -> tuple[list[Any], list[Measurement]]:
+        """Call every process of an action at once; `call(rank)` gives the method and its arguments."""
+        calls = [self.perform(process, *call(rank)) for rank, process in enumerate(action.processes)]
+        return self.measured(calls, self.deadline_s(action))
+
+    def rendezvous(self, action: Action, port: int) -> tuple[str, int]:
+        """Where the ranks of an action's processes meet: at the first one's, on a free port where none is given."""
+        first = action.processes[0]
+        listening = self.submit(first, "open_rendezvous", self.addresses[first], port)
+        return self.addresses[first], int(self.gather([listening], self.deadline_s(action))[0])
 
     def _greet(self, processes: Sequence[str]) -> None:
         """Wait until processes are up, and note where."""
