@@ -23,7 +23,7 @@ from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, w
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RUN, Manifest, RoleStates, RunState, StoredFile, states_name
 from rlplan.runtime.checkpoints.tensor_file import digest_of
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.run_folder.disk_errors import disk_error
@@ -37,8 +37,8 @@ SETTLE_S, CLOSE_S = 10.0, 1.0
 
 
 class Checkpointer:
-    def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, recorder: Recorder) -> None:
-        self.spec, self.dispatcher, self.recorder = spec, dispatcher, recorder
+    def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, recorder: Recorder) -> None:
+        self.spec, self.worker_group, self.recorder = spec, worker_group, recorder
         self.folder = CheckpointFolder(recorder.folder, spec.job.checkpoints.keep_last)
         self._staged: Path | None = None
         self._step = 0
@@ -55,17 +55,17 @@ class Checkpointer:
         if resumption is not None:
             paths, facts = resumption.paths(action.role), resumption.facts(action.role)
             owns = [str((resumption.folder / name).resolve()) for name in self._names(action)]
-            loaded = self.dispatcher.everywhere(action, lambda rank: ("load_states", paths, owns[rank], facts))
+            loaded = self.worker_group.everywhere(action, lambda rank: ("load_states", paths, owns[rank], facts))
             measurements += loaded[1]
         if any(other.kind is ActionKind.SAVE_STATES for other in self.spec.schedule.step):
-            measurements += self.dispatcher.everywhere(action, lambda rank: ("reserve_staging",))[1]
+            measurements += self.worker_group.everywhere(action, lambda rank: ("reserve_staging",))[1]
         return measurements
 
     def save(self, action: Action, step: int) -> list[Measurement]:
         """Let a role's ranks copy or write what a resumed run needs of them."""
         names = self._names(action)
         with self._staging:  # roles may be saved at the same time
-            self.settle(self.dispatcher.deadline_s(action))
+            self.settle(self.worker_group.deadline_s(action))
             try:
                 staged = self._stage(step)
             except OSError as error:
@@ -73,7 +73,7 @@ class Checkpointer:
                 return []
             self._ranks[action.role.value] = [staged / name for name in names]
         paths, waits = [str((staged / name).resolve()) for name in names], action.kind is ActionKind.WRITE_STATES
-        return self.dispatcher.everywhere(action, lambda rank: ("save_states", paths[rank], waits))[1]
+        return self.worker_group.everywhere(action, lambda rank: ("save_states", paths[rank], waits))[1]
 
     def commit(self, step: int, take: Callable[[], tuple[RunState, Any]]) -> None:
         """A step has ended: what was saved in it becomes a checkpoint, in a thread. Nothing was saved: nothing.

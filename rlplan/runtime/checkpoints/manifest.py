@@ -90,13 +90,6 @@ class Manifest(Spec):
         return self
 
 
-class ExpectedLength(Spec):
-    """Tokens that a prompt's samples are expected to take."""
-
-    prompt: tuple[int, ...]
-    tokens: float
-
-
 class StreamState(Spec):
     """Generation that runs ahead of the steps. Finished groups lie in `experience.json`."""
 
@@ -126,8 +119,8 @@ class RunState(Spec):
     mean_length: float = 0.0
     """Tokens of a response in the mean: the length of prompts without an expected one."""
 
-    lengths: tuple[ExpectedLength, ...] = ()
-    """Expected tokens by prompt, by which prompts are dealt out over engines."""
+    lengths: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """(prompt, tokens that its samples are expected to take), by which prompts are dealt out over engines."""
 
     stream: StreamState | None = None
     """None where every step generates its own rollouts."""

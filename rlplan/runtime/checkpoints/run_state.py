@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.checkpoints.manifest import EXPERIENCE, ExpectedLength, RunState, StreamState
+from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RunState, StreamState
 from rlplan.runtime.rollout.buffer import numbers_of
 from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.rollout.rollout_stream import RolloutStream
@@ -27,7 +27,7 @@ def take_state(step: int, weight_sync: WeightSync, fleet: Fleet, stream: Rollout
         step=step,
         version=weight_sync.version,
         mean_length=fleet.lengths.mean,
-        lengths=tuple(ExpectedLength(prompt=prompt, tokens=tokens) for prompt, tokens in lengths.items()),
+        lengths=tuple(lengths.items()),
         stream=stream_state,
     )
     return state, buffer
@@ -38,7 +38,7 @@ def give_state(found: Resumption, weight_sync: WeightSync, fleet: Fleet, stream:
     state = found.state
     weight_sync.version = state.version
     fleet.lengths.mean = state.mean_length
-    fleet.lengths.by_prompt = {each.prompt: each.tokens for each in state.lengths}
+    fleet.lengths.by_prompt = dict(state.lengths)
     if stream is None:
         count = 0 if state.stream is None else len(_untaken(found, state.stream))
         return f"{count} prompt(s) that generation was ahead are begun anew" if count else ""

@@ -17,13 +17,10 @@ class Host:
     """Ray's name for it."""
 
     address: str
-    """Its IP address."""
-
     free: Resources
     """What nobody has reserved, by Ray's names of resources."""
 
     total: Resources
-    """What it has in all."""
 
 
 def add_up(bundles: Sequence[Resources]) -> dict[str, float]:

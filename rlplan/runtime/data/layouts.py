@@ -68,11 +68,7 @@ class DataRow:
     """The right answer, or the tests of a program; None where the row has none."""
 
     chosen: str | Chat | None = None
-    """The better answer of a pair."""
-
     rejected: str | Chat | None = None
-    """The worse answer of a pair."""
-
     others: str = "{}"
     """The other columns as a JSON object."""
 

@@ -27,8 +27,6 @@ class Loaded:
     """Rows, and what is said aloud about them."""
 
     rows: tuple[DataRow, ...]
-    """In the file's order."""
-
     layout: str
     """Whose columns they have, such as `verl` or `trl`."""
 
@@ -47,8 +45,6 @@ class Wanted:
     """Chosen and rejected answers."""
 
     answers: bool = False
-    """A right answer."""
-
     check: Callable[[str], None] = lambda _: None
     """Raises BadRowError for an answer that will not do."""
 

@@ -49,8 +49,6 @@ class Task:
     """To the job since it was asked for, a line each."""
 
     resumption: Resumption | None = None
-    """The checkpoint that the run goes on from; None for a new run."""
-
     identity: Mapping[str, str] | None = None
     """By which its checkpoints are known; None where it neither saves nor resumes any."""
 
@@ -103,7 +101,7 @@ class Player:
             self.rehearse()
         learning, timings = self.runner.metrics.take_rows(step)
         for leak in self.leaks.observe(step, self.recorder.resident):
-            self.recorder.write_alarm(step, "leak", leak.text(), process=leak.process, slope=leak.bytes_per_step)
+            self.recorder.write_alarm(step, "leak", leak.text, process=leak.process, slope=leak.bytes_per_step)
         for line in self.task.followers.take_dead() if self.task.followers else ():
             self.recorder.write_alarm(step, "sink", line)
         timings["memory/allocated_gb"] = round(sum(self.recorder.held().values()) / 1e9, 3)

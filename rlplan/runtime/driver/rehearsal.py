@@ -35,7 +35,6 @@ class Rehearsed:
     """Its largest predicted peak over the rehearsed actions."""
 
     measured_bytes: int
-    """Its measured peak."""
 
 
 def compare(ledger: MemoryLedger, peaks: Mapping[str, int], actions: tuple[str, ...]) -> tuple[Rehearsed, ...]:

@@ -10,7 +10,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.fleet import Fleet
@@ -22,7 +22,7 @@ from rlplan.vocabulary import ActionKind, Role
 @dataclass(frozen=True)
 class Starter:
     spec: ExecutionSpec
-    dispatcher: ActionDispatcher
+    worker_group: WorkerGroup
     recorder: Recorder
     fleet: Fleet
     weight_sync: WeightSync
@@ -32,14 +32,13 @@ class Starter:
     """The start checkpoint."""
 
     resumption: Resumption | None
-    """The checkpoint that the run goes on from; None for a new run."""
 
     def start_trainer(self, action: Action, step: int) -> list[Measurement]:
         imported = self._import_libraries(action)
         asked = self.spec.job.hardware.rendezvous_port if action.role is Role.POLICY else 0
-        address = self.dispatcher.rendezvous(action, asked)
+        address = self.worker_group.rendezvous(action, asked)
         world, folder = len(action.processes), self.folder_of(action.role)
-        started = self.dispatcher.everywhere(action, lambda rank: ("start", rank, world, address, folder))[1]
+        started = self.worker_group.everywhere(action, lambda rank: ("start", rank, world, address, folder))[1]
         prepared = self.checkpoints.prepare(action, self.resumption)
         return imported + started + prepared + self._prepare_weights(action)
 
@@ -49,27 +48,27 @@ class Starter:
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
         self.switches.check_saved(action.processes, self.weight_sync.version)
-        version, timeout_s = self.weight_sync.version, self.dispatcher.deadline_s(action)
+        version, timeout_s = self.weight_sync.version, self.worker_group.deadline_s(action)
         return imported + self.fleet.load(self.fleet.engines, folder, version, timeout_s)
 
     def start_scorer(self, action: Action, step: int) -> list[Measurement]:
         imported, folder = self._import_libraries(action), self.folder_of(action.role)
         if not self.spec.schedule.layout("scorer", action.role).shares_frozen_weights:
-            return imported + self.dispatcher.everywhere(action, lambda rank: ("start", folder))[1]
-        address, config = self.dispatcher.rendezvous(action, 0), self.spec.deepspeed[action.role]
+            return imported + self.worker_group.everywhere(action, lambda rank: ("start", folder))[1]
+        address, config = self.worker_group.rendezvous(action, 0), self.spec.deepspeed[action.role]
         share = (len(action.processes), address, folder, config)
-        return imported + self.dispatcher.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
+        return imported + self.worker_group.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
 
     def rehearse(self) -> dict[str, int]:
         """The largest step that the plan allows for, on every trainer, and back to the start: each process's peak."""
         peaks = {}
         for action in self.spec.schedule.start:
             if action.kind is ActionKind.START_TRAINER:
-                for measurement in self.dispatcher.everywhere(action, lambda rank: ("rehearse",))[1]:
+                for measurement in self.worker_group.everywhere(action, lambda rank: ("rehearse",))[1]:
                     device = measurement.device
                     peaks[measurement.process] = device.peak if device else measurement.peak_bytes
                 folder = self.folder_of(action.role)
-                self.dispatcher.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
+                self.worker_group.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
         return peaks
 
     def folder_of(self, role: Role) -> str:
@@ -89,7 +88,7 @@ class Starter:
 
     def _import_libraries(self, action: Action) -> list[Measurement]:
         """Measure what each process holds before it holds a model: the import baseline."""
-        _, measurements = self.dispatcher.everywhere(action, lambda rank: ("import_libraries",))
+        _, measurements = self.worker_group.everywhere(action, lambda rank: ("import_libraries",))
         for measurement in measurements:
             self.recorder.record_baseline(action.id, measurement.process, action.role.value, measurement.resident_bytes)
         return measurements

@@ -17,7 +17,6 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.starter import Starter
 from rlplan.runtime.driver.switches import Switches
@@ -57,25 +56,15 @@ class ActionRunner:
         self.metrics = StepMetrics(spec.job)
         self.weight_sync = WeightSync(spec, worker_group)
         self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
-        dispatcher = ActionDispatcher(worker_group, spec.job.limits)
-        self.switches = Switches(dispatcher, recorder.folder, spec.job)
-        self.checkpoints = Checkpointer(spec, dispatcher, recorder)
-        self.dispatcher, self.deadline_s = dispatcher, dispatcher.deadline_s
-        self.starter = Starter(
-            spec,
-            dispatcher,
-            recorder,
-            self.fleet,
-            self.weight_sync,
-            self.switches,
-            self.checkpoints,
-            model_folder,
-            resumption,
-        )
+        self.switches = Switches(worker_group, recorder.folder, spec.job)
+        self.checkpoints = Checkpointer(spec, worker_group, recorder)
+        self.worker_group, self.deadline_s = worker_group, worker_group.deadline_s
+        parts = self.fleet, self.weight_sync, self.switches, self.checkpoints
+        self.starter = Starter(spec, worker_group, recorder, *parts, model_folder, resumption)
         self.collector = Collector(
-            spec, dispatcher, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
+            spec, worker_group, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
         )
-        self.learner = Learner(spec, dispatcher, self.metrics)
+        self.learner = Learner(spec, worker_group, self.metrics)
         self.recovery = Recovery(
             spec, worker_group, self.fleet, self.weight_sync, self.switches, self.starter.folder_of
         )
@@ -227,4 +216,4 @@ class ActionRunner:
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
         """The trained policy, in Hugging Face layout, beside the run's other files."""
         folder = self.recorder.folder / "policy"
-        return self.dispatcher.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
+        return self.worker_group.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]

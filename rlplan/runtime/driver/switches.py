@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.dataflow.schedule import Action
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
+from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.weight_sync.weight_verification import check_weights
 from rlplan.spec.resolved import ResolvedJob
@@ -19,8 +19,8 @@ from rlplan.vocabulary import ActionKind
 class Switches:
     """saved: the folder that an engine is started from, None before any; checksums: of the weights in it."""
 
-    def __init__(self, dispatcher: ActionDispatcher, run_folder: Path, job: ResolvedJob) -> None:
-        self.dispatcher, self.run_folder, self.job = dispatcher, run_folder, job
+    def __init__(self, worker_group: WorkerGroup, run_folder: Path, job: ResolvedJob) -> None:
+        self.worker_group, self.run_folder, self.job = worker_group, run_folder, job
         self.saved: Path | None = None
         self.checksums: dict[str, int] = {}
 
@@ -34,12 +34,13 @@ class Switches:
             ActionKind.OFFLOAD_ROLE: ("offload", self.job.placement.offload),
             ActionKind.RELOAD_ROLE: ("reload",),
         }[action.kind]
-        return self.dispatcher.everywhere(action, lambda rank: method)[1]
+        return self.worker_group.everywhere(action, lambda rank: method)[1]
 
     def save_weights(self, action: Action, version: int, tokenizer_folder: str) -> list[Measurement]:
         """Write the policy into a folder of its own; the one before goes, for nobody will start from it again."""
         folder = self.run_folder / "weights" / f"version-{version}"
-        written, measurements = self.dispatcher.everywhere(action, lambda rank: ("save", str(folder), tokenizer_folder))
+        saving = ("save", str(folder), tokenizer_folder)
+        written, measurements = self.worker_group.everywhere(action, lambda rank: saving)
         (self.checksums,) = [checksums for checksums in written if checksums is not None]
         if self.saved is not None:
             shutil.rmtree(self.saved, ignore_errors=True)
@@ -50,7 +51,7 @@ class Switches:
         """Raises: RunError where an engine's process reads other weights in the saved folder than the trainer wrote."""
         if self.saved is None:
             return
-        group = self.dispatcher.worker_group
-        calls = [group.submit(process, "file_checksums", str(self.saved)) for process in processes]
-        for process, read in zip(processes, group.gather(calls, self.job.limits.action_timeout_s), strict=True):
+        calls = [self.worker_group.submit(process, "file_checksums", str(self.saved)) for process in processes]
+        found = self.worker_group.gather(calls, self.job.limits.action_timeout_s)
+        for process, read in zip(processes, found, strict=True):
             check_weights(self.checksums, read, process, version, self.job)

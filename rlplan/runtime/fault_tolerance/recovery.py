@@ -2,7 +2,7 @@
 
 In: the process that was lost, and the action in which. Out: the same process with its libraries, its model, the weights
 that the policy has now, and the requests that it had under way, from their beginnings.
-Left out: whether it may be restarted (supervision.py); how its loss is detected (worker_group.py).
+Left out: whether it may be restarted (supervision.py); how its loss is detected (cluster/calls.py).
 
 Where the engines' weights come from depends on how the schedule hands them over: in files (`save_weights`) the last
 saved ones are whole and of the engines' version; through a channel, or as adapters, the trainer is asked once more.

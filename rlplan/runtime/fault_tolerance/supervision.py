@@ -4,7 +4,7 @@ In: actions as they are done on a worker group. Out: the same actions done again
 or a RunError. An engine that dies or hangs is started again with the weights that the policy has now, and its requests
 are submitted again: seeds belong to the requests, so the completions are the same. A rank cannot rejoin its process
 group. Where generation runs beside the steps two threads may find the same process lost: the first starts it anew.
-Left out: how a process is started (recovery.py) and noticed (worker_group.py).
+Left out: how a process is restarted (recovery.py), and its loss noticed (cluster/calls.py).
 """
 
 import threading

@@ -46,8 +46,6 @@ class Finding:
     """What it is, such as `torch` or `memory`."""
 
     state: State
-    """How it stands."""
-
     found: str
     """What is there, for people."""
 

@@ -10,8 +10,8 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.role_tokenizers import RoleReaders
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
 from rlplan.runtime.learning.mini_batch import deal_out, train_sample
 from rlplan.runtime.losses.registry import find_advantage
@@ -23,8 +23,8 @@ from rlplan.vocabulary import Role
 
 
 class Learner:
-    def __init__(self, spec: ExecutionSpec, dispatcher: ActionDispatcher, metrics: StepMetrics) -> None:
-        self.job, self.dispatcher, self.metrics = spec.job, dispatcher, metrics
+    def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, metrics: StepMetrics) -> None:
+        self.job, self.worker_group, self.metrics = spec.job, worker_group, metrics
         self._layouts = spec.schedule.layouts
         self._readers = RoleReaders(spec.job)
         self._alarm: str | None = None
@@ -34,7 +34,7 @@ class Learner:
         ranks_per_pass = self._ranks_per_pass(action)
         shares = _contiguous(wanted, len(action.processes) // ranks_per_pass)
         sequences = [[self._readers.sequence(action.role, rollout) for rollout in share] for share in shares]
-        results, measurements = self.dispatcher.everywhere(
+        results, measurements = self.worker_group.everywhere(
             action, lambda rank: ("score", sequences[rank // ranks_per_pass], action.role.value)
         )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
@@ -66,7 +66,7 @@ class Learner:
             mine = shares[rank // ranks_per_pass]
             return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
 
-        results, measurements = self.dispatcher.everywhere(action, call)
+        results, measurements = self.worker_group.everywhere(action, call)
         results = results[::ranks_per_pass]  # ranks that share a pass all give the numbers of the whole
         if action.role is not Role.POLICY:
             self.metrics.add_value_training(results)
@@ -84,7 +84,7 @@ class Learner:
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
-        results, measurements = self.dispatcher.everywhere(action, lambda rank: ("optimizer_step",))
+        results, measurements = self.worker_group.everywhere(action, lambda rank: ("optimizer_step",))
         if not results[0].get("is_skipped"):
             _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)

@@ -103,9 +103,8 @@ def total(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """Sum over tokens of weight * (importance * token loss), with KL, teacher and entropy beside it."""
-    weight = corrected(inputs.importance(spec), inputs.weights, spec, details)
-    loss = (inputs.weights * (token_loss if weight is None else weight * token_loss)).sum()
-    return with_others(inputs, spec, loss, details)
+    losses = corrected(token_loss, inputs.importance(spec), inputs.weights, spec, details)
+    return with_others(inputs, spec, (inputs.weights * losses).sum(), details)
 
 
 def total_of_answers(
@@ -115,15 +114,14 @@ def total_of_answers(
     assert inputs.sequence_weights is not None
     importance = inputs.importance(spec)
     of_answers = None if importance is None else inputs.per_sequence(importance)
-    weight = corrected(of_answers, inputs.sequence_weights, spec, details)
-    loss = (inputs.sequence_weights * (losses if weight is None else weight * losses)).sum()
-    return with_others(inputs, spec, loss, details)
+    losses = corrected(losses, of_answers, inputs.sequence_weights, spec, details)
+    return with_others(inputs, spec, (inputs.sequence_weights * losses).sum(), details)
 
 
 def corrected(
-    importance: torch.Tensor | None, weights: torch.Tensor, spec: AlgorithmSpec, details: Details
-) -> torch.Tensor | None:
-    """exp(importance), truncated to or masked outside of [importance_low, importance_high].
+    losses: torch.Tensor, importance: torch.Tensor | None, weights: torch.Tensor, spec: AlgorithmSpec, details: Details
+) -> torch.Tensor:
+    """Losses times exp(importance), truncated to or masked outside of [importance_low, importance_high].
 
     weights: what each token (or answer) counts; what is logged is of those that count.
 
@@ -132,13 +130,13 @@ def corrected(
     objective of Hilton et al. 2021, arXiv:2110.00641, as AReaL has it (Fu et al. 2025, arXiv:2505.24298, equation 5).
     """
     if importance is None:
-        return None
+        return losses
     raw = torch.exp(importance.detach())
     within = (raw >= spec.importance_low) & (raw <= spec.importance_high)
     kept = raw.clamp(spec.importance_low, spec.importance_high) if spec.importance == "truncate" else raw * within
     counted = weights != 0
     details["importance"], details["is_corrected"] = kept[counted], ~within[counted]
-    return kept
+    return kept * losses
 
 
 def with_others(

@@ -10,9 +10,9 @@ the threshold and more than SHARE_RISING of the pairs rise, which a step up that
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
+from typing import NamedTuple
 
 from rlplan.units import MIB, format_bytes
 
@@ -32,22 +32,12 @@ SHARE_RISING = 0.9
 """Noise alone makes more than that of 66 pairs rise about once in 50,000 windows (Kendall's test)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(NamedTuple):
+    """What a process grows by. text: for people."""
+
     process: str
-    step: int
-    """At whose end it was found."""
-
     bytes_per_step: int
-    num_bytes: int
-    threshold: int
-    """Bytes a step from which growth counts as a leak."""
-
-    def text(self) -> str:
-        return (
-            f"{self.process} grows by {format_bytes(self.bytes_per_step)} a step over the last {WINDOW} steps and "
-            f"holds {format_bytes(self.num_bytes)}; more than {format_bytes(self.threshold)} a step counts as a leak"
-        )
+    text: str
 
 
 def theil_sen(values: list[tuple[int, int]]) -> tuple[float, float]:
@@ -78,7 +68,11 @@ class LeakWatch:
             threshold = max(LEAST_SLOPE, int(LEAST_SHARE * size))
             if slope > threshold and rising > SHARE_RISING:
                 self._alarmed.add(process)
-                yield Leak(process, step, int(slope), size, threshold)
+                text = (
+                    f"{process} grows by {format_bytes(int(slope))} a step over the last {WINDOW} steps and holds "
+                    f"{format_bytes(size)}; more than {format_bytes(threshold)} a step counts as a leak"
+                )
+                yield Leak(process, int(slope), text)
 
     def forget(self, process: str) -> None:
         """A process was restarted: what it held before says nothing."""

@@ -34,8 +34,6 @@ class Measurement:
     """The most that was resident inside the action."""
 
     resident_bytes: int
-    """At its end."""
-
     components: dict[tuple[str, str], int]
     """Bytes at its end by (role, kind)."""
 

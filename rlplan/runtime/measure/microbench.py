@@ -98,8 +98,6 @@ class Measured:
     """`cpu` or `cuda`."""
 
     processor: str
-    """The CPU's own name."""
-
     num_cores: int
     """That this process may use."""
 
@@ -107,8 +105,6 @@ class Measured:
     """Of the host, that this process may use."""
 
     torch_version: str
-    """That did the work."""
-
     measurements: tuple[Measurement, ...]
     remarks: tuple[str, ...] = ()
     """What was left out, and why."""

@@ -34,8 +34,6 @@ class TraceEstimate:
     model: str
     gpu: str
     num_gpus: int
-    """That train together."""
-
     capacity: int
     num_parameters: int
     """Of the whole model."""

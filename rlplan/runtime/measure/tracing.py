@@ -38,8 +38,6 @@ class TracedPeak:
     """Of the model, always there."""
 
     gradients: int
-    """Those that exist then."""
-
     rest: int
     """Activations, logits, temporaries."""
 

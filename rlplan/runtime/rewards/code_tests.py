@@ -43,7 +43,6 @@ class Pair:
     """What it must print, or give back."""
 
     prints: bool = False
-    """Whether it prints."""
 
     @property
     def cases(self) -> tuple[Case, ...]:

@@ -36,7 +36,6 @@ class Verdict:
     """When judging began, in seconds since 1970."""
 
     end_s: float = 0.0
-    """When it ended, in seconds since 1970."""
 
 
 def finite(value: Any) -> float:

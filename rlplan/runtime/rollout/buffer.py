@@ -29,7 +29,6 @@ class BufferedGroup:
     """Of the policy that they were begun under: no token of theirs is older."""
 
     finished: FinishedRequest
-    """The samples."""
 
 
 class ExperienceBuffer:

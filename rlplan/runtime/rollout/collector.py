@@ -16,8 +16,8 @@ from rlplan.dataflow.schedule import VERIFIER_PROCESS, Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
+from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
@@ -44,7 +44,7 @@ class Collector:
     def __init__(
         self,
         spec: ExecutionSpec,
-        dispatcher: ActionDispatcher,
+        worker_group: WorkerGroup,
         recorder: Recorder,
         metrics: StepMetrics,
         fleet: Fleet,
@@ -52,7 +52,7 @@ class Collector:
         reward_pool: RewardPool,
         resumption: Resumption | None,
     ) -> None:
-        self.spec, self.job, self.dispatcher, self.recorder = spec, spec.job, dispatcher, recorder
+        self.spec, self.job, self.worker_group, self.recorder = spec, spec.job, worker_group, recorder
         self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
@@ -181,7 +181,7 @@ class Collector:
         """The engines, and between the policy's turns the job's environment."""
         environment = self.job.rollout.environment
         pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
-        self.dispatcher.worker_group.pids_outside_ray = lambda: pool.pids
+        self.worker_group.pids_outside_ray = lambda: pool.pids
         return Conversations(self.fleet, pool, environment, self.groups.words, self.requests.named)
 
     def _made(self, finished: Iterable[Finished]) -> list[Group]:
@@ -241,5 +241,5 @@ class Collector:
         self.reward_pool.begin(sample.id, Response(prompt, text, completion.tokens))
 
     def _complete(self, action: Action, requests: Sequence[RolloutRequest]) -> tuple[list[Any], list[Measurement]]:
-        finished, measurements = self.generation.generate(requests, self.dispatcher.deadline_s(action))
+        finished, measurements = self.generation.generate(requests, self.worker_group.deadline_s(action))
         return [list(done.completions) for done in finished], measurements

@@ -97,8 +97,6 @@ class Completion:
     """(start, end) in `tokens` of what an environment said between the policy's turns."""
 
     num_turns: int = 1
-    """The policy's turns."""
-
     reward: float | None = None
     """The environment's reward; None without an environment."""
 

@@ -43,8 +43,6 @@ class Limits:
     """Printed by all cases, for the driver holds it."""
 
     file_bytes: int = 16 * MIB
-    """Of one file."""
-
     disk_bytes: int = 32 * MIB
     """Of all files together."""
 

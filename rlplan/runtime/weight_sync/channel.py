@@ -43,7 +43,6 @@ class Update:
     """Nothing that came before is used."""
 
     timeout_s: float
-    """For the whole update."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 @dataclass
 class ChannelInfo(WeightTransferInitInfo):
     endpoint: Endpoint
-    """Where both sides meet."""
-
     packets: tuple[Packet, ...] = field(repr=False)
     """What an update consists of, in order."""
 
@@ -32,7 +30,6 @@ class ChannelInfo(WeightTransferInitInfo):
     """This process's number among all processes of all engines."""
 
     takes_deltas: bool = False
-    """Whether updates may be laid over what is held here."""
 
 
 @dataclass

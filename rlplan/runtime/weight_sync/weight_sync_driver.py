@@ -13,6 +13,7 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.cluster.calls import Call
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -179,7 +180,7 @@ class WeightSync:
         except GivenUpError as error:
             raise self._reason(begun) or error from None
 
-    def _reason(self, begun: Sequence[tuple[str, str, Any]]) -> RunError | None:
+    def _reason(self, begun: Sequence[Call]) -> RunError | None:
         """What the side says that gave up, where a side was heard first that only noticed it."""
         for call in begun:
             try:

@@ -6,9 +6,10 @@ from rlplan.runtime.measure.leaks import LEAST_SLOPE, SETTLING_STEPS, WINDOW, Le
 from rlplan.units import MIB
 
 
-def watch(sizes: list[int]) -> list[Leak]:
-    observer = LeakWatch()
-    return [leak for step, size in enumerate(sizes, 1) for leak in observer.observe(step, {"rollout_engine/0": size})]
+def watch(sizes: list[int]) -> list[tuple[int, Leak]]:
+    """(step, leak) of every alarm."""
+    observer, name = LeakWatch(), "rollout_engine/0"
+    return [(step, leak) for step, size in enumerate(sizes, 1) for leak in observer.observe(step, {name: size})]
 
 
 def test_the_slope_of_a_straight_line_is_its_slope() -> None:
@@ -18,10 +19,10 @@ def test_the_slope_of_a_straight_line_is_its_slope() -> None:
 def test_an_injected_leak_raises_one_alarm_with_its_slope() -> None:
     noise = random.Random(1)
     leaks = watch([700 * MIB + 10 * MIB * step + noise.randrange(4 * MIB) for step in range(40)])
-    assert len(leaks) == 1
-    assert leaks[0].step == SETTLING_STEPS + WINDOW
-    assert 9 * MIB < leaks[0].bytes_per_step < 11 * MIB
-    assert "rollout_engine/0 grows by" in leaks[0].text()
+    ((step, leak),) = leaks
+    assert step == SETTLING_STEPS + WINDOW
+    assert 9 * MIB < leak.bytes_per_step < 11 * MIB
+    assert "rollout_engine/0 grows by" in leak.text
 
 
 def test_memory_that_settles_steps_up_once_or_wavers_raises_none() -> None:

@@ -18,7 +18,6 @@ import torch
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import policy_packets
-from rlplan.runtime.driver.action_dispatcher import ActionDispatcher
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.models.start_checkpoint import load_language_model
@@ -319,8 +318,7 @@ def test_an_engine_that_starts_from_files_reads_what_the_trainer_wrote(
     make: Callable[[str, str], Setup], tmp_path: Path
 ) -> None:
     setup = make("shared_memory", "full")
-    dispatcher = ActionDispatcher(setup.worker_group, setup.spec.job.limits)  # type: ignore[arg-type]
-    switches = Switches(dispatcher, tmp_path, setup.spec.job)
+    switches = Switches(setup.worker_group, tmp_path, setup.spec.job)  # type: ignore[arg-type]
     switches.check_saved(ENGINES, 0)
     switches.saved = tmp_path / "weights"
     switches.checksums = setup.trainer.write_adapter(str(switches.saved))

@@ -191,9 +191,16 @@ class RolloutEngine(Worker):
 
     def receive_weights(self, update: Update) -> ReceiveReport:
         """Take a whole update from the channel. A dirty engine needs a full one to be clean again."""
-        self.begin_update(update)
+        if self.dirty and not update.is_full:
+            raise sync_error("the last update failed: only a full one makes this engine clean")
+        is_stepping = bool(self.tracker.num_open) and not self.paused
+        assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
+        self.dirty = True  # from here on the weights are mixed, and no step is taken
+        self.llm.start_weight_update()
         self.llm.update_weights({"update_info": {"update": update}})
-        self.finish_update(update.version)
+        self.llm.finish_weight_update(weight_version=str(update.version))
+        self.forget_keys_and_values()
+        self.dirty = False
         return self.sync_report()
 
     def sync_report(self) -> ReceiveReport:
@@ -218,21 +225,6 @@ class RolloutEngine(Worker):
         from rlplan.runtime.weight_sync.checksums import of_files
 
         return of_files(folder)
-
-    def begin_update(self, update: Update) -> None:
-        """Open an update; from here on the weights are mixed, and no step is taken, until `finish_update`."""
-        if self.dirty and not update.is_full:
-            raise sync_error("the last update failed: only a full one makes this engine clean")
-        is_stepping = bool(self.tracker.num_open) and not self.paused
-        assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
-        self.dirty = True
-        self.llm.start_weight_update()
-
-    def finish_update(self, version: int) -> None:
-        """Close the update and stamp its version."""
-        self.llm.finish_weight_update(weight_version=str(version))
-        self.forget_keys_and_values()
-        self.dirty = False
 
     def forget_keys_and_values(self) -> None:
         """Drop every cached prefix, also those of open requests, which are computed anew: vLLM does not by itself."""

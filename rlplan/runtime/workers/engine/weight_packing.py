@@ -24,8 +24,6 @@ class _MallInfo2(ctypes.Structure):
 @dataclass
 class WeightPacking:
     loaded_bytes: int = 0
-    """Parameters as loaded."""
-
     kept_bytes: int = 0
     """Of these, those that stay tensors."""
 

@@ -46,7 +46,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
-from rlplan.runtime.workers.trainer.trained_states import TrainedStates, own_storages
+from rlplan.runtime.workers.trainer.trained_states import bytes_of, own_storages, storages_of
 from rlplan.runtime.workers.worker import Worker
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
@@ -254,7 +254,7 @@ class PolicyTrainer(Worker):
         Raises: HostError for `host` on a host without a GPU, where it would free nothing.
         """
         if destination == "disk" or self.device.type == "cuda":
-            held = TrainedStates(self.engine).storages()
+            held = storages_of(self.engine)
             # what is offloaded for good is on the host already
             storages = [s for mine in held.values() for s in mine if s.device.type == self.device.type]
             self.offloaded.offload(storages, in_memory=destination == "host")
@@ -347,7 +347,7 @@ class PolicyTrainer(Worker):
         """Bytes of DeepSpeed's own partitions and buffers."""
         if self.engine is None:
             return {}
-        held = TrainedStates(self.engine).num_bytes()
+        held = bytes_of(self.engine)
         held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
         held[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
         return {(self.role.value, kind.value): size for kind, size in held.items()}

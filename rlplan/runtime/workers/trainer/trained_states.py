@@ -1,4 +1,4 @@
-"""TrainedStates: the tensors that a DeepSpeed engine keeps, by what they are for, under any ZeRO stage.
+"""Trained states: the tensors that a DeepSpeed engine keeps, by what they are for, under any ZeRO stage.
 
 In: an engine. Out: tensors, and their bytes, by memory kind. Left out: activations and logits, which the passes hold.
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, runtime/fp16/unfused_optimizer.py.
@@ -36,49 +36,43 @@ _ATTRIBUTES = {
 """Where DeepSpeed's optimizers keep what is not a parameter's own."""
 
 
-class TrainedStates:
-    """A view on an engine: asked anew each time, for tensors appear and go."""
+def tensors_of(engine: Any, kind: MemoryKind) -> list[torch.Tensor]:
+    """Tensors of one kind, asked anew each time, for they appear and go; several may be views of one storage."""
+    zero = engine.optimizer
+    found = [t for name in _ATTRIBUTES.get(kind, ()) for t in tensors_in(getattr(zero, name, None))]
+    parameters = list(engine.module.parameters())
+    if kind is MemoryKind.WEIGHTS:
+        found += [parameter.data for parameter in parameters]
+        found += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+        found += [scale for parameter in parameters for scale in scales_of(parameter)]
+    elif kind is MemoryKind.GRADIENTS:
+        found += [parameter.grad for parameter in parameters if parameter.grad is not None]
+        found += [grad for parameter in parameters for grad in tensors_in(getattr(parameter, "grad_accum", None))]
+    elif kind is MemoryKind.OPTIMIZER:
+        found += tensors_in([list(state.values()) for state in getattr(zero, "optimizer", zero).state.values()])
+    return found
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
 
-    def tensors(self, kind: MemoryKind) -> list[torch.Tensor]:
-        """Tensors of one kind; several may be views of one storage."""
-        zero = self.engine.optimizer
-        found = [t for name in _ATTRIBUTES.get(kind, ()) for t in tensors_in(getattr(zero, name, None))]
-        parameters = list(self.engine.module.parameters())
-        if kind is MemoryKind.WEIGHTS:
-            found += [parameter.data for parameter in parameters]
-            found += [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
-            found += [scale for parameter in parameters for scale in scales_of(parameter)]
-        elif kind is MemoryKind.GRADIENTS:
-            found += [parameter.grad for parameter in parameters if parameter.grad is not None]
-            found += [grad for parameter in parameters for grad in tensors_in(getattr(parameter, "grad_accum", None))]
-        elif kind is MemoryKind.OPTIMIZER:
-            found += tensors_in([list(state.values()) for state in getattr(zero, "optimizer", zero).state.values()])
-        return found
+def storages_of(engine: Any) -> dict[MemoryKind, list[torch.UntypedStorage]]:
+    """Distinct storages that hold something, each under the first kind that has it."""
+    seen: set[int] = set()
+    answer: dict[MemoryKind, list[torch.UntypedStorage]] = {kind: [] for kind in STATE_KINDS}
+    for kind in STATE_KINDS:
+        for tensor in tensors_of(engine, kind):
+            storage = tensor.untyped_storage()
+            if tensor.device.type != "meta" and storage.nbytes() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                answer[kind].append(storage)
+    return answer
 
-    def storages(self) -> dict[MemoryKind, list[torch.UntypedStorage]]:
-        """Distinct storages that hold something, each under the first kind that has it."""
-        seen: set[int] = set()
-        answer: dict[MemoryKind, list[torch.UntypedStorage]] = {}
-        for kind in STATE_KINDS:
-            answer[kind] = []
-            for tensor in self.tensors(kind):
-                storage = tensor.untyped_storage()
-                if tensor.device.type != "meta" and storage.nbytes() and storage.data_ptr() not in seen:
-                    seen.add(storage.data_ptr())
-                    answer[kind].append(storage)
-        return answer
 
-    def num_bytes(self) -> dict[MemoryKind, int]:
-        """Bytes by kind.
+def bytes_of(engine: Any) -> dict[MemoryKind, int]:
+    """Bytes by kind.
 
-        Buckets are made whole and filled as gradients come, in stage 1 inside the step alone: on a CPU they count as
-        far as they were ever touched; on a GPU the allocator holds all of them.
-        """
-        held = self.storages()
-        return {kind: sum(_held_bytes(storage, kind) for storage in held[kind]) for kind in STATE_KINDS}
+    Buckets are made whole and filled as gradients come, in stage 1 inside the step alone: on a CPU they count as far as
+    they were ever touched; on a GPU the allocator holds all of them.
+    """
+    return {kind: sum(_held_bytes(each, kind) for each in held) for kind, held in storages_of(engine).items()}
 
 
 def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:

@@ -8,7 +8,7 @@ import torch
 
 from rlplan.runtime.models.start_checkpoint import load_language_model
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.trained_states import TrainedStates, own_storages
+from rlplan.runtime.workers.trainer.trained_states import bytes_of, own_storages, storages_of
 from rlplan.vocabulary import MemoryKind
 from tests.factories import EXAMPLES
 
@@ -20,7 +20,7 @@ def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], lis
     model = load_language_model(SORTER, dtype)
     own_storages(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    states = TrainedStates(types.SimpleNamespace(module=model, optimizer=optimizer))
+    engine = types.SimpleNamespace(module=model, optimizer=optimizer)
     losses = []
     for step in range(3):
         tokens = torch.arange(3, 11).unsqueeze(0) + step
@@ -30,15 +30,15 @@ def trained(*, is_offloaded: bool, dtype: torch.dtype) -> tuple[list[float], lis
         loss = hidden.float().square().mean()
         loss.backward()
         if is_offloaded:
-            offloaded, before = OffloadedStates(), states.num_bytes()
-            offloaded.offload([storage for storages in states.storages().values() for storage in storages])
-            assert set(states.num_bytes().values()) == {0}
+            offloaded, before = OffloadedStates(), bytes_of(engine)
+            offloaded.offload([storage for storages in storages_of(engine).values() for storage in storages])
+            assert set(bytes_of(engine).values()) == {0}
             offloaded.bring_back()
-            assert states.num_bytes() == before
+            assert bytes_of(engine) == before
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    return losses, [parameter.detach() for parameter in model.parameters()], states
+    return losses, [parameter.detach() for parameter in model.parameters()], engine
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -49,9 +49,9 @@ def test_training_does_not_notice_that_its_states_were_away(dtype: torch.dtype) 
 
 
 def test_each_byte_has_one_kind() -> None:
-    _, weights, states = trained(is_offloaded=False, dtype=torch.float32)
+    _, weights, engine = trained(is_offloaded=False, dtype=torch.float32)
     numel = sum(weight.numel() for weight in weights)
-    held = states.num_bytes()
+    held = bytes_of(engine)
     assert held[MemoryKind.WEIGHTS] == 4 * numel
     assert held[MemoryKind.OPTIMIZER] == 8 * numel + 4 * len(weights)
     assert held[MemoryKind.GRADIENTS] == held[MemoryKind.MASTER_WEIGHTS] == 0
@@ -61,9 +61,9 @@ def test_a_bucket_counts_as_far_as_it_was_touched() -> None:
     bucket: Any = type("IPGBucket", (), {})()
     bucket.buffer, model = [torch.empty(25_000_000)], torch.nn.Linear(1, 1)
     optimizer = types.SimpleNamespace(ipg_buckets={torch.float32: bucket}, state={})
-    states = TrainedStates(types.SimpleNamespace(module=model, optimizer=optimizer))
-    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 0
+    engine = types.SimpleNamespace(module=model, optimizer=optimizer)
+    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == 0
     bucket.buffer[0][:5_000_000] = 1.0
-    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
+    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == pytest.approx(20_000_000, abs=4 * 4096)
     bucket.buffer[0].zero_()
-    assert states.num_bytes()[MemoryKind.COMM_BUFFERS] == 100_000_000
+    assert bytes_of(engine)[MemoryKind.COMM_BUFFERS] == 100_000_000

@@ -1,0 +1,206 @@
+"""Calls: what is asked of workers, each with a deadline; a call that fails says which process, and why.
+
+In: Ray actors by process. Out: results in the order of the calls, or a RunError.
+Left out: the actors (worker_group.py).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlplan.errors import RlplanError, RunError
+from rlplan.runtime.fault_tolerance.supervision import TRAINERS, LostProcessError
+from rlplan.runtime.measure.memory_meter import Measurement
+from rlplan.runtime.processes.machine_speed import patiently
+from rlplan.spec.parts.conduct import LimitsSpec
+
+PULSE_S = 2.0
+"""Seconds between two liveness checks of a busy process."""
+
+FETCH_S = 1.0
+"""How long an answer that is there may take to come; scaled."""
+
+CALLS_AT_ONCE = {"rollout_engine": 8}
+"""How many calls a process hears at the same time: an engine is paused and asked while others wait for completions."""
+
+
+class Pulse:
+    """Liveness of a process: its progress counter and when it last changed. question: a ping not answered yet."""
+
+    def __init__(self) -> None:
+        self.question: Any = None
+        self.progress: float | None = None
+        self.changed_s = time.monotonic()
+
+    def hear(self, progress: float | None) -> None:
+        """An answer; None where there was none."""
+        self.question = None
+        if progress is not None and progress != self.progress:
+            self.progress, self.changed_s = progress, time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.changed_s
+
+
+class Call(NamedTuple):
+    """A call that was begun. restart_count: restarts of its process by then."""
+
+    process: str
+    method: str
+    reference: Any
+    restart_count: int
+
+
+class Calls:
+    """See the module docstring. restart_counts: restarts of each process."""
+
+    def __init__(self, limits: LimitsSpec, log_folder: Path) -> None:
+        self.limits, self.log_folder = limits, log_folder
+        self.actors: dict[str, Any] = {}
+        self.restart_counts: Counter[str] = Counter()
+        self._is_closed = False
+
+    def submit(self, process: str, method: str, *arguments: Any) -> Call:
+        """Begin an unmeasured call; hand the result to `gather`."""
+        reference = self.actors[process].call.remote(method, *arguments)
+        return Call(process, method, reference, self.restart_counts[process])
+
+    def perform(self, process: str, method: str, *arguments: Any) -> Call:
+        """Begin a measured call; hand the result to `gather`, which gives (result, Measurement)."""
+        reference = self.actors[process].perform.remote(method, *arguments)
+        return Call(process, method, reference, self.restart_counts[process])
+
+    def is_replaced(self, lost: LostProcessError) -> bool:
+        """Whether a process that was lost has been restarted since the call that found it lost."""
+        return lost.restart_count < self.restart_counts[lost.process]
+
+    def has_ended(self, call: Call, timeout_s: float) -> bool:
+        import ray
+
+        return bool(ray.wait([call.reference], timeout=timeout_s)[0])
+
+    def gather(self, calls: Sequence[Call], timeout_s: float) -> list[Any]:
+        """Results of calls in order. Raises: RunError naming the process that failed or did not answer in time."""
+        restart_counts = {call.process: call.restart_count for call in calls}
+        try:
+            return self._gather(calls, timeout_s)
+        except LostProcessError as error:
+            error.restart_count = restart_counts.get(error.process, self.restart_counts[error.process])
+            raise
+
+    def _gather(self, calls: Sequence[Call], timeout_s: float) -> list[Any]:
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        pending = {call.reference: call for call in calls}
+        pulses: dict[str, Pulse] = {}
+        while pending or self._is_closed:
+            if self._is_closed:  # also for threads that were waiting when the run ended: they must not hold it up
+                raise RunError(
+                    "the run has ended",
+                    where="worker group",
+                    rule="no calls after the run has ended",
+                    way_out="start a new run",
+                )
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
+            if not ready and left_s > PULSE_S:
+                self._check_pulses(pulses, [call.process for call in pending.values()])
+                continue
+            if not ready:
+                names = ", ".join(f"{call.process}.{call.method}" for call in pending.values())
+                trainers = [call.process for call in pending.values() if call.process.startswith(TRAINERS)]
+                raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
+                    f"no answer from {names} within {timeout_s:.0f} s",
+                    where=names,
+                    rule="every call has a deadline (limits)",
+                    way_out=f"read the logs in {self.log_folder}",
+                )
+            for reference in ready:
+                self._check(pending.pop(reference))
+        left_s = max(FETCH_S, deadline - time.monotonic())
+        results: list[Any] = ray.get([call.reference for call in calls], timeout=left_s)
+        return results
+
+    def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
+        """(results, measurements) of calls begun with `perform`."""
+        answers = self.gather(calls, timeout_s)
+        return [result for result, _ in answers], [measurement for _, measurement in answers]
+
+    def _check_pulses(self, pulses: "dict[str, Pulse]", processes: Sequence[str]) -> None:
+        """Of processes that answer while busy. Raises: LostProcessError for one that does not."""
+        import ray
+
+        limit_s = self.limits.stall_timeout_s
+        for process in dict.fromkeys(processes):
+            if not process.startswith(tuple(CALLS_AT_ONCE)):
+                continue
+            pulse = pulses.setdefault(process, Pulse())
+            if pulse.question is not None and ray.wait([pulse.question], timeout=0)[0]:
+                pulse.hear(_answer(pulse.question))
+            if pulse.question is None:
+                pulse.question = self.actors[process].pulse.remote()
+            if pulse.silent_s > limit_s:
+                raise LostProcessError(
+                    f"{process} hangs: no sign of progress for {limit_s:.0f} s",
+                    process=process,
+                    where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                    rule="a process must make progress within limits.stall_timeout_s",
+                    way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
+                )
+
+    def _check(self, call: Call) -> None:
+        """Turn a failed call into a RunError with the end of the process's log."""
+        import ray
+
+        log = self.log_folder / f"{call.process.replace('/', '-')}.log"
+        try:
+            _fetch(call.reference)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+            if isinstance(cause, RlplanError):
+                raise cause from error
+            text = str(cause).strip().splitlines()
+            raise RunError(
+                f"{call.process} failed in {call.method}: {text[0] if text else type(cause).__name__}",
+                where=str(log),
+                rule="every call succeeds",
+                way_out="read the whole traceback in the log",
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise LostProcessError(
+                f"{call.process} is gone, in {call.method}{_last_line(log)}",
+                process=call.process,
+                where=str(log),
+                rule="worker processes must live as long as the run",
+                way_out="look at the end of its log; if the system killed it for memory, plan for less",
+            ) from error
+
+
+def _answer(reference: Any) -> float | None:
+    import ray
+
+    try:
+        return float(_fetch(reference))
+    except ray.exceptions.RayError:
+        return None  # the call that waits says what happened
+
+
+def _fetch(reference: Any) -> Any:
+    import ray
+
+    return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
+
+
+def _last_line(log: Path) -> str:
+    """The last line that says something in a process's log, for the message; nothing where there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {last[:200]}" if last else ""
