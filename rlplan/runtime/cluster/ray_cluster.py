@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ from rlplan.errors import HostError
 from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
+from rlplan.runtime.processes.interrupts import raise_received
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import ray_job
 
@@ -67,11 +69,11 @@ class Cluster:
 
     def release(self) -> None:
         """Give back what is reserved and leave Ray; a Ray of our own ends."""
+        if not is_ray_up():
+            return
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        if not ray.is_initialized():
-            return
         if self.address is not None:
             for group in self.groups:
                 remove_placement_group(group)
@@ -110,6 +112,11 @@ def list_hosts() -> list[Host]:
     return sorted(hosts, key=lambda host: (host.address not in mine, host.address, host.node))
 
 
+def is_ray_up() -> bool:
+    """Whether this process has joined a Ray. A signal may have broken off its import: then there is none to leave."""
+    return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
+
+
 def _prepare_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -135,6 +142,7 @@ def _start_alone(placement: RayPlacement) -> None:
         )
         _check_loopback()
     except Exception as error:  # Ray raises bare exceptions too
+        raise_received()
         raise HostError(
             f"Ray did not start: {_first_line(error)}",
             where="ray.init",
@@ -172,6 +180,7 @@ def _join(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()  # Ray itself would try for minutes
         _init(address=address)
     except Exception as error:
+        raise_received()
         raise HostError(
             f"no Ray cluster answers at {address}: {_first_line(error)}",
             where="--address",

@@ -17,7 +17,7 @@ from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.calls import CALLS_AT_ONCE, Call, Calls
 from rlplan.runtime.cluster.network import Hello
-from rlplan.runtime.cluster.ray_cluster import Cluster
+from rlplan.runtime.cluster.ray_cluster import Cluster, is_ray_up
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.child_processes import child_processes, find_process, send_signal, with_their_children
 from rlplan.runtime.processes.machine_speed import scaled
@@ -146,9 +146,9 @@ class WorkerGroup(Calls):
 
     def _leave(self) -> None:
         """End the processes on every host, then leave or end Ray."""
-        import ray
+        if is_ray_up() and self.cluster.address is not None:
+            import ray
 
-        if ray.is_initialized() and self.cluster.address is not None:
             for actor in self.actors.values():
                 ray.kill(actor)
         self.cluster.release()

@@ -22,9 +22,14 @@ def listen_for_signals() -> None:
 
     Raises: InterruptedRunError at once where one came before and its exception was swallowed.
     """
+    raise_received()
+    _set_all(_stop)
+
+
+def raise_received() -> None:
+    """Raises: InterruptedRunError where a signal came whose exception a library swallowed or made another one of."""
     if _received is not None:
         raise _interrupted(_received)
-    _set_all(_stop)
 
 
 @contextmanager
