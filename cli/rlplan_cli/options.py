@@ -26,6 +26,13 @@ Model = Annotated[
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
 Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+ForeignFile = Annotated[Path, typer.Argument(help="A script or a YAML or JSON file of verl.", show_default=False)]
+Hardware = Annotated[str, typer.Option(help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False)]
+SourceName = Annotated[str | None, typer.Option("--source", help="Whose it is, where it is not to be told.")]
+Outside = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE of a variable of the script, or of one of its keys.", show_default=False),
+]
 
 
 @dataclass(frozen=True)

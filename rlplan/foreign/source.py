@@ -1,0 +1,130 @@
+"""Which stack a file is of, and what it says: scripts by their commands, YAML and JSON by their keys.
+
+In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash (shell.py), conversions (convert.py).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.convert import flat
+from rlplan.foreign.settings import Given, Settings, typed
+from rlplan.foreign.shell import Command, read_script
+from rlplan.foreign.table import SOURCES, Table, load_table
+from rlplan.spec.files.yaml import read_yaml
+
+_DOCUMENTS = (".yaml", ".yml", ".json")
+
+
+def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> Settings:
+    """What a foreign file says. source: its stack, where it is not to be told by itself. outside: `NAME=VALUE`, of a
+    variable of the script or of a foreign key. Raises: SpecError, HostError.
+    """
+    tables = _tables(source)
+    given = _pairs(outside)
+    variables = {name: value for name, value in given.items() if "." not in name}
+    is_document = path.suffix in _DOCUMENTS
+    settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+    keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
+    return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
+
+
+def _tables(source: str | None) -> dict[str, Table]:
+    if source is None:
+        return {name: load_table(name) for name in SOURCES}
+    if source not in SOURCES:
+        raise SpecError(
+            f"'{source}' is no known source",
+            where="command line: --source",
+            rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
+            way_out="leave it out where the file says it by itself",
+        )
+    return {source: load_table(source)}
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise SpecError(
+                f"--set {word} is not NAME=VALUE",
+                where="command line: --set",
+                rule="a variable of the script, or one of the file's own keys, '=' and a value",
+                way_out="for example --set MODEL_PATH=Qwen/Qwen2.5-7B",
+            )
+        found[name] = value
+    return found
+
+
+def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]) -> Settings:
+    script = read_script(path, variables)
+    for table in tables.values():
+        commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
+        if not commands:
+            continue
+        command, at = commands[0]
+        notes = list(script.notes)
+        if len(commands) > 1:
+            notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
+        words = zip(command.words[at + 1 :], command.places[at + 1 :], strict=True)
+        given = {key: Given(value, place) for key, value, place in _overrides(words)}
+        return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
+    entries = ", ".join(entry for table in tables.values() for entry in table.entries)
+    raise SpecError(
+        f"no command of this script starts one of {', '.join(table.title for table in tables.values())}",
+        where=str(path),
+        rule=f"a command with one of {entries} among its words",
+        way_out="give the script that starts the training, or the YAML file that it names",
+    )
+
+
+def _entry(command: Command, table: Table) -> int | None:
+    for at, word in enumerate(command.words):
+        if any(word == entry or word.endswith("/" + entry) for entry in table.entries):
+            return at
+    return None
+
+
+def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """`key=value`, `+key=value`, `++key=value`; `~key` takes a key away. words: each with its place."""
+    for word, place in words:
+        key, separator, value = word.lstrip("+").partition("=")
+        if separator and not key.startswith("-"):
+            yield key, typed(value), place
+        elif word.startswith("~"):
+            yield word[1:].partition("=")[0], None, place
+
+
+def _defaults(table: Table, words: Iterable[str]) -> dict[str, Any]:
+    """Upstream's defaults, under the configuration that a command line names."""
+    names = {word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in words if word.startswith("--config")}
+    found = dict(table.defaults)
+    for name, values in table.presets.items():
+        if name in names:
+            found |= values
+    return found
+
+
+def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) -> Settings:
+    data = read_yaml(path, "the file")
+    if not isinstance(data, dict):
+        raise SpecError(
+            f"the file is {type(data).__name__}, not a mapping of keys to values",
+            where=str(path),
+            rule="a configuration has keys",
+            way_out="give the configuration, or the script that starts the training",
+        )
+    keys = flat(data)
+    for table in tables.values():
+        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+            given = {str(key): Given(value, f"{path.name}: {key}") for key, value in keys.items()}
+            return Settings(table, str(path), given, _defaults(table, (f"--config={path.stem}",)))
+    raise SpecError(
+        f"none of its keys is one of {', '.join(table.title for table in tables.values())}: "
+        + ", ".join(list(keys)[:5]),
+        where=str(path),
+        rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
+        way_out="say which it is: --source " + "|".join(tables),
+    )
