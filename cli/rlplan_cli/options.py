@@ -26,7 +26,9 @@ Model = Annotated[
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
 Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-ForeignFile = Annotated[Path, typer.Argument(help="A script or a YAML or JSON file of verl.", show_default=False)]
+ForeignFile = Annotated[
+    Path, typer.Argument(help="A script, or a YAML or JSON file, of another stack.", show_default=False)
+]
 Hardware = Annotated[str, typer.Option(help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False)]
 SourceName = Annotated[str | None, typer.Option("--source", help="Whose it is, where it is not to be told.")]
 Outside = Annotated[

@@ -16,7 +16,6 @@ from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Remedy
-from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
@@ -116,8 +115,6 @@ def check(settings: Settings, asked: Asked) -> Checked:
         plan, refusal = None, error
     if plan is not None and plan.fits:
         return Checked(imported, plan, None, ())
-    if plan is not None and plan.refusals:
-        return Checked(imported, plan, refusal, ())
     return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
 
 
@@ -136,8 +133,9 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
 
 
 def _plan(settings: Settings, asked: Asked) -> Plan:
+    """The plan of what is given. What rlplan's own runtime refuses is none of theirs."""
     _, job = imported_job(settings, asked)
-    return search_of(job).run(with_others=False)
+    return search_of(job).run(with_others=False).model_copy(update={"refusals": ()})
 
 
 def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
@@ -211,7 +209,7 @@ def typed_values(values: Mapping[str, Any]) -> str:
 
 
 def check_fits(checked: Checked) -> None:
-    """Raises: NoFeasiblePlanError where it does not fit, EmitError where the target refuses it."""
+    """Raises: NoFeasiblePlanError where it does not fit."""
     if checked.fits:
         return
     changes = ", or ".join(typed_values(change.values) for change in checked.changes)
@@ -220,7 +218,5 @@ def check_fits(checked: Checked) -> None:
         error = checked.refusal
         assert error is not None, "what has no plan has a reason"
         raise NoFeasiblePlanError(error.what, where=error.where, rule=error.rule, way_out=changes or error.way_out)
-    for reason in checked.plan.refusals:
-        raise rules.refused(reason)
     found = does_not_fit(checked.plan)
     raise NoFeasiblePlanError(found.what, where=found.where, rule=found.rule, way_out=way_out)

@@ -4,7 +4,7 @@ In: Settings, hardware. Out: Imported: the job's keys, what each came from, and 
 Left out: how files are read (source.py), and what the job comes to (check.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
@@ -136,7 +136,9 @@ def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> An
         return _model(settings, row, str(value), notes)
     if row.convert == "mebibytes":
         return int(_number(settings, row.key, value) * MIB)
-    if row.times or row.over:
+    if row.part:
+        return max(1, int(_number(settings, row.key, value) * row.part))
+    if row.times or row.over or row.minus or row.plus:
         return _scaled(settings, row, value)
     return value
 
@@ -151,7 +153,11 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
         words = f"{row.key} = {value}" + "".join(f" x {key}" for key in row.times)
         words += "".join(f" / {key} = {settings.value(key)}" for key in row.over)
         raise _refused(settings, row.key, words, "sizes that divide")
-    return int(whole)
+    sums = ((row.plus, 1), (row.minus, -1))
+    found = int(whole) + sum(
+        sign * int(_number(settings, key, settings.value(key))) for keys, sign in sums for key in keys
+    )
+    return max(found, sum(int(_number(settings, key, settings.value(key))) for key in row.least))
 
 
 def _number(settings: Settings, key: str, value: Any) -> float:
@@ -221,7 +227,7 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
 def _left(settings: Settings) -> tuple[Left, ...]:
     table = settings.table
     rows = (row for alternatives in table.rows.values() for row in alternatives)
-    known = frozenset(key for row in rows for key in (row.key, *row.when, *row.times, *row.over))
+    known = frozenset(key for row in rows for key in row.keys)
     return tuple(
         Left(key, shown(word_of(given.value)), given.place, table.why_without_counterpart(key))
         for key, given in settings.given.items()
@@ -251,19 +257,3 @@ def _name(file: str) -> str:
     """A job's name of a file's: letters, digits, `_`, `.` and `-`."""
     stem = "".join(one if one.isascii() and (one.isalnum() or one in "_.-") else "-" for one in Path(file).stem)
     return (stem.lstrip("_.-") or "imported")[:64]
-
-
-def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys.
-
-    >>> flat({"a": {"b": 1}, "c": [1]})
-    {'a.b': 1, 'c': [1]}
-    """
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{name}.")
-        else:
-            found[name] = value
-    return found

@@ -6,7 +6,8 @@ In: Imported and its job. Out: YAML. Left out: the file itself.
 import json
 from typing import Any
 
-from rlplan.foreign.convert import MEMORY, Imported, flat
+from rlplan.foreign.convert import MEMORY, Imported
+from rlplan.foreign.documents import flat
 from rlplan.foreign.settings import word_of
 from rlplan.spec.job import JobSpec
 

@@ -13,6 +13,7 @@ from rlplan.foreign.table import Condition, Table
 from rlplan.foreign.words import is_known, shown
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
+_PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 MAX_REFERENCES = 16
 
@@ -39,18 +40,7 @@ class Settings:
 
     def value(self, key: str) -> Any:
         """The value that holds, references followed. Raises: SpecError where only running would tell it."""
-        found = self.raw(key)
-        for _ in range(MAX_REFERENCES):
-            reference = _REFERENCE.fullmatch(found) if isinstance(found, str) else None
-            if reference is None:
-                break
-            name, otherwise = reference.groups()
-            if name in self.given or name in self.defaults:
-                found = self.raw(name)
-            elif otherwise is None:
-                break
-            else:
-                found = typed(otherwise)
+        found = self._followed(self.raw(key))
         if isinstance(found, str) and (not is_known(found) or "${" in found):
             given = self.given.get(key, Given(found, self.file))
             raise SpecError(
@@ -59,6 +49,23 @@ class Settings:
                 rule="variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed",
                 way_out=f"say it: --set {_variable(found)}=VALUE, or --set {key}=VALUE",
             )
+        return found
+
+    def _followed(self, found: Any) -> Any:
+        """A value with its references to other keys followed, and products of two."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(found, str):
+                break
+            if product := _PRODUCT.fullmatch(found.strip()):
+                factors = [self._followed(typed(word)) for word in product.groups()]
+                return factors[0] * factors[1] if all(isinstance(one, int) for one in factors) else found
+            reference = _REFERENCE.fullmatch(found)
+            if reference is None:
+                break
+            name, otherwise = reference.groups()
+            if name not in self.given and name not in self.defaults and otherwise is None:
+                break
+            found = self.raw(name) if name in self.given or name in self.defaults else typed(otherwise)
         return found
 
     def raw(self, key: str) -> Any:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.convert import flat
+from rlplan.foreign.documents import read_document
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, load_table
-from rlplan.spec.files.yaml import read_yaml
 
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
@@ -69,7 +68,8 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
         if len(commands) > 1:
             notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
         words = zip(command.words[at + 1 :], command.places[at + 1 :], strict=True)
-        given = {key: Given(value, place) for key, value, place in _overrides(words)}
+        read = _overrides if table.syntax == "overrides" else _flags
+        given = {key: Given(value, place) for key, value, place in read(words)}
         return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
     entries = ", ".join(entry for table in tables.values() for entry in table.entries)
     raise SpecError(
@@ -97,6 +97,19 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield word[1:].partition("=")[0], None, place
 
 
+def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
+    key, values, at = "", list[str](), ""
+    for word, place in [*words, ("--", "")]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if key:
+            yield key, typed(" ".join(values)) if values else True, at
+        key, separator, value = word[2:].partition("=")
+        key, values, at = key.replace("-", "_"), [value] if separator else [], place
+
+
 def _defaults(table: Table, words: Iterable[str]) -> dict[str, Any]:
     """Upstream's defaults, under the configuration that a command line names."""
     names = {word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in words if word.startswith("--config")}
@@ -108,22 +121,13 @@ def _defaults(table: Table, words: Iterable[str]) -> dict[str, Any]:
 
 
 def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) -> Settings:
-    data = read_yaml(path, "the file")
-    if not isinstance(data, dict):
-        raise SpecError(
-            f"the file is {type(data).__name__}, not a mapping of keys to values",
-            where=str(path),
-            rule="a configuration has keys",
-            way_out="give the configuration, or the script that starts the training",
-        )
-    keys = flat(data)
+    given, notes = read_document(path)
     for table in tables.values():
-        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
-            given = {str(key): Given(value, f"{path.name}: {key}") for key, value in keys.items()}
-            return Settings(table, str(path), given, _defaults(table, (f"--config={path.stem}",)))
+        if source or any(key == root or key.startswith(root + ".") for key in given for root in table.roots):
+            return Settings(table, str(path), given, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
     raise SpecError(
         f"none of its keys is one of {', '.join(table.title for table in tables.values())}: "
-        + ", ".join(list(keys)[:5]),
+        + ", ".join(list(given)[:5]),
         where=str(path),
         rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
         way_out="say which it is: --source " + "|".join(tables),

@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "tables"
-SOURCES = ("verl",)
+SOURCES = ("verl", "nemo_rl", "openrlhf")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
 
@@ -37,6 +37,14 @@ class Row(Spec):
     """Keys, theirs or ours, that it is multiplied by."""
     over: tuple[str, ...] = ()
     """Keys that it is divided by."""
+    minus: tuple[str, ...] = ()
+    """Keys that are taken off it."""
+    plus: tuple[str, ...] = ()
+    """Keys that are added to it, after all else."""
+    least: tuple[str, ...] = ()
+    """Keys whose sum it is never below."""
+    part: float = 0
+    """The part of it that is ours, rounded down."""
     map: dict[str, Any] | None = None
     """Our value for each of theirs."""
     otherwise: Any = None
@@ -49,6 +57,11 @@ class Row(Spec):
     """What else is done: a model's name found, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
     share is of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
     """
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it asks for."""
+        return (self.key, *self.when, *self.times, *self.over, *self.minus, *self.plus, *self.least)
 
 
 class Remedy(Spec):
@@ -93,7 +106,7 @@ class Table(Spec):
     def keys(self) -> frozenset[str]:
         """Every foreign key that is known by name."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
-        asked = (key for row in rows for key in (row.key, *row.when, *row.times, *row.over))
+        asked = (key for row in rows for key in row.keys)
         return frozenset(key for key in asked if key and key not in self.rows) | frozenset(self.defaults)
 
     def why_without_counterpart(self, key: str) -> str:

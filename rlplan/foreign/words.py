@@ -76,6 +76,8 @@ class Words:
     def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
         """The words that a node expands to: none, one, or as many as an array has."""
         kind, source = node.type, text_of(node)
+        if kind == "comment":
+            return []
         if kind == "raw_string":
             return [source.lstrip()[1:-1]]
         if kind == "ansi_c_string":

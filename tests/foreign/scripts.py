@@ -1,5 +1,6 @@
 """Foreign scripts to test with: a small verl job, and the facts of published ones as scripts."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,27 @@ def verl_script(folder: Path, settings: dict[str, Any] | None = None, *, before:
 
 
 def write_script(folder: Path, start: str, settings: dict[str, Any], before: str = "", preset: str = "") -> Path:
-    """A script with one argument a line, as people write them."""
+    """A script with one argument a line, as people write them: `key=value`, or `--key value` where it starts flags."""
     words = [f"--config-name={preset}"] * bool(preset)
-    words += [f"{key}={shlex.quote(str(value))}" for key, value in settings.items() if value is not None]
+    for key, value in settings.items():
+        if value is True and key.startswith("--"):
+            words.append(key)
+        elif value is not None:
+            words.append(f"{key}{' ' if key.startswith('--') else '='}{shlex.quote(str(value))}")
     path = folder / "train.sh"
     path.write_text(f"#!/bin/bash\nset -x\n{before}\n{start} \\\n    " + " \\\n    ".join(words) + ' "$@"\n')
+    return path
+
+
+def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
+    """A YAML file with these dotted keys."""
+    data: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = data
+        *above, last = key.split(".")
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    path = folder / "train.yaml"
+    path.write_text(json.dumps(data, indent=1))
     return path

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.convert import Imported, convert, flat
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
 from rlplan.units import MIB
 from tests.foreign.scripts import verl_script

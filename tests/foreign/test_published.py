@@ -12,12 +12,16 @@ from rlplan.foreign.table import SOURCES, load_table
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.yaml import read_yaml
-from tests.foreign.scripts import write_script
+from tests.foreign.scripts import write_script, write_yaml
 
 FOLDER = Path(__file__).parent / "published"
 LEAST_SHARE = 0.9
 """Of what upstream says runs, so much fits."""
 LEAST_NUMBER = 10
+
+
+YAML = ("nemo_rl",)
+"""Stacks that are configured in files alone."""
 
 
 def entries() -> list[tuple[str, dict[str, Any]]]:
@@ -37,16 +41,22 @@ def verdict_of(index: int, folder: Path) -> tuple[Verdict, str]:
     """The verdict on one configuration with its task's usual lengths, and what is too small."""
     source, one = ENTRIES[index]
     table = load_table(source)
-    script = write_script(folder, f"python3 -m {table.entries[0]}", one["settings"], preset=one.get("preset", ""))
-    prompt, response = one["lengths"]
-    lengths = (
-        f"workload.mean_prompt_len={prompt}",
-        f"workload.response_lengths={{kind: constant, value: {response}}}",
-    )
+    settings = one["settings"]
+    if table.syntax == "flags":
+        settings = {f"--{key}": value for key, value in settings.items()}
+    if source not in YAML:
+        script = write_script(folder, f"python3 -m {table.entries[0]}", settings, preset=one.get("preset", ""))
+    else:
+        script = write_yaml(folder, settings)
+    lengths: tuple[str, ...] = ()
+    if "lengths" in one:
+        prompt, response = one["lengths"]
+        constant = f"workload.response_lengths={{kind: constant, value: {response}}}"
+        lengths = (f"workload.mean_prompt_len={prompt}", constant)
     _, job = imported_job(read_source(script, source), Asked(one["hardware"], one.get("model"), lengths))
     plan = search_of(job).run(with_others=False)
     short = plan.shortage
-    return plan.verdict, "" if short is None else f"{short.of}, in {short.peak.action_id}"
+    return plan.fit, "" if short is None else f"{short.of}, in {short.peak.action_id}"
 
 
 @pytest.mark.parametrize("index", range(len(ENTRIES)), ids=IDS)

@@ -34,6 +34,7 @@ def words(folder: Path, text: str, **variables: str) -> list[str]:
         ("run $((2**10)) $((1 << 4)) $((3 > 2 ? 8 : 9))", ["1024", "16", "8"]),
         ("A=(--a 1)\nA+=(--b 'x y')\nrun \"${A[@]}\" ${A[1]} ${#A[@]}", ["--a", "1", "--b", "x y", "1", "4"]),
         ("run a \\\n  b \\\n  c", ["a", "b", "c"]),
+        ("A=(--a 1\n  # --b $B\n  --c 2 # two\n)\nrun ${A[@]} # all", ["--a", "1", "--c", "2"]),
         ("export A=1 B=2\ndeclare -x C=3\nrun $A$B$C", ["123"]),
         ("A=a\nA+=b\nrun $A", ["ab"]),
         ("A=org/model-7B\nrun ${A##*/} ${A%/*} ${A//-/_}", ["model-7B", "org", "org/model_7B"]),

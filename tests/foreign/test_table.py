@@ -34,7 +34,7 @@ def test_rows_ask_only_for_keys_of_ours_that_stand_above_them(source: str) -> No
     above: set[str] = set()
     for ours, alternatives in load_table(source).rows.items():
         for row in alternatives:
-            asked = {key for key in (*row.when, *row.times, *row.over) if key in OURS}
+            asked = {key for key in row.keys[1:] if key in OURS}
             own = {key for key in asked if key not in load_table(source).defaults}
             assert own - above == set(), f"{source}: {ours}"
         above.add(ours)
@@ -45,7 +45,7 @@ def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str)
     table = load_table(source)
     asked: set[Any] = set()
     for row in (row for alternatives in table.rows.values() for row in alternatives):
-        asked |= {row.key, *row.when, *row.times, *row.over}
+        asked |= set(row.keys)
     for remedy in table.remedies:
         asked |= {remedy.key, *remedy.when, *remedy.with_}
     assert set(table.defaults) - asked == set()
