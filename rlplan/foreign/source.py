@@ -61,16 +61,16 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
     script = read_script(path, variables)
     for table in tables.values():
         commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
-        if not commands:
-            continue
-        command, at = commands[0]
-        notes = list(script.notes)
-        if len(commands) > 1:
-            notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-        words = zip(command.words[at + 1 :], command.places[at + 1 :], strict=True)
         read = _overrides if table.syntax == "overrides" else _flags
-        given = {key: Given(value, place) for key, value, place in read(words)}
-        return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
+        for command, at in commands:
+            words = zip(command.words[at + 1 :], command.places[at + 1 :], strict=True)
+            given = {key: Given(value, place) for key, value, place in read(words)}
+            if table.syntax == "flags" and not set(table.roots) & set(given):
+                continue  # another project's program of that name
+            notes = list(script.notes)
+            if len(commands) > 1:
+                notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
+            return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
     entries = ", ".join(entry for table in tables.values() for entry in table.entries)
     raise SpecError(
         f"no command of this script starts one of {', '.join(table.title for table in tables.values())}",
@@ -110,9 +110,10 @@ def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
-def _defaults(table: Table, words: Iterable[str]) -> dict[str, Any]:
-    """Upstream's defaults, under the configuration that a command line names."""
+def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
+    """Upstream's defaults, under the configuration or the program that a command line names."""
     names = {word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in words if word.startswith("--config")}
+    names |= {word.rpartition("/")[2] for word in words}
     found = dict(table.defaults)
     for name, values in table.presets.items():
         if name in names:

@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "tables"
-SOURCES = ("verl", "nemo_rl", "openrlhf")
+SOURCES = ("verl", "nemo_rl", "openrlhf", "slime")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
 
@@ -95,7 +95,7 @@ class Table(Spec):
     entries: tuple[str, ...]
     """Words of a command line by which it is known."""
     roots: tuple[str, ...]
-    """Keys of a file by which it is known."""
+    """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     defaults: dict[str, Any]
     presets: dict[str, dict[str, Any]] = Field(default={})
     rows: dict[str, tuple[Row, ...]]
