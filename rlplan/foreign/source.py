@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import read_document
+from rlplan.foreign.python_file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, load_table
@@ -24,7 +25,11 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     given = _pairs(outside)
     variables = {name: value for name, value in given.items() if "." not in name}
     is_document = path.suffix in _DOCUMENTS
-    settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+    if path.suffix == ".py":
+        table = load_table("trl")
+        settings = Settings(table, str(path), read_python(path), dict(table.defaults))
+    else:
+        settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
     keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
     return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
 
@@ -61,13 +66,16 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
     script = read_script(path, variables)
     for table in tables.values():
         commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
-        read = _overrides if table.syntax == "overrides" else _flags
         for command, at in commands:
-            words = zip(command.words[at + 1 :], command.places[at + 1 :], strict=True)
-            given = {key: Given(value, place) for key, value, place in read(words)}
-            if table.syntax == "flags" and not set(table.roots) & set(given):
-                continue  # another project's program of that name
+            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
             notes = list(script.notes)
+            if table.syntax == "python":
+                given = _launched(words, path.parent, notes)
+            else:
+                read = _overrides if table.syntax == "overrides" else _flags
+                given = {key: Given(value, place) for key, value, place in read(words)}
+            if table.syntax != "overrides" and not set(table.roots) & set(given):
+                continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
             return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
@@ -95,6 +103,29 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield key, typed(value), place
         elif word.startswith("~"):
             yield word[1:].partition("=")[0], None, place
+
+
+def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them."""
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word == "grpo"), len(words))
+    flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in _flags(words[:at])}
+    found: dict[str, Given] = {}
+    files = [("accelerate.", launcher.get("accelerate.config_file")), ("accelerate.", flags.get("accelerate_config"))]
+    for prefix, named in [*files, ("", flags.get("config"))]:
+        if named is None:
+            continue
+        file = folder / str(named.value)
+        if file.is_file():
+            given, more = read_document(file)
+            found |= {prefix + key: value for key, value in given.items()}
+            notes += more
+        else:
+            notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+    program = folder / words[at][0] if at < len(words) else folder
+    if program.suffix == ".py" and program.is_file():
+        found |= read_python(program)
+    return found | launcher | flags
 
 
 def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:

@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "tables"
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime")
+SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Table(Spec):
     vllm: str = ""
     """The version of vLLM that it asks for."""
     syntax: Literal["overrides", "flags", "python"]
-    """Of its command lines: `key=value`, or `--key value`."""
+    """Of its command lines: `key=value`, or `--key value`; `python` has a launcher's flags before the program's."""
     entries: tuple[str, ...]
     """Words of a command line by which it is known."""
     roots: tuple[str, ...]

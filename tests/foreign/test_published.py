@@ -20,8 +20,8 @@ LEAST_SHARE = 0.9
 LEAST_NUMBER = 10
 
 
-YAML = ("nemo_rl",)
-"""Stacks that are configured in files alone."""
+YAML = ("nemo_rl", "trl")
+"""Stacks whose facts are written as a file."""
 
 
 def entries() -> list[tuple[str, dict[str, Any]]]:
