@@ -48,14 +48,29 @@ class JobArguments:
     gpus: Gpus = None
 
 
-def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes JobArguments, for typer: it makes an option of each parameter, so each field becomes one."""
-    fields = inspect.signature(JobArguments).parameters
-    _, *others = inspect.signature(command).parameters.values()
+@dataclass(frozen=True)
+class ForeignArguments:
+    """Which configuration of another stack is meant, and on what GPUs."""
+
+    file: ForeignFile
+    overrides: Overrides = None
+    hardware: Hardware = ""
+    model: Model = None
+    source: SourceName = None
+    outside: Outside = None
+
+
+def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a group of options, for typer: it makes an option of each parameter, so each
+    field of the group becomes one.
+    """
+    first, *others = inspect.signature(command).parameters.values()
+    group = first.annotation
+    fields = inspect.signature(group).parameters
 
     @wraps(command)
     def flat(**values: Any) -> None:
-        asked = JobArguments(**{name: values.pop(name) for name in fields})
+        asked = group(**{name: values.pop(name) for name in fields})
         command(asked, **values)
 
     parameters = [*fields.values(), *others]

@@ -1,30 +1,22 @@
 """`rlplan check`: does a configuration of another stack fit, where does it break, and what makes it fit."""
 
-from rlplan_cli.options import AsJson, ForeignFile, Hardware, Model, Outside, Overrides, SourceName
+from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
 
 NAME = "check"
 
 
-def command(
-    file: ForeignFile,
-    overrides: Overrides = None,
-    hardware: Hardware = "",
-    model: Model = None,
-    source: SourceName = None,
-    outside: Outside = None,
-    as_json: AsJson = False,
-) -> None:
+@with_grouped_options
+def command(asked: ForeignArguments, as_json: AsJson = False) -> None:
     """Say whether a configuration of another stack fits. Changes to make it fit are in its own keys."""
-    from rlplan.foreign.check import Asked, check, check_fits
-    from rlplan.foreign.source import read_source
+    from rlplan.foreign.check import check, check_fits
     from rlplan_cli.render.foreign import show_account, show_check
     from rlplan_cli.render.terminal import print_json
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import fetched
+    from rlplan_cli.sources import read_foreign
 
-    settings = read_source(file, source, outside or ())
+    settings, question = read_foreign(asked)
     with waiting("checking"):
-        checked = check(settings, Asked(hardware, model, tuple(overrides or ()), fetched))
+        checked = check(settings, question)
     if as_json:
         print_json(checked.as_json())
     else:

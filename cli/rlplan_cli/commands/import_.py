@@ -5,32 +5,26 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, ForeignFile, Hardware, Model, Outside, Overrides, SourceName
+from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
 
 NAME = "import"
 
 
+@with_grouped_options
 def command(
-    file: ForeignFile,
-    overrides: Overrides = None,
-    hardware: Hardware = "",
-    model: Model = None,
-    source: SourceName = None,
-    outside: Outside = None,
+    asked: ForeignArguments,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the job to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a configuration of another stack as a job. Lists what has no counterpart; runs nothing."""
-    from rlplan.foreign.check import Asked, imported_job
+    from rlplan.foreign.check import imported_job
     from rlplan.foreign.job_text import job_text
-    from rlplan.foreign.source import read_source
     from rlplan.spec.base import writing
     from rlplan_cli.render.foreign import show_account
     from rlplan_cli.render.terminal import note, print_json
-    from rlplan_cli.sources import fetched
+    from rlplan_cli.sources import read_foreign
 
-    settings = read_source(file, source, outside or ())
-    imported, job = imported_job(settings, Asked(hardware, model, tuple(overrides or ()), fetched))
+    imported, job = imported_job(*read_foreign(asked))
     text = job_text(imported, job)
     if out is not None:
         with writing(out):
