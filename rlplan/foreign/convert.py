@@ -90,7 +90,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     for ours, alternatives in settings.table.rows.items():
         if ours in taken or ours.startswith("hardware."):
             continue
-        found = _first(settings, ours, alternatives, notes)
+        found = first_of(settings, ours, alternatives, notes)
         if found is None:
             continue
         one, row = found
@@ -105,8 +105,10 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share)
 
 
-def _first(settings: Settings, ours: str, alternatives: tuple[Row, ...], notes: list[str]) -> tuple[Taken, Row] | None:
-    """The first alternative that holds and has a value."""
+def first_of(
+    settings: Settings, ours: str, alternatives: tuple[Row, ...], notes: list[str]
+) -> tuple[Taken, Row] | None:
+    """The first alternative that holds and has a value; None where none does. Raises: SpecError."""
     for row in alternatives:
         if not settings.holds(row.when):
             continue
@@ -202,8 +204,8 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
     rows, count, hosts = table.rows, None, None
     is_counted = hardware.strip()[:1].isdigit()
     try:
-        count = _first(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
-        hosts = _first(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
+        count = first_of(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
+        hosts = first_of(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
     except SpecError:
         if not is_counted:
             raise

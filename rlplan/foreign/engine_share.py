@@ -4,10 +4,13 @@ In: a job whose engine is given, a share, a version of vLLM. Out: bytes of a ran
 Source: memory/serving/engine.py, for vLLM. SGLang's `mem_fraction_static` is of weights and cache alone.
 """
 
+import math
+
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import MEMORY, Share
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.versions import parse_version
+from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_pools
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import settle
@@ -50,3 +53,11 @@ def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
         version=parse_version(version),
     )
     return engine_memory(job.load_model(), settings)
+
+
+def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
+    """The share of a GPU with which an engine has the KV cache of a plan, to four digits, rounded up."""
+    memory = _engine(plan.job, 1.0, version)
+    cache = plan.job.rollout.kv_cache_memory
+    beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
+    return math.ceil((cache + beside + memory.pool.bytes_per_block) / memory.requested * 1e4) / 1e4

@@ -81,7 +81,7 @@ class Settings:
 
     def holds(self, condition: Condition) -> bool:
         """Whether every key of a condition has the value, one of the values, or one beyond the bound."""
-        return all(_matches(self.value(key), wanted) for key, wanted in condition.items())
+        return all(matches(self.value(key), wanted) for key, wanted in condition.items())
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
         """The same with other values."""
@@ -113,9 +113,10 @@ def word_of(value: Any) -> str:
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
-def _matches(value: Any, wanted: Any) -> bool:
+def matches(value: Any, wanted: Any) -> bool:
+    """Whether a value is what a condition wants: it, one of several, or one beyond a bound."""
     if isinstance(wanted, list | tuple):
-        return any(_matches(value, one) for one in wanted)
+        return any(matches(value, one) for one in wanted)
     if isinstance(wanted, str) and wanted.startswith(">"):
         return isinstance(value, int | float) and not isinstance(value, bool) and value > float(wanted[1:])
     return word_of(value).lower() == word_of(wanted).lower()

@@ -51,6 +51,8 @@ class Row(Spec):
     """Our value for all others, with a note; without one they are refused."""
     below: float | None = None
     """Only values below it are ours."""
+    is_old: bool = False
+    """Whether it is another name of another row's key, which is read and not written."""
     note: str = ""
     """What is said where it is taken and given."""
     convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""

@@ -79,3 +79,13 @@ def test_without_the_grammar_the_message_names_the_extra(
     answer = rlplan("check", verl_script(tmp_path), "--hardware", "H100")
     assert answer.exit_code == 4
     assert "way out: pip install 'rlplan[import]'" in answer.err
+
+
+def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    assert rlplan("import", verl_script(tmp_path), "--hardware", "H100", "--out", job).exit_code == 0
+    answer = rlplan("emit", job, "--target", "verl", "--out", tmp_path / "out")
+    assert answer.exit_code == 0, answer.err
+    assert "README.md says how to start it" in answer.err
+    assert rlplan("check", tmp_path / "out" / "train.sh", "--hardware", "H100").exit_code == 0
+    assert rlplan("emit", job, "--target", "slime", "--out", tmp_path / "other").exit_code == 3
