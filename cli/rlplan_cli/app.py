@@ -5,6 +5,7 @@ Results go to stdout, progress and messages to stderr. Exit codes stand in `rlpl
 
 import gc
 import importlib
+import keyword
 import os
 import select
 import sys
@@ -24,6 +25,8 @@ COMMANDS = {
     "plan": "Choose a layout for a job.",
     "explain": "Say what binds in a plan, and what would change it.",
     "simulate": "Simulate the steps of a plan, with sampled response lengths.",
+    "import": "Read a configuration of another stack as a job.",
+    "check": "Say whether a configuration of another stack fits.",
     "emit": "Write the bundle that will run.",
     "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",
     "report": "Write a page with charts and tables of a run or a plan.",
@@ -61,7 +64,8 @@ class _Modules(MutableMapping[str, Any]):
 
 
 def _command_of(name: str) -> Any:
-    module = importlib.import_module(f"rlplan_cli.commands.{name}")
+    file = name + "_" * keyword.iskeyword(name)
+    module = importlib.import_module(f"rlplan_cli.commands.{file}")
     if hasattr(module, "app"):
         group = typer.main.get_group(module.app)
         group.name = name

@@ -26,6 +26,15 @@ Model = Annotated[
 AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
 Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+ForeignFile = Annotated[
+    Path, typer.Argument(help="A script, or a YAML or JSON file, of another stack.", show_default=False)
+]
+Hardware = Annotated[str, typer.Option(help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False)]
+SourceName = Annotated[str | None, typer.Option("--source", help="Whose it is, where it is not to be told.")]
+Outside = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE of a variable of the script, or of one of its keys.", show_default=False),
+]
 
 
 @dataclass(frozen=True)
@@ -39,14 +48,29 @@ class JobArguments:
     gpus: Gpus = None
 
 
-def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes JobArguments, for typer: it makes an option of each parameter, so each field becomes one."""
-    fields = inspect.signature(JobArguments).parameters
-    _, *others = inspect.signature(command).parameters.values()
+@dataclass(frozen=True)
+class ForeignArguments:
+    """Which configuration of another stack is meant, and on what GPUs."""
+
+    file: ForeignFile
+    overrides: Overrides = None
+    hardware: Hardware = ""
+    model: Model = None
+    source: SourceName = None
+    outside: Outside = None
+
+
+def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a group of options, for typer: it makes an option of each parameter, so each
+    field of the group becomes one.
+    """
+    first, *others = inspect.signature(command).parameters.values()
+    group = first.annotation
+    fields = inspect.signature(group).parameters
 
     @wraps(command)
     def flat(**values: Any) -> None:
-        asked = JobArguments(**{name: values.pop(name) for name in fields})
+        asked = group(**{name: values.pop(name) for name in fields})
         command(asked, **values)
 
     parameters = [*fields.values(), *others]

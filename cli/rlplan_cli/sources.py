@@ -15,7 +15,10 @@ from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
 from rlplan_cli.options import JobArguments
 
 if TYPE_CHECKING:
+    from rlplan.foreign.check import Asked
+    from rlplan.foreign.settings import Settings
     from rlplan.planner.plan import Plan
+    from rlplan_cli.options import ForeignArguments
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,15 @@ def read_question(verb: str, asked: JobArguments, objective: str | None = None) 
         plan = _read(path)
         return Question(plan.asked, plan)
     return Question(load_job(path, (*overrides, *asks), fetch=fetched))
+
+
+def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
+    """What a configuration of another stack says, and what is asked of it. Raises: SpecError, HostError."""
+    from rlplan.foreign.check import Asked
+    from rlplan.foreign.source import read_source
+
+    settings = read_source(asked.file, asked.source, asked.outside or ())
+    return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 
 def _read(path: Path) -> "Plan":

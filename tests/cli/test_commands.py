@@ -29,7 +29,20 @@ from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
 
-COMMANDS = ("estimate", "plan", "explain", "simulate", "emit", "run", "report", "accuracy", "doctor", "profiles")
+FOREIGN = ("import", "check")
+COMMANDS = (
+    "estimate",
+    "plan",
+    "explain",
+    "simulate",
+    *FOREIGN,
+    "emit",
+    "run",
+    "report",
+    "accuracy",
+    "doctor",
+    "profiles",
+)
 
 
 def json_of(answer: Answer) -> Any:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_job_options
+from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 if TYPE_CHECKING:
     from rlplan_cli.sources import Question
@@ -16,7 +16,7 @@ Trace = Annotated[
 ]
 
 
-@with_job_options
+@with_grouped_options
 def command(
     job: JobArguments,
     trace: Trace = False,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_job_options
+from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "explain"
 
@@ -15,7 +15,7 @@ WhatIf = Annotated[
 MoreDevices = Annotated[bool, typer.Option("--more-gpus", help="Ask for 2, 4, 8 and 16 times the devices too.")]
 
 
-@with_job_options
+@with_grouped_options
 def command(
     job: JobArguments,
     changes: WhatIf = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_job_options
+from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "plan"
 SHOWN_FIRST = 3
@@ -23,7 +23,7 @@ Lengths = Annotated[
 Pareto = Annotated[bool, typer.Option("--pareto", help="Show every trade of time against headroom too.")]
 
 
-@with_job_options
+@with_grouped_options
 def command(
     job: JobArguments,
     objective: Objective = None,

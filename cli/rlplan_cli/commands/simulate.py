@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan_cli.options import AsJson, JobArguments, with_job_options
+from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "simulate"
 
@@ -14,7 +14,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same l
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result, with its trace, to this JSON file.")]
 
 
-@with_job_options
+@with_grouped_options
 def command(
     job: JobArguments,
     steps: Steps = 20,

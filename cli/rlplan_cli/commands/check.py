@@ -1,0 +1,25 @@
+"""`rlplan check`: does a configuration of another stack fit, where does it break, and what makes it fit."""
+
+from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
+
+NAME = "check"
+
+
+@with_grouped_options
+def command(asked: ForeignArguments, as_json: AsJson = False) -> None:
+    """Say whether a configuration of another stack fits. Changes to make it fit are in its own keys."""
+    from rlplan.foreign.check import check, check_fits
+    from rlplan_cli.render.foreign import show_account, show_check
+    from rlplan_cli.render.terminal import print_json
+    from rlplan_cli.render.waiting import waiting
+    from rlplan_cli.sources import read_foreign
+
+    settings, question = read_foreign(asked)
+    with waiting("checking"):
+        checked = check(settings, question)
+    if as_json:
+        print_json(checked.as_json())
+    else:
+        show_check(checked)
+        show_account(checked.imported)
+    check_fits(checked)

@@ -1,0 +1,38 @@
+"""`rlplan import`: a configuration of verl, TRL, OpenRLHF ... as a job file of ours."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
+
+NAME = "import"
+
+
+@with_grouped_options
+def command(
+    asked: ForeignArguments,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the job to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read a configuration of another stack as a job. Lists what has no counterpart; runs nothing."""
+    from rlplan.foreign.check import imported_job
+    from rlplan.foreign.job_text import job_text
+    from rlplan.spec.base import writing
+    from rlplan_cli.render.foreign import show_account
+    from rlplan_cli.render.terminal import note, print_json
+    from rlplan_cli.sources import read_foreign
+
+    imported, job = imported_job(*read_foreign(asked))
+    text = job_text(imported, job)
+    if out is not None:
+        with writing(out):
+            out.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"schema_version": 1, **imported.as_json(), "job": imported.data})
+    elif out is None:
+        print(text, end="")
+    show_account(imported)
+    if out is not None:
+        note(f"job written to {out}; `rlplan plan {out}` counts it as it stands")

@@ -1,0 +1,222 @@
+"""Whether a foreign configuration fits as given, where it breaks, and its smallest changes that make it fit.
+
+In: Settings, hardware, overrides of ours. Out: Checked: the plan of the job as it stands, and changes in the source's
+own keys, each tried before it is named. Left out: what else could be chosen (`rlplan plan` of the imported job).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.engine_share import with_kv_cache
+from rlplan.foreign.settings import Settings
+from rlplan.foreign.table import Remedy
+from rlplan.planner.answers.plan_results import results_as_json
+from rlplan.planner.executable import does_not_fit
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.spec.files.job_file import Fetch, job_from
+from rlplan.spec.job import JobSpec
+from rlplan.spec.parts.training import given_ranks
+from rlplan.units import ceil_div
+
+SCHEMA_VERSION = 1
+MOST_REMEDIES = 3
+MOST_STEPS = 6
+"""Steps of one remedy that are tried."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that makes it fit. values: in the source's own keys. plan: with it."""
+
+    values: dict[str, Any]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line says beside the file. model: in place of theirs. overrides: of the imported job."""
+
+    hardware: str
+    model: str | None = None
+    overrides: Sequence[str] = ()
+    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The answer. plan: None where nothing can be built, and `refusal` says why."""
+
+    imported: Imported
+    plan: Plan | None
+    refusal: RlplanError | None
+    changes: tuple[Change, ...]
+    shorter: tuple[int, int] | None = None
+    """Prompt and response lengths at which it fits as given, where it does not at the limits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits as given, at least as expected."""
+        return self.plan is not None and self.plan.fits
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer for other tools."""
+        plan = self.plan
+        found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "verdict": Verdict.DOES_NOT_FIT.value}
+        if plan is not None:
+            found = {"schema_version": SCHEMA_VERSION, "verdict": plan.verdict.value, "results": results_as_json(plan)}
+        changes = [{"set": one.values, "verdict": one.plan.verdict.value} for one in self.changes]
+        return found | {"changes": changes, "fits_at_lengths": self.shorter} | self.imported.as_json()
+
+
+def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
+    """The configuration as ours, and the job. Raises: SpecError, NoFeasiblePlanError."""
+    imported = convert(settings, asked.hardware, asked.model)
+    try:
+        job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
+    except SpecError as error:
+        raise _in_their_words(imported, error) from None
+    given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
+    if imported.share is not None and not given and job.has_rollouts:
+        job = with_kv_cache(job, imported.share, settings.table.vllm)
+    return imported, _with_passes(job)
+
+
+def _with_passes(job: JobSpec) -> JobSpec:
+    """The job with packed passes no larger than a rank's share of a mini-batch, where all lengths are alike.
+
+    Counts: rollouts of a mini-batch over the ranks that train, each with its prompt and response.
+    """
+    training, work = job.training, job.workload
+    tokens = training.max_tokens_per_micro_batch
+    if tokens == "auto" or work.response_lengths.kind != "constant":
+        return job
+    ranks = prod(given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp"))
+    share = ceil_div(work.rollouts_per_mini_batch * ranks, job.hardware.num_devices)
+    most = int(share * (work.usual_prompt_len + work.lengths.mean))
+    changed = training.model_copy(update={"max_tokens_per_micro_batch": min(tokens, max(most, work.max_seq_len))})
+    return job.model_copy(update={"training": changed})
+
+
+def check(settings: Settings, asked: Asked) -> Checked:
+    """The verdict on a configuration. Raises: SpecError where it is wrong."""
+    imported = convert(settings, asked.hardware, asked.model)
+    try:
+        plan: Plan | None = _plan(settings, asked)
+        refusal = None
+    except NoFeasiblePlanError as error:
+        plan, refusal = None, error
+    if plan is not None and plan.fits:
+        return Checked(imported, plan, None, ())
+    return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
+
+
+def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
+    """The longest of a half, a quarter and an eighth of the limits at which all that is given fits."""
+    if plan is None or any("_lengths" in word or "mean_" in word for word in asked.overrides):
+        return None
+    work = plan.job.workload
+    for parts in (2, 4, 8):
+        prompt, response = max(1, work.max_prompt_len // parts), max(1, work.max_response_len // parts)
+        lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
+        words = (*asked.overrides, f"workload.mean_prompt_len={prompt}", lengths)
+        if _tried(settings, replace(asked, overrides=words), {}) is not None:
+            return prompt, response
+    return None
+
+
+def _plan(settings: Settings, asked: Asked) -> Plan:
+    """The plan of what is given. What rlplan's own runtime refuses is none of theirs."""
+    _, job = imported_job(settings, asked)
+    return search_of(job).run(with_others=False).model_copy(update={"refusals": ()})
+
+
+def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
+    """Up to three: single changes, the mildest first; then pairs of their furthest steps."""
+    found = 0
+    furthest: list[dict[str, Any]] = []
+    for remedy in settings.table.remedies:
+        for values in _steps(settings, remedy):
+            plan = _tried(settings, asked, values)
+            if plan is not None:
+                yield Change(values, plan)
+                found += 1
+                break
+        else:
+            furthest += list(_steps(settings, remedy))[-1:]
+        if found == MOST_REMEDIES:
+            return
+    for first, second in combinations(furthest, 2):
+        plan = _tried(settings, asked, first | second)
+        if plan is not None:
+            yield Change(first | second, plan)
+            found += 1
+        if found == MOST_REMEDIES:
+            return
+
+
+def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | None:
+    try:
+        plan = _plan(settings.with_values(values), asked)
+    except RlplanError:
+        return None
+    return plan if plan.fits else None
+
+
+def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
+    """Values of one remedy, the smallest change first."""
+    now = settings.value(remedy.key)
+    if not settings.holds(remedy.when):
+        return
+    if remedy.to:
+        yield from ({remedy.key: value, **remedy.with_} for value in remedy.to if value != now)
+        return
+    for _ in range(MOST_STEPS):
+        if isinstance(now, bool) or not isinstance(now, int | float):
+            return
+        if not remedy.step and now * remedy.times % remedy.over:
+            return
+        now = round(now + remedy.step, 4) if remedy.step else now * remedy.times // remedy.over
+        if not remedy.least <= now <= remedy.most:
+            return
+        yield {remedy.key: now, **remedy.with_}
+
+
+def _in_their_words(imported: Imported, error: SpecError) -> SpecError:
+    """A refusal of our job, with the foreign keys that its keys came from."""
+    text = f"{error.what} {error.where} {error.rule}"
+    came = [one for one in imported.taken if one.key and one.ours in text]
+    words = ", ".join(f"{one.ours} from {one.key} = {one.theirs}" for one in came[:4])
+    file = Path(imported.settings.file).name
+    return SpecError(
+        error.what,
+        where=f"{file}: {words}" if words else f"{file}: {error.where}",
+        rule=error.rule,
+        way_out=error.way_out,
+    )
+
+
+def typed_values(values: Mapping[str, Any]) -> str:
+    """Values as they are typed on a command line of theirs."""
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def check_fits(checked: Checked) -> None:
+    """Raises: NoFeasiblePlanError where it does not fit."""
+    if checked.fits:
+        return
+    changes = ", or ".join(typed_values(change.values) for change in checked.changes)
+    way_out = f"each of these alone helps: {changes}" if changes else "larger GPUs, more of them, or a smaller model"
+    if checked.plan is None:
+        error = checked.refusal
+        assert error is not None, "what has no plan has a reason"
+        raise NoFeasiblePlanError(error.what, where=error.where, rule=error.rule, way_out=changes or error.way_out)
+    found = does_not_fit(checked.plan)
+    raise NoFeasiblePlanError(found.what, where=found.where, rule=found.rule, way_out=way_out)

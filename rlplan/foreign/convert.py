@@ -1,0 +1,261 @@
+"""A foreign configuration as a job of ours, row by row of its table, with an account of every key.
+
+In: Settings, hardware. Out: Imported: the job's keys, what each came from, and what has no counterpart.
+Left out: how files are read (source.py), and what the job comes to (check.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import Settings, word_of
+from rlplan.foreign.table import Row
+from rlplan.foreign.words import is_known, shown
+from rlplan.spec.base import shorten
+from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.models.catalogue import bundled_id, model_path, nearest_id
+from rlplan.units import MIB
+
+SHARES = ("gpu_share", "static_share")
+MEMORY = "rollout.kv_cache_memory"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A key of ours and what it came from. place: where it was given; empty for upstream's default."""
+
+    ours: str
+    value: Any
+    key: str
+    theirs: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A foreign key without a counterpart, and why."""
+
+    key: str
+    value: str
+    place: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of a GPU's memory that an engine may take. is_static: of weights and cache alone."""
+
+    value: float
+    is_static: bool
+    taken: Taken
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A foreign configuration as ours. data: the job's keys, nested. share: what its KV cache is made of."""
+
+    settings: Settings
+    data: dict[str, Any]
+    taken: tuple[Taken, ...]
+    left: tuple[Left, ...]
+    notes: tuple[str, ...]
+    share: Share | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The account of every key, for other tools."""
+        table = self.settings.table
+        taken = [vars(one) | {"is_default": bool(one.key) and not one.place} for one in self.taken]
+        return {
+            "source": {"name": table.title, "version": table.version, "repository": table.repository}
+            | {"commit": table.commit, "file": self.settings.file},
+            "taken": taken,
+            "without_counterpart": [vars(one) for one in self.left],
+            "notes": list(self.notes),
+        }
+
+
+def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
+    """The configuration as a job's keys. hardware: `H100` or `8xH100`; model: in place of theirs. Raises: SpecError."""
+    taken: dict[str, Taken] = {}
+    notes, share = list(settings.notes), None
+    settings.ours.clear()
+    for one in _hardware(settings, hardware, notes):
+        taken[one.ours] = one
+        settings.ours[one.ours] = one.value
+    if model is not None:
+        taken["policy.path"] = Taken("policy.path", model, "", model, "--model")
+    for ours, alternatives in settings.table.rows.items():
+        if ours in taken or ours.startswith("hardware."):
+            continue
+        found = first_of(settings, ours, alternatives, notes)
+        if found is None:
+            continue
+        one, row = found
+        settings.ours[ours] = one.value
+        if row.convert in SHARES:
+            share = Share(_fraction(one), row.convert == "static_share", one)
+        else:
+            taken[ours] = one
+    data: dict[str, Any] = {"name": _name(settings.file)}
+    for ours, one in taken.items():
+        _put(data, ours.split("."), one.value)
+    return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share)
+
+
+def first_of(
+    settings: Settings, ours: str, alternatives: tuple[Row, ...], notes: list[str]
+) -> tuple[Taken, Row] | None:
+    """The first alternative that holds and has a value; None where none does. Raises: SpecError."""
+    for row in alternatives:
+        if not settings.holds(row.when):
+            continue
+        theirs = row.value
+        if row.key:  # a model is known by the end of its path
+            theirs = settings.raw(row.key) if row.convert == "model" else settings.value(row.key)
+        value = theirs if not row.key else _converted(settings, row, theirs, notes)
+        if value is not None and (row.below is None or value < row.below):
+            if row.note:
+                notes.append(row.note)
+            return Taken(ours, value, row.key, theirs, settings.place(row.key)), row
+    return None
+
+
+def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
+    if value is None:
+        return None
+    if row.map is not None:
+        word = word_of(value)
+        if word in row.map:
+            return row.map[word]
+        if row.otherwise is None:
+            raise _refused(settings, row.key, value, f"one of {', '.join(row.map)}")
+        notes.append(f"{row.key} = {word} is counted as {row.otherwise}")
+        return row.otherwise
+    if row.convert == "model":
+        return _model(settings, row, str(value), notes)
+    if row.convert == "mebibytes":
+        return int(_number(settings, row.key, value) * MIB)
+    if row.part:
+        return max(1, int(_number(settings, row.key, value) * row.part))
+    if row.times or row.over or row.minus or row.plus:
+        return _scaled(settings, row, value)
+    return value
+
+
+def _scaled(settings: Settings, row: Row, value: Any) -> int:
+    whole = Fraction(_number(settings, row.key, value))
+    for key in row.times:
+        whole *= Fraction(_number(settings, key, settings.value(key)))
+    for key in row.over:
+        whole /= Fraction(_number(settings, key, settings.value(key)) or 1)
+    if whole.denominator != 1:
+        words = f"{row.key} = {value}" + "".join(f" x {key}" for key in row.times)
+        words += "".join(f" / {key} = {settings.value(key)}" for key in row.over)
+        raise _refused(settings, row.key, words, "sizes that divide")
+    sums = ((row.plus, 1), (row.minus, -1))
+    found = int(whole) + sum(
+        sign * int(_number(settings, key, settings.value(key))) for keys, sign in sums for key in keys
+    )
+    return max(found, sum(int(_number(settings, key, settings.value(key))) for key in row.least))
+
+
+def _number(settings: Settings, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refused(settings, key, value, "a number")
+    return value
+
+
+def _refused(settings: Settings, key: str, value: Any, rule: str) -> SpecError:
+    table = settings.table
+    return SpecError(
+        f"{key} is {shorten(shown(word_of(value)))}",
+        where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
+        rule=f"{rule} (table of {table.title} {table.version})",
+        way_out=f"correct it there, or --set {key}=VALUE",
+    )
+
+
+def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
+    """A model by its id, its folder, or the end of a path that is not here."""
+    end = PurePosixPath(name.rstrip("/")).name
+    if model_path(name) is not None or bundled_id(name):
+        return bundled_id(name) or name
+    known = nearest_id(end)
+    if known and is_known(end):
+        if known != name:
+            notes.append(f"{row.key} = {shown(name)} is taken for {known}, by its name")
+        return known
+    if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
+        return name
+    raise SpecError(
+        f"{row.key} is {shorten(shown(name))}, which is neither here nor the name of a bundled model",
+        where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
+        rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
+        way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
+    )
+
+
+def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:
+    """The GPUs: of the kind on the command line, as many as it says, else as many as they say."""
+    table, where = settings.table, "command line: --hardware"
+    rows, count, hosts = table.rows, None, None
+    is_counted = hardware.strip()[:1].isdigit()
+    try:
+        count = first_of(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
+        hosts = first_of(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
+    except SpecError:
+        if not is_counted:
+            raise
+    if not is_counted and count is None:
+        raise SpecError(
+            f"{settings.file} does not say how many GPUs there are",
+            where=where,
+            rule=f"{table.title} is told by its launcher",
+            way_out=f"--hardware 8x{hardware}",
+        )
+    found = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
+    second = found.get("generation", {}).get("num_devices", 0)
+    if count is not None and count[0].value != found["num_devices"] + second:
+        notes.append(f"{settings.file} says {count[0].value} GPUs; --hardware {hardware} is what is counted with")
+    elif hosts is not None and not second:
+        found["num_hosts"] = hosts[0].value
+    for key, value in found.items():
+        yield Taken(f"hardware.{key}", value, "", value, "--hardware")
+
+
+def _left(settings: Settings) -> tuple[Left, ...]:
+    table = settings.table
+    rows = (row for alternatives in table.rows.values() for row in alternatives)
+    known = frozenset(key for row in rows for key in row.keys)
+    return tuple(
+        Left(key, shown(word_of(given.value)), given.place, table.why_without_counterpart(key))
+        for key, given in settings.given.items()
+        if key not in known
+    )
+
+
+def _fraction(one: Taken) -> float:
+    value = one.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise SpecError(
+            f"{one.key} is {shorten(value)}",
+            where=one.place or "upstream's default",
+            rule="a share of a GPU's memory, above 0 and at most 1",
+            way_out=f"--set {one.key}=0.5",
+        )
+    return float(value)
+
+
+def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        data = data.setdefault(key, {})
+    data[keys[-1]] = value
+
+
+def _name(file: str) -> str:
+    """A job's name of a file's: letters, digits, `_`, `.` and `-`."""
+    stem = "".join(one if one.isascii() and (one.isalnum() or one in "_.-") else "-" for one in Path(file).stem)
+    return (stem.lstrip("_.-") or "imported")[:64]

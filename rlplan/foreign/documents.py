@@ -1,0 +1,62 @@
+"""YAML and JSON of other stacks as dotted keys, with the files that their `defaults:` name laid below them.
+
+In: a path. Out: what each key was given, with its place, and what was not there. Left out: references to other keys,
+which settings.py follows, and what keys mean.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import Given
+from rlplan.spec.files.yaml import read_yaml
+
+MAX_CHAIN = 8
+"""Files that one may stand on."""
+
+
+def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
+    """The keys of a file and of those below it, and notes. Raises: SpecError."""
+    return _read(path, 0)
+
+
+def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
+    data = read_yaml(path, "the file")
+    if not isinstance(data, dict) or depth > MAX_CHAIN:
+        raise SpecError(
+            f"the file is {type(data).__name__}, not a mapping of keys to values"
+            if depth <= MAX_CHAIN
+            else f"its `defaults:` name more than {MAX_CHAIN} files, or each other",
+            where=str(path),
+            rule=f"a configuration has keys, and stands on at most {MAX_CHAIN} others",
+            way_out="give the configuration, or the script that starts the training",
+        )
+    below, notes = data.pop("defaults", None), []
+    found: dict[str, Given] = {}
+    for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
+        file = path.parent / str(name)
+        if isinstance(name, str) and file.is_file():
+            inner, more = _read(file, depth + 1)
+            found |= inner
+            notes += more
+        elif name != "_self_":
+            notes.append(f"{path.name}: defaults: '{name}' is not beside it; the table's defaults hold in its place")
+    given = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
+    return found | given, notes
+
+
+def flat(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys.
+
+    >>> flat({"a": {"b": 1}, "c": [1]})
+    {'a.b': 1, 'c': [1]}
+    """
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found

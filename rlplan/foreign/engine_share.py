@@ -1,0 +1,63 @@
+"""An engine's share of a GPU's memory as bytes of KV cache, and back, by the engine's own arithmetic.
+
+In: a job whose engine is given, a share, a version of vLLM. Out: bytes of a rank. Left out: other roles on the GPU.
+Source: memory/serving/engine.py, for vLLM. SGLang's `mem_fraction_static` is of weights and cache alone.
+"""
+
+import math
+
+from rlplan.errors import NoFeasiblePlanError
+from rlplan.foreign.convert import MEMORY, Share
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.serving.versions import parse_version
+from rlplan.planner.plan import Plan
+from rlplan.planner.setting import read_pools
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import settle
+from rlplan.units import format_bytes
+
+
+def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
+    """The job with the bytes of KV cache that a share leaves. Raises: NoFeasiblePlanError where it leaves none."""
+    memory = _engine(job, share.value, version)
+    size = memory.kv_cache
+    if share.is_static:
+        size = (
+            max(0, memory.requested - memory.model_bytes) // memory.pool.bytes_per_block * memory.pool.bytes_per_block
+        )
+    if size <= 0:
+        raise NoFeasiblePlanError(
+            f"the engine's weights take {format_bytes(memory.model_bytes)} of a GPU and its passes "
+            f"{format_bytes(memory.activation_peak)}, {format_bytes(memory.requested)} are its share",
+            where=share.taken.place or f"upstream's default of {share.taken.key}",
+            rule=f"{share.taken.key} = {share.value:g} leaves room for a KV cache",
+            way_out="raise it, or spread the engine over more GPUs (tensor parallel)",
+        )
+    return job.model_copy(update={"rollout": job.rollout.model_copy(update={MEMORY.split(".")[1]: size})})
+
+
+def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
+    settled = settle(job)
+    pool, rollout = read_pools(settled)[-1], settled.rollout
+    tp = 1 if rollout.tp == "auto" else rollout.tp
+    settings = EngineSettings(
+        pool.gpu.memory.value,
+        gpu_memory_utilization=share,
+        tp=tp,
+        ep=tp if rollout.has_expert_parallel is True else 1,
+        kv_element_bytes=1 if rollout.kv_dtype == "fp8" else 2,
+        max_num_seqs=None if rollout.max_num_seqs == "auto" else rollout.max_num_seqs,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        max_model_len=job.workload.max_seq_len,
+        enforce_eager=rollout.has_cuda_graphs is False,
+        version=parse_version(version),
+    )
+    return engine_memory(job.load_model(), settings)
+
+
+def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
+    """The share of a GPU with which an engine has the KV cache of a plan, to four digits, rounded up."""
+    memory = _engine(plan.job, 1.0, version)
+    cache = plan.job.rollout.kv_cache_memory
+    beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
+    return math.ceil((cache + beside + memory.pool.bytes_per_block) / memory.requested * 1e4) / 1e4

@@ -1,0 +1,299 @@
+"""Commands of a shell script, as they would be typed: read with tree-sitter's grammar of bash, never run.
+
+In: a script and variables from outside. Out: its commands with their lines, and what could not be told.
+Left out: what only running would tell: `$(...)` beyond paths, loops without an end, tests of files.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplan.errors import HostError, SpecError
+from rlplan.foreign.words import Value, Words, folder_word, is_known, shown, text_of
+from rlplan.spec.base import read_text
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+MAX_STATEMENTS = 20_000
+"""Of a script and what it sources, loops unrolled."""
+MAX_DEPTH = 64
+"""Of sources, calls and nested statements."""
+_BLOCKS = {"program", "compound_statement", "do_group", "subshell", "redirected_statement", "pipeline"} | {
+    "declaration_command",
+    "variable_assignments",
+}
+"""Nodes of the grammar whose parts are statements."""
+_ACTS = {
+    "variable_assignment": "_assign",
+    "command": "_command",
+    "if_statement": "_branch",
+    "list": "_list",
+    "case_statement": "_case",
+    "for_statement": "_loop",
+    "while_statement": "_endless",
+    "c_style_for_statement": "_endless",
+    "function_definition": "_function",
+}
+"""What is done with the others."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a script. words: it and its arguments. places: file and line of each."""
+
+    words: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+@dataclass
+class Script:
+    """What a script comes to. notes: what could not be told, and was left out."""
+
+    commands: list[Command] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_script(path: Path, variables: Mapping[str, str]) -> Script:
+    """The commands of a script, in order. Raises: SpecError, HostError where the grammar is not installed."""
+    reader = _Reader(_parser(), dict(variables))
+    reader.source(path, 0)
+    return reader.script
+
+
+def _parser() -> Any:
+    try:
+        import tree_sitter
+        import tree_sitter_bash
+    except ImportError as error:
+        raise HostError(
+            f"package '{(error.name or 'tree_sitter').replace('_', '-')}' is missing",
+            where="this Python environment",
+            rule="shell scripts are read with a grammar of bash, the extra 'import'",
+            way_out="pip install 'rlplan[import]'",
+        ) from None
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+class _Reader:
+    """Goes through a script once, statement by statement."""
+
+    def __init__(self, parser: Any, variables: dict[str, str]) -> None:
+        self.parser, self.script = parser, Script()
+        self.outside = frozenset(variables)
+        self.words = Words({**variables}, self._substitution)
+        self.functions: dict[str, Node] = {}
+        self.path, self.num_statements = Path(), 0
+
+    def source(self, path: Path, depth: int) -> None:
+        """Read a file as if its lines stood here."""
+        data = read_text(path, "the script").encode()
+        before, own = self.path, self.words.variables.get("BASH_SOURCE")
+        self.path = path
+        self.words.variables.update({"BASH_SOURCE": str(path.resolve()), "PWD": str(path.resolve().parent)})
+        self.words.variables.setdefault("0", str(path.resolve()))
+        tree = self.parser.parse(data)
+        if tree.root_node.has_error:
+            self._note(tree.root_node, "parts of this file are not bash; they were skipped")
+        self.run(tree.root_node, depth)
+        self.path = before
+        if own is not None:
+            self.words.variables["BASH_SOURCE"] = own
+
+    def run(self, node: "Node", depth: int) -> None:
+        """One statement, and those inside of it."""
+        self.num_statements += 1
+        if self.num_statements > MAX_STATEMENTS or depth > MAX_DEPTH:
+            raise SpecError(
+                f"the script has more than {MAX_STATEMENTS:,} statements, or calls itself",
+                where=self._place(node),
+                rule=f"at most {MAX_STATEMENTS:,} with loops unrolled, at most {MAX_DEPTH} deep",
+                way_out="write the command that starts the training into a file of its own",
+            )
+        act = getattr(self, _ACTS.get(node.type, ""), None)
+        if act is not None:
+            act(node, depth)
+        elif node.type in _BLOCKS:
+            for child in node.named_children:
+                self.run(child, depth + 1)
+
+    def _endless(self, node: "Node", depth: int) -> None:
+        self._note(node, "a loop whose end only running would tell was skipped")
+
+    def _function(self, node: "Node", depth: int) -> None:
+        self.functions[text_of(node.named_children[0])] = node.named_children[-1]
+
+    def _assign(self, node: "Node", depth: int = 0) -> None:
+        name, value = node.named_children[0], node.named_children[1] if len(node.named_children) > 1 else None
+        key = text_of(name)
+        if key in self.outside:
+            return  # as it was set from outside; scripts that ask for that write ${X:-default}
+        found: Value = ""
+        if value is not None and value.type == "array":
+            found = [word for child in value.named_children for word in self.words.fields(child)]
+        elif value is not None:
+            found = self.words.one(value)
+        before = self.words.variables.get(key)
+        if any(child.type == "+=" for child in node.children) and before is not None:
+            if isinstance(before, list):
+                found = before + (found if isinstance(found, list) else [found])
+            else:
+                found = before + (found if isinstance(found, str) else " ".join(found))
+        self.words.variables[key] = found
+
+    def _command(self, node: "Node", depth: int) -> None:
+        words, places = self._argv(node)
+        if not words:
+            for child in node.named_children:
+                if child.type == "variable_assignment":
+                    self._assign(child)
+            return
+        if words[0] in self.functions:
+            kept = self.words.variables.get("@", [])
+            self.words.variables["@"] = words[1:]
+            self.words.variables.update({str(index): word for index, word in enumerate(words[1:], 1)})
+            self.run(self.functions[words[0]], depth + 1)
+            self.words.variables["@"] = kept
+        elif words[0] in ("source", ".") and len(words) > 1:
+            self._sourced(node, words[1], depth)
+        else:
+            self.script.commands.append(Command(tuple(words), tuple(places)))
+
+    def _argv(self, node: "Node") -> tuple[list[str], list[str]]:
+        """The words of a command, and the place of each."""
+        parts = [child for child in node.named_children if child.type != "variable_assignment"]
+        words: list[str] = []
+        places: list[str] = []
+        for part in parts:
+            if part.type == "command_name":
+                part = part.named_children[0] if part.named_children else part
+            if not part.type.endswith("redirect"):
+                words += self.words.fields(part)
+                places += [self._place(part)] * (len(words) - len(places))
+        return words, places
+
+    def _sourced(self, node: "Node", word: str, depth: int) -> None:
+        path = self.path.resolve().parent / word
+        if is_known(word) and path.is_file():
+            self.source(path, depth + 1)
+        else:
+            self._note(node, f"'{shown(word)}' is not beside the script and was not read")
+
+    def _list(self, node: "Node", depth: int) -> None:
+        """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""
+        left, right = node.named_children[0], node.named_children[-1]
+        verdict = self._test(left)
+        if verdict is None and left.type != "test_command":
+            self.run(left, depth + 1)
+        is_and = any(child.type == "&&" for child in node.children)
+        if (is_and and verdict is not False) or (not is_and and verdict is False):
+            self.run(right, depth + 1)
+
+    def _branch(self, node: "Node", depth: int) -> None:
+        """The branch that would be taken; none of those whose test only running would tell."""
+        body, is_open = [], True
+        test = node.named_children[0]
+        verdict = self._decided(test)
+        for child in node.named_children[1:]:
+            if child.type in ("elif_clause", "else_clause"):
+                if verdict or not is_open:
+                    break
+                body = list(child.named_children)
+                verdict = True
+                if child.type == "elif_clause":
+                    verdict = self._decided(body.pop(0))
+                if verdict:
+                    break
+                body = []
+            elif verdict:
+                body.append(child)
+        for child in body:
+            self.run(child, depth + 1)
+
+    def _decided(self, test: "Node") -> bool:
+        verdict = self._test(test)
+        if verdict is None:
+            self._note(test, f"taken as false, for only running would tell: {text_of(test)[:80]}")
+        return bool(verdict)
+
+    def _test(self, node: "Node") -> bool | None:
+        """What a test comes to; None where only running would tell."""
+        kind, children = node.type, node.named_children
+        if kind in ("test_command", "parenthesized_expression") and len(children) == 1:
+            return self._test(children[0])
+        if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
+            inner = self._test(children[-1])
+            return None if inner is None else not inner
+        if kind in ("list", "binary_expression") and len(node.children) == 3:
+            sign = text_of(node.children[1])
+            if sign in ("&&", "||", "-a", "-o"):
+                pair = [self._test(node.children[0]), self._test(node.children[2])]
+                decisive = sign in ("||", "-o")
+                return decisive if decisive in pair else None if None in pair else not decisive
+            return self._compared(node, sign)
+        if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
+            word = " ".join(self.words.fields(node.children[-1], quoted=True))
+            if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
+                word = ""  # of a variable that nobody set
+            return bool(word) is (text_of(node.children[0]) == "-n")
+        return {"true": True, "false": False}.get(text_of(node))
+
+    def _compared(self, node: "Node", sign: str) -> bool | None:
+        left, right = self.words.one(node.children[0]), self.words.one(node.children[2])
+        if not (is_known(left) and is_known(right)):
+            return None
+        if sign in ("=", "==", "!="):
+            return fnmatch.fnmatchcase(left, right) is (sign != "!=")
+        try:
+            pair = int(left), int(right)
+        except ValueError:
+            return None
+        found = {"-eq": pair[0] == pair[1], "-ne": pair[0] != pair[1], "-lt": pair[0] < pair[1]}
+        found |= {"-gt": pair[0] > pair[1], "-le": pair[0] <= pair[1], "-ge": pair[0] >= pair[1]}
+        found |= {"<": pair[0] < pair[1], ">": pair[0] > pair[1], "<=": pair[0] <= pair[1], ">=": pair[0] >= pair[1]}
+        return found.get(sign)
+
+    def _case(self, node: "Node", depth: int) -> None:
+        subject = self.words.one(node.named_children[0])
+        for item in node.named_children[1:]:
+            closing = next((child.start_byte for child in item.children if child.type == ")"), 0)
+            patterns = [child for child in item.named_children if child.end_byte <= closing]
+            if any(fnmatch.fnmatchcase(subject, self.words.one(pattern)) for pattern in patterns):
+                for child in item.named_children[len(patterns) :]:
+                    self.run(child, depth + 1)
+                return
+
+    def _loop(self, node: "Node", depth: int) -> None:
+        *head, body = node.named_children
+        values = [word for child in head[1:] for word in self.words.fields(child)]
+        for value in values:
+            self.words.variables[text_of(head[0])] = value
+            self.run(body, depth + 1)
+
+    def _substitution(self, node: "Node") -> str | None:
+        """The text of `$(...)` that only takes a path apart, or adds numbers."""
+        words = None
+        for command in _commands_of(node):
+            argv, _ = self._argv(command)
+            if argv and argv[0] == "pwd" and words is not None:
+                continue  # cd FOLDER && pwd
+            words = folder_word(argv, self.words.variables)
+        return words
+
+    def _note(self, node: "Node", text: str) -> None:
+        self.script.notes.append(f"{self._place(node)}: {text}")
+
+    def _place(self, node: "Node") -> str:
+        lines = (node.text or b"").split(b"\\\n")[:-1]  # a word begins behind the lines that are continued into it
+        skipped = sum(1 for line in lines if not line.strip())
+        return f"{self.path.name}:{node.start_point[0] + 1 + skipped}"
+
+
+def _commands_of(node: "Node") -> Iterable["Node"]:
+    for child in node.named_children:
+        if child.type == "command":
+            yield child
+        elif child.type in ("list", "pipeline", "redirected_statement", "subshell"):
+            yield from _commands_of(child)

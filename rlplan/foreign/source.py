@@ -1,0 +1,166 @@
+"""Which stack a file is of, and what it says: scripts by their commands, YAML and JSON by their keys.
+
+In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash (shell.py), conversions (convert.py).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.documents import read_document
+from rlplan.foreign.python_file import read_python
+from rlplan.foreign.settings import Given, Settings, typed
+from rlplan.foreign.shell import Command, read_script
+from rlplan.foreign.table import SOURCES, Table, load_table
+
+_DOCUMENTS = (".yaml", ".yml", ".json")
+
+
+def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> Settings:
+    """What a foreign file says. source: its stack, where it is not to be told by itself. outside: `NAME=VALUE`, of a
+    variable of the script or of a foreign key. Raises: SpecError, HostError.
+    """
+    tables = _tables(source)
+    given = _pairs(outside)
+    variables = {name: value for name, value in given.items() if "." not in name}
+    is_document = path.suffix in _DOCUMENTS
+    if path.suffix == ".py":
+        table = load_table("trl")
+        settings = Settings(table, str(path), read_python(path), dict(table.defaults))
+    else:
+        settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+    keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
+    return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
+
+
+def _tables(source: str | None) -> dict[str, Table]:
+    if source is None:
+        return {name: load_table(name) for name in SOURCES}
+    if source not in SOURCES:
+        raise SpecError(
+            f"'{source}' is no known source",
+            where="command line: --source",
+            rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
+            way_out="leave it out where the file says it by itself",
+        )
+    return {source: load_table(source)}
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise SpecError(
+                f"--set {word} is not NAME=VALUE",
+                where="command line: --set",
+                rule="a variable of the script, or one of the file's own keys, '=' and a value",
+                way_out="for example --set MODEL_PATH=Qwen/Qwen2.5-7B",
+            )
+        found[name] = value
+    return found
+
+
+def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]) -> Settings:
+    script = read_script(path, variables)
+    for table in tables.values():
+        commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
+        for command, at in commands:
+            words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
+            notes = list(script.notes)
+            if table.syntax == "python":
+                given = _launched(words, path.parent, notes)
+            else:
+                read = _overrides if table.syntax == "overrides" else _flags
+                given = {key: Given(value, place) for key, value, place in read(words)}
+            if table.syntax != "overrides" and not set(table.roots) & set(given):
+                continue  # another project's program of that name
+            if len(commands) > 1:
+                notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
+            return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
+    entries = ", ".join(entry for table in tables.values() for entry in table.entries)
+    raise SpecError(
+        f"no command of this script starts one of {', '.join(table.title for table in tables.values())}",
+        where=str(path),
+        rule=f"a command with one of {entries} among its words",
+        way_out="give the script that starts the training, or the YAML file that it names",
+    )
+
+
+def _entry(command: Command, table: Table) -> int | None:
+    for at, word in enumerate(command.words):
+        if any(word == entry or word.endswith("/" + entry) for entry in table.entries):
+            return at
+    return None
+
+
+def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """`key=value`, `+key=value`, `++key=value`; `~key` takes a key away. words: each with its place."""
+    for word, place in words:
+        key, separator, value = word.lstrip("+").partition("=")
+        if separator and not key.startswith("-"):
+            yield key, typed(value), place
+        elif word.startswith("~"):
+            yield word[1:].partition("=")[0], None, place
+
+
+def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
+    """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them."""
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word == "grpo"), len(words))
+    flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in _flags(words[:at])}
+    found: dict[str, Given] = {}
+    files = [("accelerate.", launcher.get("accelerate.config_file")), ("accelerate.", flags.get("accelerate_config"))]
+    for prefix, named in [*files, ("", flags.get("config"))]:
+        if named is None:
+            continue
+        file = folder / str(named.value)
+        if file.is_file():
+            given, more = read_document(file)
+            found |= {prefix + key: value for key, value in given.items()}
+            notes += more
+        else:
+            notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+    program = folder / words[at][0] if at < len(words) else folder
+    if program.suffix == ".py" and program.is_file():
+        found |= read_python(program)
+    return found | launcher | flags
+
+
+def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
+    key, values, at = "", list[str](), ""
+    for word, place in [*words, ("--", "")]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if key:
+            yield key, typed(" ".join(values)) if values else True, at
+        key, separator, value = word[2:].partition("=")
+        key, values, at = key.replace("-", "_"), [value] if separator else [], place
+
+
+def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
+    """Upstream's defaults, under the configuration or the program that a command line names."""
+    names = {word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in words if word.startswith("--config")}
+    names |= {word.rpartition("/")[2] for word in words}
+    found = dict(table.defaults)
+    for name, values in table.presets.items():
+        if name in names:
+            found |= values
+    return found
+
+
+def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) -> Settings:
+    given, notes = read_document(path)
+    for table in tables.values():
+        if source or any(key == root or key.startswith(root + ".") for key in given for root in table.roots):
+            return Settings(table, str(path), given, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
+    raise SpecError(
+        f"none of its keys is one of {', '.join(table.title for table in tables.values())}: "
+        + ", ".join(list(given)[:5]),
+        where=str(path),
+        rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
+        way_out="say which it is: --source " + "|".join(tables),
+    )

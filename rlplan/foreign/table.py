@@ -1,0 +1,130 @@
+"""The mapping table: for each of our keys the foreign key that says it, the conversion, and the version it is of.
+
+In: `tables/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
+Left out: conversions (convert.py), syntax (shell.py, source.py).
+
+A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for
+foreign keys and for ours that stand above; its values are one value, a list of them, or a bound such as `>0`.
+"""
+
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlplan.errors import did_you_mean
+from rlplan.spec.base import Spec, validate
+from rlplan.spec.files.yaml import parse_yaml
+
+FOLDER = Path(__file__).parent / "tables"
+SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl")
+"""Stacks with a table, in the order in which a file is looked at."""
+Condition = dict[str, Any]
+
+
+class Row(Spec):
+    """One way to say a key of ours."""
+
+    key: str = ""
+    """Theirs; empty where `value` is what holds."""
+    value: Any = None
+    """A constant."""
+    when: Condition = Field(default={})
+    """What else must hold."""
+    times: tuple[str, ...] = ()
+    """Keys, theirs or ours, that it is multiplied by."""
+    over: tuple[str, ...] = ()
+    """Keys that it is divided by."""
+    minus: tuple[str, ...] = ()
+    """Keys that are taken off it."""
+    plus: tuple[str, ...] = ()
+    """Keys that are added to it, after all else."""
+    least: tuple[str, ...] = ()
+    """Keys whose sum it is never below."""
+    part: float = 0
+    """The part of it that is ours, rounded down."""
+    map: dict[str, Any] | None = None
+    """Our value for each of theirs."""
+    otherwise: Any = None
+    """Our value for all others, with a note; without one they are refused."""
+    below: float | None = None
+    """Only values below it are ours."""
+    is_old: bool = False
+    """Whether it is another name of another row's key, which is read and not written."""
+    note: str = ""
+    """What is said where it is taken and given."""
+    convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""
+    """What else is done: a model's name found, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
+    share is of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
+    """
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it asks for."""
+        return (self.key, *self.when, *self.times, *self.over, *self.minus, *self.plus, *self.least)
+
+
+class Remedy(Spec):
+    """A change to try where it does not fit: values to set, or steps from what there is."""
+
+    key: str
+    to: tuple[Any, ...] = ()
+    step: float = 0
+    over: int = 1
+    times: int = 1
+    least: float = 1
+    most: float = 1 << 30
+    with_: dict[str, Any] = Field(default={}, alias="with")
+    """Keys that go with it."""
+    when: Condition = Field(default={})
+
+
+class Table(Spec):
+    """All that is known of one stack's configuration."""
+
+    title: str
+    version: str
+    repository: str
+    commit: str
+    """Of which these facts are."""
+    files: tuple[str, ...]
+    vllm: str = ""
+    """The version of vLLM that it asks for."""
+    syntax: Literal["overrides", "flags", "python"]
+    """Of its command lines: `key=value`, or `--key value`; `python` has a launcher's flags before the program's."""
+    entries: tuple[str, ...]
+    """Words of a command line by which it is known."""
+    roots: tuple[str, ...]
+    """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
+    defaults: dict[str, Any]
+    presets: dict[str, dict[str, Any]] = Field(default={})
+    rows: dict[str, tuple[Row, ...]]
+    without_counterpart: dict[str, tuple[str, ...]]
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every foreign key that is known by name."""
+        rows = (row for alternatives in self.rows.values() for row in alternatives)
+        asked = (key for row in rows for key in row.keys)
+        return frozenset(key for key in asked if key and key not in self.rows) | frozenset(self.defaults)
+
+    def why_without_counterpart(self, key: str) -> str:
+        """Why a key without a row has none."""
+        for why, patterns in self.without_counterpart.items():
+            if any(fnmatchcase(key, pattern) for pattern in patterns):
+                return why
+        return f"not known of {self.title} {self.version}.{did_you_mean(key, self.keys)}"
+
+
+@cache
+def load_table(source: str) -> Table:
+    """The table of a stack.
+
+    >>> load_table("verl").rows["workload.num_prompts_per_step"][0].key
+    'data.train_batch_size'
+    """
+    path = FOLDER / f"{source}.yaml"
+    return validate(Table, parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table"), file=str(path))

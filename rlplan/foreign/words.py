@@ -1,0 +1,279 @@
+"""Words of a shell: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes, expanded as bash does.
+
+In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, a variable that nobody set)
+stays in the word between two marks, so that who needs its value can say which one is missing. Nothing is executed.
+"""
+
+import fnmatch
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Marks around what is not known, of Unicode's private use."""
+MAX_WORD = 1 << 16
+"""Characters of a word: doubling a variable in a loop would take all memory."""
+MAX_NUMBER = 1 << 63
+Value = str | list[str]
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<<": lambda a, b: a << min(b, 63) if b >= 0 else 0,
+    ">>": lambda a, b: a >> min(b, 63) if b >= 0 else 0,
+    "**": lambda a, b: a**b if 0 <= b < 64 else 0,
+    "/": lambda a, b: int(a / b) if abs(a) < 1 << 53 else a // b,
+    "%": lambda a, b: a - b * int(a / b),
+    "&&": lambda a, b: bool(a and b),
+    "||": lambda a, b: bool(a or b),
+}
+
+
+class UnknownError(Exception):
+    """A number that only running would tell."""
+
+
+def unknown(text: str) -> str:
+    """A part of a word that is not known, by the words that the script has for it."""
+    return f"{OPEN}{text}{CLOSE}"
+
+
+def is_known(word: str) -> bool:
+    """Whether a word has no part that only running would tell."""
+    return OPEN not in word
+
+
+def shown(word: str) -> str:
+    """A word as people read it."""
+    return word.replace(OPEN, "").replace(CLOSE, "")
+
+
+def text_of(node: "Node") -> str:
+    """The source of a node."""
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+class Words:
+    """Expands words with the variables of a script. substitute: the text of a `$(...)` where it can be told."""
+
+    def __init__(self, variables: dict[str, Value], substitute: "Callable[[Node], str | None]") -> None:
+        self.variables, self._substitute = variables, substitute
+
+    def one(self, node: "Node") -> str:
+        """A word that is not split, as on the right of `=`."""
+        return " ".join(self.fields(node, quoted=True))[:MAX_WORD]
+
+    def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
+        """The words that a node expands to: none, one, or as many as an array has."""
+        kind, source = node.type, text_of(node)
+        if kind == "comment":
+            return []
+        if kind == "raw_string":
+            return [source.lstrip()[1:-1]]
+        if kind == "ansi_c_string":
+            return [source.lstrip()[2:-1]]
+        if kind == "string":
+            return self._quoted(node)
+        if kind == "concatenation":
+            return _joined([self.fields(child, quoted=quoted) for child in node.children])
+        if kind == "command_substitution":
+            found = self._substitute(node)
+            return [unknown(source) if found is None else found]
+        if kind in ("simple_expansion", "expansion", "arithmetic_expansion"):
+            start = source.find("$")
+            values = self._expanded(node, source[start:])
+            if not quoted:
+                values = [part for value in values for part in (value.split() if is_known(value) else [value])]
+            return _joined([[source[:start]], values]) if source[:start].strip() or quoted else values
+        if kind == "process_substitution":
+            return [unknown(source)]
+        return [_unescaped(source)]
+
+    def _quoted(self, node: "Node") -> list[str]:
+        """A text in double quotes; what lies between the grammar's parts is text too."""
+        source, start = node.text or b"", node.start_byte
+        parts: list[list[str]] = []
+        at = start + source.find(b'"') + 1
+        for child in node.children:
+            if child.type == '"':
+                continue
+            parts.append([_unescaped(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
+            if child.type == "string_content":
+                parts.append([_unescaped(text_of(child), True)])
+            else:
+                parts.append(self.fields(child, quoted=True))
+            at = child.end_byte
+        tail = source[at - start : max(at - start, len(source) - 1)]
+        parts.append([_unescaped(tail.decode("utf-8", "replace"), True)])
+        arrays = [child for child in node.children if "[@]" in text_of(child) or text_of(child).strip() == "$@"]
+        joined = _joined(parts)
+        return [] if arrays and joined == [""] else joined or [""]
+
+    def _expanded(self, node: "Node", source: str) -> list[str]:
+        if node.type == "arithmetic_expansion":
+            try:
+                return [str(self.number(child)) for child in node.named_children[-1:]]
+            except (UnknownError, ValueError, ZeroDivisionError, OverflowError):
+                return [unknown(source)]
+        if node.type == "simple_expansion":
+            return self._variable(source[1:].strip("{}"), source)
+        return self._braces(node, source)
+
+    def _variable(self, name: str, source: str) -> list[str]:
+        if name in ("@", "*"):
+            words = self.variables.get("@", [])
+            return list(words) if isinstance(words, list) else [words]
+        value = self.variables.get(name)
+        if value is None:
+            return [unknown(source)]
+        return [value] if isinstance(value, str) else value[:1]
+
+    def _braces(self, node: "Node", source: str) -> list[str]:
+        """`${...}`: a variable or an element, and what is done with it."""
+        inside = [child for child in node.children if child.type not in ("${", "}")]
+        prefix = inside.pop(0).type if inside and inside[0].type in ("#", "!") else ""
+        if not inside:
+            return [unknown(source)]
+        subject, rest = inside[0], inside[1:]
+        name, index = text_of(subject), None
+        if subject.type == "subscript":
+            parts = subject.named_children
+            name, index = text_of(parts[0]), text_of(parts[1]) if len(parts) > 1 else "0"
+        value = self.variables.get(name)
+        if prefix == "!":
+            return [unknown(source)]
+        if prefix == "#":
+            return [str(len(value))] if value is not None else ["0" if index == "@" else unknown(source)]
+        if index in ("@", "*"):
+            return [] if value is None else [value] if isinstance(value, str) else list(value)
+        if isinstance(value, list):
+            value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
+        if name in ("@", "*"):
+            return self._variable(name, source)
+        return self._changed(value, rest, source)
+
+    def _changed(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
+        if not rest:
+            return [unknown(source) if value is None else value]
+        act = text_of(rest[0])
+        if act in (":-", "-", ":=", "=", ":?", "?"):
+            is_missing = value is None or (act.startswith(":") and not value)
+            if not is_missing:
+                return [value or ""]
+            return [unknown(source)] if "?" in act else ["".join(self.one(part) for part in rest[1:])]
+        if act in (":+", "+"):
+            return ["".join(self.one(part) for part in rest[1:]) if value else ""]
+        if value is None or not is_known(value):
+            return [unknown(source)]
+        pattern = "".join(self.one(part) for part in rest[1:2])
+        if act in ("#", "##", "%", "%%"):
+            return [_without(value, pattern, act)]
+        if act in ("/", "//"):
+            new = "".join(self.one(part) for part in rest[3:4]) if len(rest) > 2 else ""
+            return [value.replace(pattern, new, -1 if act == "//" else 1)]
+        if act in (",,", "^^"):
+            return [value.lower() if act == ",," else value.upper()]
+        return [unknown(source)]
+
+    def number(self, node: "Node") -> int:
+        """The value of an arithmetic expression. Raises: UnknownError, ValueError, ZeroDivisionError."""
+        kind, children = node.type, node.named_children
+        if kind == "binary_expression" and len(node.children) == 3:
+            left, sign, right = node.children
+            act = _OPERATORS.get(text_of(sign))
+            if act is None:
+                raise UnknownError
+            return _bounded(act(self.number(left), self.number(right)))
+        if kind == "parenthesized_expression" and len(children) == 1:
+            return self.number(children[0])
+        if kind == "unary_expression" and len(children) == 1:
+            value = self.number(children[0])
+            return {"-": -value, "+": value, "!": int(not value)}.get(text_of(node.children[0]), value)
+        if kind == "ternary_expression" and len(children) == 3:
+            return self.number(children[1 if self.number(children[0]) else 2])
+        word = text_of(node).strip()
+        if kind in ("variable_name", "word") and not word.lstrip("-").isdigit():
+            found = self.variables.get(word)
+            word = found if isinstance(found, str) else unknown(word)
+        elif kind not in ("number", "word"):
+            word = self.one(node)
+        if not is_known(word):
+            raise UnknownError
+        return _bounded(int(word.strip() or "0", 0))
+
+
+def _bounded(value: int) -> int:
+    if abs(value) >= MAX_NUMBER:
+        raise ValueError
+    return int(value)
+
+
+def _joined(parts: list[list[str]]) -> list[str]:
+    """Words side by side without a space between: the last of one and the first of the next are one word."""
+    words: list[str] = []
+    for part in parts:
+        if part and words:
+            words[-1] = (words[-1] + part[0])[:MAX_WORD]
+            words += part[1:]
+        else:
+            words += part
+    return words
+
+
+def _unescaped(text: str, quoted: bool = False) -> str:
+    found, at = [], 0
+    while at < len(text):
+        if text[at] == "\\" and at + 1 < len(text):
+            following = text[at + 1]
+            if following == "\n":
+                pass
+            elif quoted and following not in '"$`\\':
+                found.append("\\" + following)
+            else:
+                found.append(following)
+            at += 2
+        else:
+            found.append(text[at])
+            at += 1
+    return "".join(found)
+
+
+def _without(value: str, pattern: str, act: str) -> str:
+    """`value` without the shortest or longest beginning (`#`, `##`) or end (`%`, `%%`) that a pattern matches."""
+    cuts = range(len(value) + 1)
+    ends = cuts if act in ("#", "%%") else reversed(cuts)
+    for cut in ends:
+        part, rest = (value[:cut], value[cut:]) if act.startswith("#") else (value[cut:], value[:cut])
+        if fnmatch.fnmatchcase(part, pattern):
+            return rest
+    return value
+
+
+def folder_word(argv: list[str], variables: Mapping[str, Value]) -> str | None:
+    """What a command that only takes a path apart would print; None for any other.
+
+    >>> folder_word(["dirname", "/a/b.sh"], {}), folder_word(["date"], {})
+    ('/a', None)
+    """
+    words = [word for word in argv[1:] if not word.startswith("-")]
+    if not argv or not all(map(is_known, words)):
+        return None
+    if argv[0] in ("dirname", "basename") and len(words) == 1:
+        path = PurePosixPath(words[0])
+        return str(path.parent) if argv[0] == "dirname" else path.name
+    if argv[0] in ("realpath", "readlink", "cd") and len(words) == 1:
+        return words[0]
+    if argv[0] == "echo":
+        return " ".join(words)
+    folder = variables.get("PWD")
+    return folder if argv[0] == "pwd" and isinstance(folder, str) else None

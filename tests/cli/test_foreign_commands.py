@@ -1,0 +1,91 @@
+"""`rlplan import` and `rlplan check`, as they are typed."""
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.spec.files.job_file import load_job
+from tests.cli.conftest import Call
+from tests.foreign.scripts import verl_script
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+
+
+def test_a_script_that_fits_ends_with_0_and_its_account(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("check", verl_script(tmp_path, {"trainer.logger": "console"}), "--hardware", "H100")
+    assert answer.exit_code == 0, answer.err
+    assert answer.out.startswith("fits  Qwen/Qwen2.5-7B-Instruct, grpo, 8x h100-sxm: ")
+    assert "1 without a counterpart" in answer.err
+    assert "trainer.logger" in answer.err
+
+
+def test_one_that_does_not_ends_with_1_and_changes_in_its_own_keys(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("check", verl_script(tmp_path, {MICRO: 64}), "--hardware", "8xH100")
+    assert answer.exit_code == 1
+    assert "on cuda:0" in answer.out.splitlines()[0]
+    assert "Each of these makes it fit, the mildest first:" in answer.out
+    assert f"  {MICRO}=" in answer.out
+    assert "way out: each of these alone helps: actor_rollout_ref." in answer.err
+
+
+def test_the_answer_as_json_is_one_value(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("check", verl_script(tmp_path), "--hardware", "H100", "--json")
+    found = json.loads(answer.out)
+    assert (answer.exit_code, found["schema_version"], found["verdict"]) == (0, 1, "fits")
+
+
+def test_an_imported_job_is_a_job_file_that_says_the_same(rlplan: Call, tmp_path: Path) -> None:
+    out = tmp_path / "job.yaml"
+    answer = rlplan("import", verl_script(tmp_path), "--hardware", "H100", "--out", out)
+    assert answer.exit_code == 0, answer.err
+    job = load_job(out)
+    assert job.workload.num_prompts_per_step == 64
+    assert "# data.train_batch_size = 64" in out.read_text()
+    assert "(default)" in out.read_text()
+    assert rlplan("estimate", out).exit_code == 0
+
+
+def test_without_a_file_the_job_goes_to_stdout_alone(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("import", verl_script(tmp_path), "--hardware", "H100")
+    assert answer.out.startswith("# From ")
+    assert "schema_version: 2" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("hardware", "what"),
+    [("", "--hardware"), ("H1000", "H1000"), ("8xH100 + 8xL40S + 8xA100", "names 3 groups")],
+)
+def test_hardware_that_is_none_is_one_message(rlplan: Call, hardware: str, what: str, tmp_path: Path) -> None:
+    answer = rlplan("check", verl_script(tmp_path), "--hardware", hardware)
+    assert answer.exit_code == 2
+    assert what in answer.err
+    assert answer.err.count("way out:") == 1
+
+
+def test_without_the_grammar_the_message_names_the_extra(
+    rlplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.startswith("tree_sitter"):
+            raise ImportError(name, name=name)
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    answer = rlplan("check", verl_script(tmp_path), "--hardware", "H100")
+    assert answer.exit_code == 4
+    assert "way out: pip install 'rlplan[import]'" in answer.err
+
+
+def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    assert rlplan("import", verl_script(tmp_path), "--hardware", "H100", "--out", job).exit_code == 0
+    answer = rlplan("emit", job, "--target", "verl", "--out", tmp_path / "out")
+    assert answer.exit_code == 0, answer.err
+    assert "README.md says how to start it" in answer.err
+    assert rlplan("check", tmp_path / "out" / "train.sh", "--hardware", "H100").exit_code == 0
+    assert rlplan("emit", job, "--target", "slime", "--out", tmp_path / "other").exit_code == 3

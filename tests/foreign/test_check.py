@@ -1,0 +1,96 @@
+"""Whether a foreign configuration fits, where it breaks, and what makes it fit, in its own keys."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
+from rlplan.foreign.source import read_source
+from rlplan.planner.plan_parts import Verdict
+from rlplan.units import GIB
+from tests.foreign.scripts import verl_script
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def checked(folder: Path, settings: dict[str, Any] | None = None, *overrides: str, hardware: str = "H100") -> Checked:
+    return check(read_source(verl_script(folder, settings), None), Asked(hardware, None, overrides))
+
+
+def test_what_fits_as_given_needs_no_change(tmp_path: Path) -> None:
+    found = checked(tmp_path)
+    assert found.fits
+    assert found.changes == ()
+    check_fits(found)
+
+
+def test_what_does_not_fit_names_the_moment_and_changes_that_were_tried(tmp_path: Path) -> None:
+    found = checked(tmp_path, {MICRO: 64})
+    assert found.plan is not None
+    assert found.plan.binding.action_id.startswith("train_forward_backward")
+    assert 1 <= len(found.changes) <= 3
+    for change in found.changes:
+        again = checked(tmp_path, {MICRO: 64, **change.values})
+        assert again.fits, change.values
+    with pytest.raises(NoFeasiblePlanError, match="way out: each of these alone helps: actor_rollout_ref"):
+        check_fits(found)
+
+
+def test_changes_are_the_smallest_of_their_kind(tmp_path: Path) -> None:
+    found = checked(tmp_path, {MICRO: 64})
+    sizes = [change.values[MICRO] for change in found.changes if MICRO in change.values]
+    assert len(sizes) == 1
+    assert not checked(tmp_path, {MICRO: 2 * sizes[0]}).fits
+
+
+def test_an_engine_that_takes_too_much_beside_a_trainer_that_stays_is_told_to_take_less(tmp_path: Path) -> None:
+    stays = dict.fromkeys(
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
+        False,
+    )
+    found = checked(tmp_path, {**stays, UTILIZATION: 0.95})
+    assert found.plan is not None
+    assert found.plan.binding.action_id == "generate"
+    assert UTILIZATION in found.changes[0].values
+
+
+def test_the_share_of_the_gpu_is_vllm_s_own(tmp_path: Path) -> None:
+    settings = read_source(verl_script(tmp_path, {UTILIZATION: 0.5}), None)
+    _, job = imported_job(settings, Asked("H100"))
+    kv = job.rollout.kv_cache_memory
+    assert isinstance(kv, int)
+    assert 25 * GIB < kv < 35 * GIB  # half of 79.2 GiB less half of 14.2 GiB of weights and vLLM's passes
+    _, wider = imported_job(settings, Asked("H100", None, ("rollout.kv_cache_memory=8GiB",)))
+    assert wider.rollout.kv_cache_memory == 8 * GIB
+
+
+def test_a_share_that_the_weights_alone_exceed_is_no_plan_and_says_so(tmp_path: Path) -> None:
+    found = checked(tmp_path, {UTILIZATION: 0.05})
+    assert found.plan is None
+    with pytest.raises(NoFeasiblePlanError, match="leaves room for a KV cache"):
+        check_fits(found)
+
+
+def test_lengths_below_the_limits_at_which_it_fits_are_named(tmp_path: Path) -> None:
+    found = checked(tmp_path, {MICRO: 64})
+    assert found.shorter is not None
+    prompt, response = found.shorter
+    assert prompt < 512
+    lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
+    assert checked(tmp_path, {MICRO: 64}, f"workload.mean_prompt_len={prompt}", lengths).fits
+
+
+def test_a_job_of_ours_that_is_refused_is_refused_in_their_words(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 1"):
+        checked(tmp_path, {"actor_rollout_ref.rollout.n": 1})
+
+
+def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:
+    found = checked(tmp_path, {MICRO: 64, "trainer.logger": "console"}).as_json()
+    assert found["verdict"] == Verdict.DOES_NOT_FIT.value
+    assert found["source"]["name"] == "verl"
+    taken = {one["key"] for one in found["taken"]} | {one["key"] for one in found["without_counterpart"]}
+    assert {MICRO, "trainer.logger", "data.train_batch_size"} <= taken

@@ -1,0 +1,149 @@
+"""Foreign settings as a job of ours: as given, with upstream's defaults, and an account of every key."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
+from rlplan.foreign.source import read_source
+from rlplan.units import MIB
+from tests.foreign.scripts import verl_script
+
+
+def imported(folder: Path, settings: dict[str, Any] | None = None, *, hardware: str = "H100", **more: Any) -> Imported:
+    return convert(read_source(verl_script(folder, settings, **more), None), hardware, None)
+
+
+def job(folder: Path, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return flat(imported(folder, settings, **more).data)
+
+
+def test_keys_that_are_given_become_ours(tmp_path: Path) -> None:
+    found = job(tmp_path)
+    assert found["workload.num_prompts_per_step"] == 64
+    assert found["workload.num_samples_per_prompt"] == 8
+    assert found["policy.path"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert (found["hardware.profile"], found["hardware.num_devices"]) == ("h100-sxm", 8)
+
+
+def test_sizes_that_upstream_counts_in_prompts_are_rollouts_of_ours(tmp_path: Path) -> None:
+    assert job(tmp_path)["workload.mini_batch_size"] == 64 * 8
+
+
+def test_keys_that_are_left_out_have_upstream_s_defaults_and_not_auto(tmp_path: Path) -> None:
+    found = job(tmp_path)
+    assert found["rollout.tp"] == 2
+    assert found["rollout.max_num_seqs"] == 256
+    assert found["training.gradient_checkpointing"] is True
+    assert found["training.zero_stage"] == 3
+    assert found["placement.sync_bucket"] == 2048 * MIB
+    assert [key for key, value in found.items() if value == "auto" and key != "training.logits"] == []
+
+
+def test_a_batch_over_all_gpus_is_divided_among_them(tmp_path: Path) -> None:
+    micro = {
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": None,
+        "actor_rollout_ref.actor.ppo_micro_batch_size": 32,
+    }
+    assert job(tmp_path, micro)["workload.micro_batch_size_per_gpu"] == 4
+    micro["actor_rollout_ref.actor.ppo_micro_batch_size"] = 12
+    with pytest.raises(SpecError, match="sizes that divide"):
+        job(tmp_path, micro)
+
+
+def test_dynamic_batches_are_tokens_over_the_ranks_that_share_a_sequence(tmp_path: Path) -> None:
+    found = job(
+        tmp_path,
+        {
+            "actor_rollout_ref.actor.use_dynamic_bsz": True,
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 4096,
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
+        },
+    )
+    assert found["training.max_tokens_per_micro_batch"] == 8192
+    assert "workload.micro_batch_size_per_gpu" not in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "coefficient", "place"),
+    [
+        ({}, 0, None),
+        ({"actor_rollout_ref.actor.use_kl_loss": True}, 0.001, "loss"),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01}, 0.01, "reward"),
+    ],
+)
+def test_the_kl_coefficient_is_the_one_that_is_switched_on(
+    settings: dict[str, Any], coefficient: float, place: str | None, tmp_path: Path
+) -> None:
+    found = job(tmp_path, settings)
+    assert (found["algorithm.kl_coef"], found.get("algorithm.kl_in")) == (coefficient, place)
+
+
+def test_another_configuration_brings_its_own_defaults(tmp_path: Path) -> None:
+    tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
+    found = job(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
+    assert (found["target"], found["training.tp"], found["training.zero_stage"]) == ("megatron", 4, 1)
+    assert found["training.gradient_checkpointing"] is False
+
+
+def test_a_model_s_path_that_is_not_here_is_known_by_its_name(tmp_path: Path) -> None:
+    found = imported(tmp_path, {"actor_rollout_ref.model.path": "~/models/Qwen2.5-7B"})
+    assert found.data["policy"]["path"] == "Qwen/Qwen2.5-7B"
+    assert any("taken for Qwen/Qwen2.5-7B, by its name" in note for note in found.notes)
+
+
+def test_every_key_without_a_counterpart_is_listed_with_why(tmp_path: Path) -> None:
+    settings = {"trainer.project_name": "x", "actor_rollout_ref.rollout.gpu_memory_utilisation": 0.6, "foo.bar": 1}
+    left = {one.key: one for one in imported(tmp_path, settings).left}
+    assert "which no step's memory or time depends on" in left["trainer.project_name"].why
+    assert left["foo.bar"].why.startswith("not known of verl 0.8.0")
+    assert set(left) == set(settings)
+
+
+def test_a_misspelt_key_is_listed_with_what_was_meant(tmp_path: Path) -> None:
+    left = imported(tmp_path, {"actor_rollout.rollout.gpu_memory_utilisation": 0.6}).left
+    assert left[0].why.endswith("Did you mean 'actor_rollout_ref.rollout.gpu_memory_utilization'?")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"actor_rollout_ref.actor.strategy": "veomni"}, "actor_rollout_ref.actor.strategy is 'veomni'"),
+        ({"data.train_batch_size": "${NPROC}"}, "data.train_batch_size is"),
+        ({"actor_rollout_ref.rollout.n": "many"}, "actor_rollout_ref.rollout.n is 'many'"),
+        ({"actor_rollout_ref.rollout.gpu_memory_utilization": 60}, "gpu_memory_utilization is 60"),
+        ({"actor_rollout_ref.model.path": "~/models/my-own"}, "neither here nor the name of a bundled model"),
+    ],
+)
+def test_a_value_of_no_use_is_one_message_with_four_parts(settings: dict[str, Any], what: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"^\S") as caught:
+        imported(tmp_path, settings)
+    error = caught.value
+    assert what in error.what
+    assert error.where
+    assert error.rule
+    assert error.way_out
+
+
+def test_an_algorithm_of_their_own_is_counted_as_the_nearest_with_a_note(tmp_path: Path) -> None:
+    found = imported(tmp_path, {"algorithm.adv_estimator": "gpg"})
+    assert found.data["algorithm"]["name"] == "grpo"
+    assert "algorithm.adv_estimator = gpg is counted as grpo" in found.notes
+
+
+def test_a_number_of_gpus_on_the_command_line_wins_with_a_note(tmp_path: Path) -> None:
+    found = imported(tmp_path, hardware="16xH100")
+    assert found.data["hardware"]["num_devices"] == 16
+    assert any("says 8 GPUs" in note for note in found.notes)
+
+
+def test_a_number_that_only_the_cluster_knows_is_taken_from_the_command_line(tmp_path: Path) -> None:
+    settings = {"trainer.nnodes": None}
+    script = verl_script(tmp_path, settings, before="")
+    script.write_text(script.read_text().replace('"$@"', "trainer.nnodes=$SLURM_NNODES"))
+    assert convert(read_source(script, None), "16xH100", None).data["hardware"]["num_devices"] == 16
+    with pytest.raises(SpecError, match="--set SLURM_NNODES=VALUE"):
+        convert(read_source(script, None), "H100", None)

@@ -1,0 +1,73 @@
+"""Published configurations, by their facts: read without a change, answered, and what upstream runs fits."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.source import read_source
+from rlplan.foreign.table import SOURCES, load_table
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan_parts import Verdict
+from rlplan.spec.files.yaml import read_yaml
+from tests.foreign.scripts import write_script, write_yaml
+
+FOLDER = Path(__file__).parent / "published"
+LEAST_SHARE = 0.9
+"""Of what upstream says runs, so much fits."""
+LEAST_NUMBER = 10
+
+
+YAML = ("nemo_rl", "trl")
+"""Stacks whose facts are written as a file."""
+
+
+def entries() -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for source in SOURCES:
+        path = FOLDER / f"{source}.yaml"
+        found += [(source, one) for one in read_yaml(path, "published facts")] if path.exists() else []
+    return found
+
+
+ENTRIES = entries()
+IDS = [f"{source}-{Path(one['file']).stem}" for source, one in ENTRIES]
+
+
+@cache
+def verdict_of(index: int, folder: Path) -> tuple[Verdict, str]:
+    """The verdict on one configuration with its task's usual lengths, and what is too small."""
+    source, one = ENTRIES[index]
+    table = load_table(source)
+    settings = one["settings"]
+    if table.syntax == "flags":
+        settings = {f"--{key}": value for key, value in settings.items()}
+    if source not in YAML:
+        script = write_script(folder, f"python3 -m {table.entries[0]}", settings, preset=one.get("preset", ""))
+    else:
+        script = write_yaml(folder, settings)
+    lengths: tuple[str, ...] = ()
+    if "lengths" in one:
+        prompt, response = one["lengths"]
+        constant = f"workload.response_lengths={{kind: constant, value: {response}}}"
+        lengths = (f"workload.mean_prompt_len={prompt}", constant)
+    _, job = imported_job(read_source(script, source), Asked(one["hardware"], one.get("model"), lengths))
+    plan = search_of(job).run(with_others=False)
+    short = plan.shortage
+    return plan.fit, "" if short is None else f"{short.of}, in {short.peak.action_id}"
+
+
+@pytest.mark.parametrize("index", range(len(ENTRIES)), ids=IDS)
+def test_a_published_configuration_is_read_and_answered(index: int, tmp_path: Path) -> None:
+    verdict, reason = verdict_of(index, tmp_path)
+    expected = ENTRIES[index][1].get("verdict", "fits")
+    assert verdict.value.partition(" in ")[0] == expected, reason
+
+
+def test_what_upstream_says_runs_fits() -> None:
+    runs = [one for _, one in ENTRIES if one.get("runs", True)]
+    fits = [one for one in runs if "verdict" not in one]
+    assert len(runs) >= LEAST_NUMBER
+    assert len(fits) / len(runs) >= LEAST_SHARE

@@ -1,0 +1,119 @@
+"""Commands of scripts, as bash would have them, where running is not needed to tell."""
+
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.shell import MAX_STATEMENTS, Script, read_script
+from rlplan.foreign.words import is_known, shown
+
+
+def read(folder: Path, text: str, **variables: str) -> Script:
+    path = folder / "run.sh"
+    path.write_text(text)
+    return read_script(path, variables)
+
+
+def words(folder: Path, text: str, **variables: str) -> list[str]:
+    """What stands behind `run` in the one command of that name."""
+    (found,) = [one.words for one in read(folder, text, **variables).commands if one.words[0] == "run"]
+    return list(found[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A=7\nrun $A ${A} a$A", ["7", "7", "a7"]),
+        ('A="x y"\nrun $A "$A" \'$A\'', ["x", "y", "x y", "$A"]),
+        ("run ${A:-5} ${A-6}", ["5", "6"]),
+        ('B=3\nrun ${A:-"${B}/b"}', ["3/b"]),
+        ("A=1\nrun ${A:-5} ${A:+yes}", ["1", "yes"]),
+        ("run $((2 * 1024)) $(( (1 + 2) * 3 - 10 % 4 ))", ["2048", "7"]),
+        ("P=512\nR=$((1024*3))\nrun $((P + R)) $(((P+R)*2)) $((-7 / 2))", ["3584", "7168", "-3"]),
+        ("run $((2**10)) $((1 << 4)) $((3 > 2 ? 8 : 9))", ["1024", "16", "8"]),
+        ("A=(--a 1)\nA+=(--b 'x y')\nrun \"${A[@]}\" ${A[1]} ${#A[@]}", ["--a", "1", "--b", "x y", "1", "4"]),
+        ("run a \\\n  b \\\n  c", ["a", "b", "c"]),
+        ("A=(--a 1\n  # --b $B\n  --c 2 # two\n)\nrun ${A[@]} # all", ["--a", "1", "--c", "2"]),
+        ("export A=1 B=2\ndeclare -x C=3\nrun $A$B$C", ["123"]),
+        ("A=a\nA+=b\nrun $A", ["ab"]),
+        ("A=org/model-7B\nrun ${A##*/} ${A%/*} ${A//-/_}", ["model-7B", "org", "org/model_7B"]),
+        ('A=1\nrun "[$A $A]"', ["[1 1]"]),
+        ('run x "$@" y', ["x", "y"]),
+        ("X=1 Y=2 run a", ["a"]),
+        ("run a 2>&1 | tee log.txt", ["a"]),
+        ('run \'{"a": 1}\' "{\\"b\\": 2}"', ['{"a": 1}', '{"b": 2}']),
+        ('A=vllm\nif [ "$A" = "vllm" ]; then B=1; else B=2; fi\nrun $B', ["1"]),
+        ("A=3\nif [[ $A -gt 4 ]]; then B=1; elif [[ $A -eq 3 ]]; then B=2; fi\nrun $B", ["2"]),
+        ('if [ -z "$A" ]; then A=unset; fi\nrun $A', ["unset"]),
+        ("A=1\n[[ $A == 1 ]] && B=yes\n[[ $A == 2 ]] || C=no\nrun $B $C", ["yes", "no"]),
+        ("A=b\ncase $A in a) B=1;; b|c) B=2;; *) B=3;; esac\nrun $B", ["2"]),
+        ("f() { local n=$1; run $n $2; }\nf 3 4", ["3", "4"]),
+        ("for i in 1 2; do A+=$i; done\nrun $A", ["12"]),
+    ],
+)
+def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_path: Path) -> None:
+    assert words(tmp_path, text) == expected
+
+
+def test_what_only_running_would_tell_stays_in_the_word_by_its_own_text(tmp_path: Path) -> None:
+    found = words(tmp_path, "NOW=$(date +%Y)\nrun name-$NOW $HOME/models $((N * 2))")
+    assert [shown(word) for word in found] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
+    assert not any(map(is_known, found))
+
+
+def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "small.sh").write_text("ARGS=(--layers 24)\n")
+    text = 'DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/models/small.sh"\n. ./no.sh\n'
+    script = read(tmp_path, text + 'run "${ARGS[@]}"')
+    assert script.commands[-1].words == ("run", "--layers", "24")
+    assert script.notes == ["run.sh:3: './no.sh' is not beside the script and was not read"]
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    read(tmp_path, f"touch {tmp_path}/a\nA=$(touch {tmp_path}/b)\n`touch {tmp_path}/c`\ncat <(touch {tmp_path}/d)")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.sh"]
+
+
+def test_a_variable_from_outside_wins(tmp_path: Path) -> None:
+    assert words(tmp_path, "A=1\nrun $A ${B:-2}", A="7", B="8") == ["7", "8"]
+
+
+def test_a_test_that_only_running_would_tell_is_false_and_noted(tmp_path: Path) -> None:
+    script = read(tmp_path, "A=1\nif [ -f x ]; then A=2; fi\nwhile true; do A=3; done\nrun $A")
+    assert script.commands[-1].words == ("run", "1")
+    assert [note.partition(": ")[0] for note in script.notes] == ["run.sh:2", "run.sh:3"]
+
+
+def test_each_word_knows_its_line(tmp_path: Path) -> None:
+    (command,) = read(tmp_path, "run a \\\n  b=1 \\\n  c").commands
+    assert command.places == ("run.sh:1", "run.sh:1", "run.sh:2", "run.sh:3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["f() { f; }\nf", "for i in $L; do for j in $L; do for k in $L; do run; done; done; done", "source run.sh"],
+)
+def test_a_script_without_an_end_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=f"more than {MAX_STATEMENTS:,} statements, or calls itself"):
+        read(tmp_path, text, L=" ".join(map(str, range(40))))
+
+
+def test_words_that_double_in_a_loop_stay_small(tmp_path: Path) -> None:
+    script = read(tmp_path, "A=aaaaaaaaaa\nfor i in $L; do A=$A$A; done\nrun x$A", L=" ".join("1" * 60))
+    assert len(script.commands[-1].words[1]) < 1 << 18
+
+
+@pytest.mark.parametrize(
+    ("data", "what"), [(b"\x7fELF\xff\xfe" * 100, "not UTF-8"), (b"a=1\n" * 3_000_000, "more than 1048576 bytes")]
+)
+def test_binaries_and_huge_files_are_refused(data: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_bytes(data)
+    with pytest.raises(SpecError, match=what):
+        read_script(tmp_path / "x.sh", {})
+
+
+def test_what_is_no_bash_is_skipped_with_a_note(tmp_path: Path) -> None:
+    script = read(tmp_path, "if then ((\nrun a\n")
+    assert any("not bash" in note for note in script.notes)

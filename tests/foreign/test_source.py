@@ -1,0 +1,187 @@
+"""Which stack a file is of, and what it says, whatever its syntax."""
+
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import typed
+from rlplan.foreign.source import read_source
+from tests.foreign.scripts import verl_script
+
+
+def test_a_script_is_known_by_the_command_that_it_runs(tmp_path: Path) -> None:
+    settings = read_source(verl_script(tmp_path), None)
+    assert settings.table.title == "verl"
+    assert settings.value("data.train_batch_size") == 64
+    assert settings.place("data.train_batch_size") == "train.sh:6"
+
+
+def test_a_yaml_file_is_known_by_its_keys_and_its_references_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "actor_rollout_ref:\n  rollout:\n    n: 4\n    max_num_seqs: ${oc.select:actor_rollout_ref.rollout.n,1}\n"
+        "data:\n  train_batch_size: ${actor_rollout_ref.rollout.max_num_seqs}\n"
+    )
+    settings = read_source(path, None)
+    assert settings.value("data.train_batch_size") == 4
+    assert settings.place("data.train_batch_size") == "job.yaml: data.train_batch_size"
+
+
+def test_references_in_a_circle_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("actor_rollout_ref:\n  a: ${actor_rollout_ref.b}\n  b: ${actor_rollout_ref.a}\n")
+    with pytest.raises(SpecError, match="which only running would tell"):
+        read_source(path, None).value("actor_rollout_ref.a")
+
+
+def test_variables_and_keys_can_be_set_from_outside(tmp_path: Path) -> None:
+    script = verl_script(tmp_path, {"data.train_batch_size": None}, before="BATCH=${BATCH:-32}")
+    script.write_text(script.read_text().replace('"$@"', "data.train_batch_size=$BATCH"))
+    assert read_source(script, None).value("data.train_batch_size") == 32
+    assert read_source(script, None, ["BATCH=128"]).value("data.train_batch_size") == 128
+    assert read_source(script, None, ["data.train_batch_size=96"]).value("data.train_batch_size") == 96
+
+
+def test_the_command_may_lie_behind_a_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(
+        "ray job submit --address=http://x:8265 -- python3 -m verl.trainer.main_ppo +data.train_batch_size=8\n"
+    )
+    assert read_source(path, None).value("data.train_batch_size") == 8
+
+
+PROGRAM = """
+from trl import GRPOConfig, GRPOTrainer
+from peft import LoraConfig
+SIZE = 4
+config = GRPOConfig(per_device_train_batch_size=SIZE, max_completion_length=2 * 1024, use_vllm=True, beta=beta())
+GRPOTrainer(model="Qwen/Qwen2.5-7B-Instruct", args=config, peft_config=LoraConfig(r=8), train_dataset=load())
+"""
+
+
+def test_literal_arguments_of_a_python_script_are_read_and_nothing_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    settings = read_source(path, None)
+    keys = (
+        "per_device_train_batch_size",
+        "max_completion_length",
+        "use_vllm",
+        "use_peft",
+        "lora_r",
+        "model_name_or_path",
+    )
+    assert [settings.value(key) for key in keys] == [4, 2048, True, True, 8, "Qwen/Qwen2.5-7B-Instruct"]
+    assert settings.place("lora_r") == "train.py:6"
+    with pytest.raises(SpecError, match=r"beta is beta\(\), which only running would tell"):
+        settings.value("beta")
+
+
+def test_a_launcher_brings_its_file_the_program_and_the_flags_which_win(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "zero3.yaml").write_text("num_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n")
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "accelerate launch --config_file zero3.yaml --num_processes 4 train.py --learning_rate 1e-5 --use_vllm false\n"
+    )
+    settings = read_source(script, None)
+    assert settings.table.title == "TRL"
+    keys = ("accelerate.num_processes", "accelerate.deepspeed_config.zero_stage", "learning_rate", "use_vllm", "lora_r")
+    assert [settings.value(key) for key in keys] == [4, 3, 1e-5, False, 8]
+
+
+def test_python_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("GRPOConfig(\n")
+    with pytest.raises(SpecError, match="the script is not Python"):
+        read_source(path, None)
+
+
+def test_flags_are_read_with_their_values_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("python3 train.py --colocate --rollout-batch-size 32 --lr=1e-6 --dynamic 0 1 --hf-checkpoint a/b\n")
+    settings = read_source(path, None)
+    assert settings.table.title == "slime"
+    keys = ("colocate", "rollout_batch_size", "lr", "dynamic", "hf_checkpoint")
+    assert [settings.value(key) for key in keys] == [True, 32, 1e-6, "0 1", "a/b"]
+
+
+def test_another_project_s_program_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("python3 train.py --epochs 3\n")
+    with pytest.raises(SpecError, match="no command of this script starts"):
+        read_source(path, None)
+
+
+def test_files_that_defaults_name_lie_below_and_a_missing_one_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "policy:\n  model_name: a/b\n  train_micro_batch_size: 4\n  max_total_sequence_length: 512\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        "defaults: base.yaml\npolicy:\n  train_micro_batch_size: 2\n  sequence_packing:\n"
+        "    train_mb_tokens: ${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}\n"
+    )
+    settings = read_source(tmp_path / "job.yaml", None)
+    assert settings.table.title == "NeMo-RL"
+    assert settings.value("policy.model_name") == "a/b"
+    assert settings.value("policy.sequence_packing.train_mb_tokens") == 1024
+    (tmp_path / "base.yaml").unlink()
+    assert "'base.yaml' is not beside it" in read_source(tmp_path / "job.yaml", None).notes[0]
+
+
+def test_of_two_commands_the_first_is_read_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text("".join(f"python -m verl.trainer.main_ppo data.train_batch_size={size}\n" for size in (8, 16)))
+    settings = read_source(path, None)
+    assert settings.value("data.train_batch_size") == 8
+    assert settings.notes == ("2 commands start verl; the one at x.sh:1 is read",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("x.sh", "echo hello\n", "no command of this script starts"),
+        ("x.sh", "", "no command of this script starts"),
+        ("x.yaml", "a: 1\n", "none of its keys"),
+        ("x.yaml", "- 1\n", "not a mapping"),
+        ("x.yaml", "a: [\n", "not YAML"),
+        ("x.json", '{"a": ', "not YAML"),
+        ("missing.sh", None, "is missing"),
+    ],
+)
+def test_a_file_of_no_use_is_one_message_with_four_parts(
+    name: str, text: str | None, what: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SpecError, match=r"^\S") as caught:
+        read_source(path, None)
+    error = caught.value
+    assert what in error.what
+    assert error.where
+    assert error.rule
+    assert error.way_out
+
+
+def test_an_unknown_source_is_refused_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="Did you mean 'verl'"):
+        read_source(verl_script(tmp_path), "verll")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("1e-6", 1e-6),
+        ("-1", -1),
+        ("1_000", "1_000"),
+        ("[a,b]", "[a,b]"),
+    ],
+)
+def test_words_are_typed_as_upstream_types_them(word: str, value: object) -> None:
+    assert typed(word) == value
+    assert type(typed(word)) is type(value)

@@ -1,0 +1,59 @@
+"""The mapping tables: every key of ours exists, and every condition can hold."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rlplan.foreign.table import SOURCES, load_table
+from rlplan.spec.job import JobSpec
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Dotted keys of a spec, through optional parts."""
+    found = set()
+    for name, field in model.model_fields.items():
+        found.add(prefix + name)
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found |= keys_of(kind, f"{prefix}{name}.")
+    return found
+
+
+OURS = keys_of(JobSpec)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_row_is_of_a_key_of_a_job(source: str) -> None:
+    assert set(load_table(source).rows) - OURS == set()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_rows_ask_only_for_keys_of_ours_that_stand_above_them(source: str) -> None:
+    above: set[str] = set()
+    for ours, alternatives in load_table(source).rows.items():
+        for row in alternatives:
+            asked = {key for key in row.keys[1:] if key in OURS}
+            own = {key for key in asked if key not in load_table(source).defaults}
+            assert own - above == set(), f"{source}: {ours}"
+        above.add(ours)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str) -> None:
+    table = load_table(source)
+    asked: set[Any] = set()
+    for row in (row for alternatives in table.rows.values() for row in alternatives):
+        asked |= set(row.keys)
+    for remedy in table.remedies:
+        asked |= {remedy.key, *remedy.when, *remedy.with_}
+    assert set(table.defaults) - asked == set()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_row_says_where_its_facts_are_from(source: str) -> None:
+    table = load_table(source)
+    assert len(table.commit) == 40
+    assert table.files
+    assert table.repository.count("/") == 1
