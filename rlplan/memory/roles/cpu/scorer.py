@@ -5,9 +5,10 @@ In: a job and its model. Out: bytes by kind.
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.activations import forward_working_bytes
-from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, rows_bytes
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.spec.hardware.profile import HardwareProfile
@@ -27,8 +28,7 @@ def scoring_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses
     whole = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
     num_tokens = ceil_div(whole, ulysses)
     layer = forward_working_bytes(model, num_tokens)
-    head = logits_bytes(num_tokens, model.head_width)
-    head += probability_slice_bytes(num_tokens, model.head_width)
+    head = rows_bytes(num_tokens, model.head_width, FLOAT_BYTES, CPU.rows_at_once)
     return {MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS: max(layer, head)}
 
 
