@@ -10,7 +10,7 @@ stage3.py (`__add_grad_to_ipg_bucket`, `__avg_scatter_grads`), partition_paramet
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlplan.memory.machine.machine import Machine
 from rlplan.memory.trainers.micro_batch import Place
@@ -72,7 +72,7 @@ class ZeroWalk:
         """
         if parameter is None or self.settings.stage < 3:
             return 0
-        in_layer = layer_of(parameter) is not None
+        in_layer = layer_of(parameter.name) is not None
         used = self._largest_frozen[in_layer] if self.has_adapters else parameter.numel
         if in_layer and self.settings.prefetch_bucket_size:
             used = self._layer_numel
@@ -90,19 +90,21 @@ class ZeroWalk:
     def _largest_frozen(self) -> dict[bool, int]:
         largest = {True: 0, False: 0}
         for parameter in self.states.frozen:
-            in_layer = layer_of(parameter) is not None
+            in_layer = layer_of(parameter.name) is not None
             largest[in_layer] = max(largest[in_layer], parameter.numel)
         return largest
 
     @cached_property
     def _layer_numel(self) -> int:
-        found = [(layer_of(parameter), parameter.numel) for parameter in (*self.states.trainable, *self.states.frozen)]
+        found = [
+            (layer_of(parameter.name), parameter.numel) for parameter in (*self.states.trainable, *self.states.frozen)
+        ]
         inside = [(layer, numel) for layer, numel in found if layer is not None]
         return sum(numel for _, numel in inside) // max(1, len(dict(inside)))
 
     @cached_property
     def _trained(self) -> list[tuple[Parameter, int | None]]:
-        return [(parameter, layer_of(parameter)) for parameter in self.states.trainable]
+        return [(parameter, layer_of(parameter.name)) for parameter in self.states.trainable]
 
     @cached_property
     def _table(self) -> Parameter | None:
@@ -236,7 +238,7 @@ class _Reduction(_Kept):
     def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
         """The moments while one parameter's gradient arrives. waiting: beside all others."""
         own = parameter.numel * self.element_bytes
-        if self.used + parameter.numel > self.limit:
+        if self.used and self.used + parameter.numel > self.limit:
             yield from self.flush(place, layers, waiting + own)
         self.used += parameter.numel
         self.owned_in_bucket += own if parameter.name in self.owned else 0
@@ -252,7 +254,8 @@ class _Reduction(_Kept):
         """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept.
 
         Stage 3 scatters the flat copy into parts, which gloo does through a copy of its own; where communication
-        overlaps, all of it stays while the next gradients come (stage3.py, `param_reduce_events`).
+        overlaps, all of it stays while the next gradients come. Source: DeepSpeed 0.19.8, stage3.py
+        (`param_reduce_events`).
         """
         flat, ranks = self.used * self.element_bytes, self.walk.settings.num_ranks
         copies = (self.walk.machine.collective_copies - 1) * (ranks > 1)
@@ -294,10 +297,11 @@ def _is_above(left: Moment, middle: Moment, right: Moment) -> bool:
     return (two - one) * (right.layers - left.layers) > (three - one) * (middle.layers - left.layers)
 
 
-def layer_of(parameter: Parameter) -> int | None:
+@lru_cache(maxsize=1 << 16)
+def layer_of(name: str) -> int | None:
     """The layer that a parameter belongs to, from its name; None outside the layers.
 
-    >>> layer_of(Parameter("model.layers.3.mlp.up_proj.weight", (4, 4))), layer_of(Parameter("lm_head.weight", (4, 4)))
+    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
     (3, None)
     """
-    return next((int(part) for part in parameter.name.split(".") if part.isdigit()), None)
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)

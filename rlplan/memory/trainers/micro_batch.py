@@ -265,7 +265,8 @@ def forward_end_bytes(shape: MicroBatchShape) -> int:
 def score_peak_bytes(shape: MicroBatchShape) -> int:
     """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
 
-    Counts: the largest layer (`forward_layer_bytes`); or the hidden states and the logits, where there is a vocabulary.
+    Counts: the largest layer (`forward_layer_bytes`) with what a matmul dequantises; or the hidden states and the
+    logits, where there is a vocabulary.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     logits = loss_peak_bytes(
@@ -278,7 +279,7 @@ def score_peak_bytes(shape: MicroBatchShape) -> int:
         rows_at_once=shape.rows_at_once,
     )
     layer = max(forward_layer_bytes(kind.block, e) for kind in shape.kinds)
-    return max(tokens * layer, tokens * e * block.hidden + logits)
+    return max(tokens * layer + e * shape.dequantised, tokens * e * block.hidden + logits)
 
 
 class Place(StrEnum):

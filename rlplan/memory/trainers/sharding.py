@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplan.memory.machine.machine import CUDA, Machine
-from rlplan.memory.trainers.backward import ZeroWalk
+from rlplan.memory.trainers.backward import ZeroWalk, layer_of
 from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
@@ -62,14 +62,15 @@ def sizes_of(
     (56, 40, 16, 40)
     """
     trained = tuple(adapters) if adapters else tuple(parameters)
-    outside = [parameter.numel for parameter in parameters if not _is_in_layer(parameter)]
+    outside = [parameter.numel for parameter in parameters if layer_of(parameter.name) is None]
+    inside = sum(parameter.numel for parameter in parameters) - sum(outside)
     return Sizes(
         trainable=tuple(parameter.numel for parameter in trained),
         frozen_bytes=frozen_bytes,
-        layer=sum(parameter.numel for parameter in trained if _is_in_layer(parameter)) // num_layers,
+        layer=sum(parameter.numel for parameter in trained if layer_of(parameter.name) is not None) // num_layers,
         table=0 if adapters else max(outside),
         root=sum(outside),
-        layer_weights=sum(parameter.numel for parameter in parameters if _is_in_layer(parameter)) // num_layers,
+        layer_weights=inside // num_layers,
         is_tied=is_tied,
         largest_table=max(outside),
     )
@@ -273,7 +274,3 @@ def rank_state_under_zero(
     return RankState(
         states.after_step().device, head_gradient=walk.table_bytes, walk=walk, kept_bucket=walk.kept_bucket_bytes
     )
-
-
-def _is_in_layer(parameter: Parameter) -> bool:
-    return any(part.isdigit() for part in parameter.name.split("."))

@@ -12,11 +12,10 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
-from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.frozen import frozen_of
-from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch, num_micro_batches
+from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.model.params import parameter_bytes
-from rlplan.memory.roles.cpu.scorer import scoring_peak
+from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_zero
@@ -98,7 +97,7 @@ class TrainerForecast:
             is_first = not self._has_stepped(action, run_phase)
             held = passes_peak(snapshots(self.rank_state, self.shape, resident=held, is_first=is_first))
         elif action.kind is ActionKind.SCORE:
-            held |= scoring_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
+            held[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
@@ -144,22 +143,14 @@ class TrainerForecast:
         job, workload, training = self.job, self.job.workload, self.job.training
         whole = largest_micro_batch(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
         num_tokens = ceil_div(whole, training.ulysses)
-        first, *more = cut_layers(self.model, None, self.layout.tp)
         adapters, e = self.trained.adapters, self.trained.element_bytes
-        return MicroBatchShape(
-            first.block,
-            first.num,
-            self.model.head_width,
-            num_tokens,
-            min(self._share * workload.max_response_len, num_tokens),
-            element_bytes=e,
+        return replace(
+            shape_on_cpu(self.model, e, self.layout.tp),
+            num_tokens=num_tokens,
+            num_head_tokens=min(self._share * workload.max_response_len, num_tokens),
             recompute=Recompute.FULL if training.gradient_checkpointing else Recompute.NONE,
-            loss=Loss.BY_ROWS,
             frozen=frozen_of(adapters, e) if adapters else None,
             ulysses=training.ulysses,
-            more=tuple(more),
-            rows_at_once=CPU.rows_at_once,
-            selects_rows=True,
             has_entropy_gradient=bool(job.algorithm.entropy_coef),
             dequantised=self.trained.dequantised,
         )
